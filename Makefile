@@ -1,0 +1,38 @@
+# Two commands matter: `make train` and `make test`. Each sets up what it needs, once, in .venv.
+
+ARGS =
+WORKERS = 2
+
+# One thread a worker: two torch processes with all threads each would fight over the cores.
+PYTEST = OMP_NUM_THREADS=1 .venv/bin/pytest -q -n $(WORKERS)
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+train: ## run the main job; ARGS="--seed 1" passes options on
+	@sh scripts/setup.sh train
+	@.venv/bin/trimtab train $(ARGS)
+
+test: ## run the tests, all but the slow ones
+	@sh scripts/setup.sh dev
+	@$(PYTEST) $(ARGS)
+
+test-all: ## run every test
+	@sh scripts/setup.sh dev
+	@$(PYTEST) -m "" $(ARGS)
+
+lint: ## check format, style, types and the direction of imports
+	@sh scripts/setup.sh dev
+	@status=0; \
+	.venv/bin/ruff format --check --quiet . || { echo "lint: run 'make format'"; status=1; }; \
+	.venv/bin/ruff check --quiet . || status=1; \
+	.venv/bin/basedpyright || status=1; \
+	.venv/bin/lint-imports || status=1; \
+	exit $$status
+
+format: ## format the code and repair what ruff can
+	@sh scripts/setup.sh dev
+	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix .
+
+.PHONY: help train test test-all lint format
