@@ -1,0 +1,27 @@
+"""Trimtab keeps the training signal of LLM reinforcement learning true.
+
+    loss, metrics = trimtab.loss(logp, recipe="dapo", logp_old=…, reward=…, group=…, mask=…)
+
+`trimtab.signal` is the library, `trimtab.sentinel` holds functions to invariants, `trimtab.train` trains.
+"""
+
+from trimtab import signal
+from trimtab.signal import (
+    Recipe,
+    SignalBatch,
+    catalog,
+    decide,
+    formula,
+    loss,
+    part,
+    prepare,
+    recipe,
+    step,
+    token_loss,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Recipe", "SignalBatch", "catalog", "decide", "formula", "loss", "part", "prepare", "recipe", "signal", "step", "token_loss",
+]  # fmt: skip

@@ -1,0 +1,267 @@
+"""Formulas as catalogue entries: the only place that knows what a formula declares and how one is found by name.
+
+A formula is a pure function. Its positional arguments are its inputs, by name; its keyword-only arguments are its
+settings. `@formula` records source, scope, consumption and promises and leaves the function as it is.
+`part("policy_loss.clipped", band=(0.8, 1.2))` is a formula with its settings, checked. Code calls functions by import;
+the catalogue exists so that recipes, tests and tools can enumerate.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import entry_points
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+
+from trimtab.errors import SignalError, unknown_name
+
+Scope = Literal["token", "sequence", "episode", "group", "update", "batch"]
+Consumes = Literal["nothing", "ratio"]
+"""`ratio`: the formula spends the factors of the ratio it is handed (engine, update, or both)."""
+
+PROMISES = (
+    "mask_content",
+    "nonfinite_isolation",
+    "no_aliasing",
+    "split",
+    "permutation",
+    "group_isolation",
+    "suppressed_do_not_vote",
+    "decision_granularity",
+    "importance_contract",
+    "on_policy_identity",
+    "equals_definition",
+    "metric_truth",
+)
+"""Every promise is the name of the sentinel invariant that holds a formula to it."""
+
+STAGES = ("reward", "kl", "normalize", "advantage", "importance", "keep", "select", "policy_loss", "value_loss", "weighting")
+
+INPUTS = (
+    "reward", "votes", "ended", "length", "group_of_episode", "num_groups",
+    "logp_current", "logp_old", "logp_rollout", "logp_ref", "logp_anchor", "logratio",
+    "advantage", "outcome", "token_reward", "keep", "trains", "selected", "token_key", "segments",
+    "entropy", "value", "value_old", "value_after", "returns",
+)  # fmt: skip
+"""What the pipeline can hand to a formula. A batch's `extra` fields come on top, by their own names."""
+
+
+def _ordered(band: tuple[float, float]) -> tuple[float, float]:
+    low, high = band
+    if not 0 <= low < high:
+        raise ValueError(f"a band is (low, high) with 0 <= low < high, not ({low}, {high})")
+    return band
+
+
+def _positive(value: float) -> float:
+    if not value > 0:
+        raise ValueError(f"must be above 0, not {value}")
+    return value
+
+
+def _unit(value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ValueError(f"must lie in [0, 1], not {value}")
+    return value
+
+
+Band = Annotated[tuple[float, float], AfterValidator(_ordered)]
+"""Bounds on a ratio: the interval itself, (0.8, 1.2), never an offset from 1."""
+Positive = Annotated[float, AfterValidator(_positive)]
+Unit = Annotated[float, AfterValidator(_unit)]
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Formula:
+    """One catalogue entry, e.g. name = "policy_loss.clipped", inputs = ("logp_current", "logp_anchor", "advantage")."""
+
+    name: str
+    stage: str
+    fn: Callable[..., Any]
+    source: str
+    scope: Scope
+    consumes: Consumes
+    promises: tuple[str, ...]
+    known_as: tuple[str, ...]
+    constant_advantage: bool
+    """The gradient of a whole sequence is shared, so advantage and importance must not vary inside one."""
+    selects: "Formula | None"
+    """A formula of scope update that chooses tokens before this one runs (Clip-Cov, KL-Cov)."""
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return tuple(p.name for p in inspect.signature(self.fn).parameters.values() if p.kind in kinds)
+
+    @cached_property
+    def settings(self) -> dict[str, inspect.Parameter]:
+        own = {
+            p.name: p for p in inspect.signature(self.fn).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY
+        }
+        return own if self.selects is None else {**self.selects.settings, **own}
+
+    @cached_property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.fn) or self.name).splitlines()[0]
+
+
+_CATALOG: dict[str, Formula] = {}
+
+
+def formula(
+    *,
+    source: str,
+    scope: Scope,
+    promises: tuple[str, ...],
+    consumes: Consumes = "nothing",
+    stage: str | None = None,
+    known_as: tuple[str, ...] = (),
+    constant_advantage: bool = False,
+    selects: Callable[..., Any] | None = None,
+) -> Callable[[Fn], Fn]:
+    """Declare a pure function to be a formula. It stays the function it was."""
+
+    def declare(fn: Fn) -> Fn:
+        where = stage or fn.__module__.rpartition(".")[2]
+        name = f"{where}.{fn.__name__}"
+        unknown = [promise for promise in promises if promise not in PROMISES]
+        if unknown:
+            raise SignalError(f"{name}: promises {unknown} are not known, so nothing would test them. Known: {list(PROMISES)}.")
+        if stage is not None and stage not in STAGES:
+            raise SignalError(unknown_name(f"{name}: stage", stage, list(STAGES)))
+        chooser = of(selects) if selects is not None else None
+        entry = Formula(name, where, fn, source, scope, consumes, promises, known_as, constant_advantage, chooser)
+        if fn.__module__.startswith("trimtab."):
+            if name in _CATALOG:
+                raise SignalError(f"{name}: is defined twice, so a recipe could mean either. Rename one.")
+            _CATALOG[name] = entry
+        fn.__formula__ = entry  # type: ignore[attr-defined]
+        return fn
+
+    return declare
+
+
+def of(fn: Callable[..., Any]) -> Formula:
+    """The catalogue entry of a decorated function."""
+    entry = getattr(fn, "__formula__", None)
+    if not isinstance(entry, Formula):
+        raise SignalError(f"{getattr(fn, '__name__', fn)}: is not a formula. Decorate it with @trimtab.formula(...).")
+    return entry
+
+
+def catalog() -> dict[str, Formula]:
+    """Every formula of the package and of installed entry points (group `trimtab.formulas`), by name."""
+    outside = {point.name: of(point.load()) for point in entry_points(group="trimtab.formulas")}
+    clash = sorted(outside.keys() & _CATALOG.keys())
+    if clash:
+        raise SignalError(f"catalog: entry points {clash} take names of built-in formulas. Rename them.")
+    return dict(sorted({**_CATALOG, **outside}.items()))
+
+
+def find(name: str, stage: str | None = None) -> Formula:
+    """A formula by catalogue name ("clipped" when the stage is known), or by dotted path ("my_package.losses.mine")."""
+    known = catalog()
+    for candidate in (name, f"{stage}.{name}"):
+        if candidate in known:
+            return known[candidate]
+    stages = [stage] if stage else list(STAGES)
+    if "." in name and name.partition(".")[0] not in STAGES:
+        return _outside(name, stages[0])
+    choices = [entry for entry in known if entry.partition(".")[0] in stages]
+    raise SignalError(unknown_name("formula", name, choices))
+
+
+def _outside(path: str, stage: str) -> Formula:
+    module_name, _, attribute = path.replace(":", ".").rpartition(".")
+    try:
+        fn = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SignalError(
+            f"formula: {path!r} cannot be imported ({error}). A formula outside the package is named by its dotted path, "
+            "package.module.function, and must be importable from here."
+        ) from error
+    entry = getattr(fn, "__formula__", None)
+    if isinstance(entry, Formula):
+        return entry
+    raise SignalError(
+        f"formula: {path!r} is a {type(fn).__name__} without @trimtab.formula(...), so its scope and what it consumes are "
+        f"unknown. Decorate it, with stage={stage!r} if its file has another name."
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A formula with its settings, checked: what a recipe is made of."""
+
+    formula: Formula
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, available: Mapping[str, Any]) -> Any:
+        """Run the formula on the inputs it names."""
+        own = inspect.signature(self.formula.fn).parameters
+        settings = {name: value for name, value in self.settings.items() if name in own}
+        return self.formula.fn(**pick(self.formula, available), **settings)
+
+    @property
+    def selector(self) -> "Part | None":
+        """The choosing formula that runs before this one, with its share of the settings."""
+        chooser = self.formula.selects
+        if chooser is None:
+            return None
+        return Part(chooser, {k: v for k, v in self.settings.items() if k in chooser.settings})
+
+    def __str__(self) -> str:
+        return f"{self.formula.name}({', '.join(f'{k}={_plain(v)}' for k, v in self.settings.items())})"
+
+
+def _plain(value: Any) -> str:
+    return f"({', '.join(f'{v:g}' for v in value)})" if isinstance(value, tuple) else f"{value}"
+
+
+def pick(entry: Formula, available: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs a formula names, out of what there is."""
+    missing = [name for name in entry.inputs if available.get(name) is None]
+    if missing:
+        unknown = [name for name in missing if name not in available and name not in INPUTS]
+        if unknown:
+            raise SignalError(
+                f"{entry.name}: takes {unknown}, which the pipeline does not know. Inputs are "
+                f"{', '.join(INPUTS)}, and the batch's extra fields; anything else is a setting: make it keyword-only."
+            )
+        have = sorted(name for name, value in available.items() if value is not None)
+        raise SignalError(f"{entry.name}: needs {missing}, which this batch does not carry. It has {have}.")
+    return {name: available[name] for name in entry.inputs}
+
+
+def part(name: str, stage: str | None = None, **settings: Any) -> Part:
+    """A formula with settings. Unknown, missing and ill-typed settings are refused by name."""
+    entry = find(name, stage)
+    unknown = sorted(settings.keys() - entry.settings.keys())
+    if unknown:
+        raise SignalError(f"{entry.name}: has no setting {unknown}; it takes {sorted(entry.settings) or 'none'}.")
+    missing = [n for n, p in entry.settings.items() if p.default is inspect.Parameter.empty and n not in settings]
+    if missing:
+        raise SignalError(f"{entry.name}: setting {missing} has no default; {_advice(entry)}")
+    defaults = {n: p.default for n, p in entry.settings.items() if n not in settings}
+    return Part(entry, {**defaults, **{n: _checked(entry, n, v) for n, v in settings.items()}})
+
+
+def _advice(entry: Formula) -> str:
+    """The line of the docstring that starts with "Settings in use:", where a formula has no silent default."""
+    lines = (inspect.getdoc(entry.fn) or "").splitlines()
+    return next((line.strip() for line in lines if line.strip().startswith("Settings in use:")), "name a value.")
+
+
+def _checked(entry: Formula, name: str, value: Any) -> Any:
+    owner = entry.fn if name in inspect.signature(entry.fn).parameters else entry.selects.fn  # type: ignore[union-attr]
+    annotation = get_type_hints(owner, include_extras=True)[name]
+    try:
+        return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise SignalError(f"{entry.name}: setting {name} = {value!r} is not possible: {reason}.") from error

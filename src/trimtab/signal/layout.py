@@ -1,0 +1,181 @@
+"""Levels and cells: which token belongs to which sequence, and where it lives in the caller's layout.
+
+This is the only place that knows padded, list and packed layouts. Everything downstream sees flat tokens,
+sequence after sequence, trainable ones only. It knows nothing of rewards, log-probs or formulas.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from trimtab.errors import SignalError
+
+PerToken = Float[Tensor, " tokens"]
+PerSequence = Float[Tensor, " sequences"]
+PerEpisode = Float[Tensor, " episodes"]
+PerGroup = Float[Tensor, " groups"]
+Keep = Bool[Tensor, " tokens"]
+Scalar = Float[Tensor, ""]
+TokenIndex = Int[Tensor, " tokens"]
+SequenceIndex = Int[Tensor, " sequences"]
+EpisodeIndex = Int[Tensor, " episodes"]
+SequenceFlag = Bool[Tensor, " sequences"]
+EpisodeFlag = Bool[Tensor, " episodes"]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Which flat token belongs to which sequence.
+
+    Two sequences of 2 and 3 tokens: token_counts = [2, 3], sequence_of_token = [0, 0, 1, 1, 1].
+    A sequence may be empty; its reductions are then empty sums.
+    """
+
+    token_counts: SequenceIndex
+    sequence_of_token: TokenIndex
+
+    @classmethod
+    def from_counts(cls, token_counts: SequenceIndex, num_tokens: int) -> "Segments":
+        """num_tokens is passed in so that no device value has to be read back."""
+        index = torch.arange(token_counts.shape[0], device=token_counts.device)
+        return cls(token_counts, index.repeat_interleave(token_counts, output_size=num_tokens))
+
+    @property
+    def num_sequences(self) -> int:
+        return self.token_counts.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.sequence_of_token.shape[0]
+
+    @property
+    def first_token(self) -> SequenceIndex:
+        """Index of each sequence's first token (of the next sequence's, for an empty one)."""
+        return self.token_counts.cumsum(0) - self.token_counts
+
+
+@dataclass(frozen=True)
+class Levels:
+    """token ⊂ sequence ⊂ episode ⊂ group, as index maps.
+
+    One prompt answered twice, the second answer cut into two contexts: three sequences, two episodes, one group.
+        segments.token_counts = [4, 3, 2]   episode_of_sequence = [0, 1, 1]   group_of_episode = [0, 0]
+    """
+
+    segments: Segments
+    episode_of_sequence: SequenceIndex
+    group_of_episode: EpisodeIndex
+    num_groups: int
+
+    @property
+    def token_counts(self) -> SequenceIndex:
+        return self.segments.token_counts
+
+    @property
+    def num_tokens(self) -> int:
+        return self.segments.num_tokens
+
+    @property
+    def num_sequences(self) -> int:
+        return self.segments.num_sequences
+
+    @property
+    def num_episodes(self) -> int:
+        return self.group_of_episode.shape[0]
+
+    @property
+    def episode_of_token(self) -> TokenIndex:
+        return self.episode_of_sequence[self.segments.sequence_of_token]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Where every trainable token lives in the caller's layout.
+
+    A padded [2, 3] batch whose mask is [[0, 1, 1], [1, 0, 0]]: shape = (2, 3), index = [1, 2, 3].
+    `gather` reads the trainable cells and nothing else, so whatever the others hold cannot leak;
+    `scatter` puts tokens back and gives every other cell the fill the caller names.
+    """
+
+    shape: tuple[int, ...]
+    index: TokenIndex
+    lengths: tuple[int, ...] | None = None
+    """Set for the list layout: the length of each list entry."""
+
+    def gather(self, field: Tensor | Sequence[Tensor], name: str = "field") -> Tensor:
+        """The trainable tokens of a field, flat; differentiable."""
+        if not isinstance(field, Tensor):
+            field = self._joined(field, name)
+        if tuple(field.shape) != self.shape:
+            raise SignalError(
+                f"SignalBatch: {name} has shape {list(field.shape)} but trainable has {list(self.shape)}, "
+                "so its tokens cannot be told apart. Give every token field the layout of trainable."
+            )
+        return field.reshape(-1)[self.index]
+
+    def scatter(self, tokens: Tensor, *, fill: float) -> Tensor:
+        """A field in the caller's layout with `tokens` in the trainable cells and `fill` elsewhere; differentiable."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        blank = torch.full((size,), fill, dtype=tokens.dtype, device=tokens.device)
+        return blank.index_put((self.index,), tokens).reshape(self.shape)
+
+    def scatter_list(self, tokens: Tensor, *, fill: float) -> list[Tensor]:
+        """As `scatter`, cut into the caller's list entries."""
+        if self.lengths is None:
+            raise SignalError("scatter_list: this batch did not come from a list, so there are no entries. Use scatter.")
+        return list(self.scatter(tokens, fill=fill).split(list(self.lengths)))
+
+    def _joined(self, entries: Sequence[Tensor], name: str) -> Tensor:
+        if self.lengths is None:
+            raise SignalError(f"SignalBatch: {name} is a list but trainable is one tensor. Give both the same layout.")
+        lengths = tuple(entry.shape[0] if entry.ndim == 1 else -1 for entry in entries)
+        if lengths != self.lengths:
+            wrong = next(
+                (i for i, (a, b) in enumerate(zip(lengths, self.lengths, strict=False)) if a != b),
+                min(len(lengths), len(self.lengths)),
+            )
+            raise SignalError(
+                f"SignalBatch: {name} does not match trainable at entry {wrong} "
+                f"(lengths {list(lengths[wrong : wrong + 1])} and {list(self.lengths[wrong : wrong + 1])}), "
+                "so its tokens cannot be told apart. Give one 1-D tensor a sequence, of equal lengths."
+            )
+        return torch.cat(list(entries)) if entries else torch.zeros(0)
+
+
+def padded_cells(trainable: Bool[Tensor, "rows width"]) -> tuple[Cells, Segments]:
+    """Cells of a padded [rows, width] mask; padding may be on either side or inside."""
+    counts = trainable.sum(1)
+    index = trainable.reshape(-1).nonzero().squeeze(1)
+    return Cells(tuple(trainable.shape), index), Segments.from_counts(counts, index.shape[0])
+
+
+def list_cells(trainable: Sequence[Bool[Tensor, " _"]]) -> tuple[Cells, Segments]:
+    """Cells of one 1-D mask a sequence."""
+    lengths = tuple(entry.shape[0] for entry in trainable)
+    joined = torch.cat(list(trainable)) if trainable else torch.zeros(0, dtype=torch.bool)
+    counts = torch.stack([entry.sum() for entry in trainable]) if trainable else torch.zeros(0, dtype=torch.long)
+    index = joined.nonzero().squeeze(1)
+    return Cells((joined.shape[0],), index, lengths), Segments.from_counts(counts, index.shape[0])
+
+
+def packed_cells(
+    trainable: Bool[Tensor, " packed"], cu_seqlens: Int[Tensor, " boundaries"]
+) -> tuple[Cells, Segments]:
+    """Cells of one packed row; cu_seqlens = [0, end of sequence 0, …, end of the last]."""
+    ends = cu_seqlens.to(torch.long)
+    width = trainable.shape[0]
+    if ends.shape[0] < 1 or ends[0] != 0 or ends[-1] != width or bool((ends.diff() < 0).any()):
+        raise SignalError(
+            f"SignalBatch: cu_seqlens is {ends.tolist()} for a packed row of {width} tokens, so the sequences do not "
+            f"cover it. It starts with 0, never decreases and ends with {width}."
+        )
+    spans = Segments.from_counts(ends.diff(), width)
+    counts = torch.zeros(spans.num_sequences, dtype=torch.long, device=trainable.device)
+    counts = counts.index_add(0, spans.sequence_of_token, trainable.to(torch.long))
+    index = trainable.nonzero().squeeze(1)
+    return Cells((width,), index), Segments.from_counts(counts, index.shape[0])

@@ -1,0 +1,275 @@
+"""Metrics that merge: the only place that knows how a number from one part of a batch joins the number from another.
+
+A metric is a sum with its count, an extremum, or moments, held as tensors on the device; nothing is read back until
+`values()`. Whatever the split, merging gives what the unsplit batch would have given. `METRICS` declares of each name
+what it means, over which population, and the range it can take; a test holds every recipe to it.
+"""
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trimtab.errors import SignalError, unknown_name
+
+
+@dataclass(frozen=True)
+class Mean:
+    """total / count. `absent`: leave it out when there is nothing to average; a fraction of nothing is 0 instead."""
+
+    total: Tensor
+    count: Tensor
+    absent: bool = True
+
+    @classmethod
+    def of(cls, values: Tensor, among: Tensor | None = None) -> "Mean":
+        """Mean of the values, or of those chosen by the flags `among`."""
+        return cls(*_sums(values, among))
+
+    @classmethod
+    def fraction(cls, flags: Tensor, among: Tensor | None = None) -> "Mean":
+        """Share of true flags, among all or among those chosen."""
+        return cls(*_sums(flags.double(), among), absent=False)
+
+    def merge(self, other: "Mean") -> "Mean":
+        return Mean(self.total + other.total, self.count + other.count, self.absent)
+
+    def value(self) -> tuple[Tensor, Tensor]:
+        present = self.count > 0 if self.absent else torch.ones_like(self.count, dtype=torch.bool)
+        return self.total / self.count.clamp(min=1), present
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A plain sum: counts, and weighted losses."""
+
+    total: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Sum":
+        return cls(values.detach().double().sum())
+
+    def merge(self, other: "Sum") -> "Sum":
+        return Sum(self.total + other.total)
+
+    def value(self) -> tuple[Tensor, Tensor]:
+        return self.total, torch.ones_like(self.total, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Extremum:
+    """The largest value (sign = 1) or the smallest (sign = -1)."""
+
+    extreme: Tensor
+    sign: int
+
+    @classmethod
+    def of(cls, values: Tensor, sign: int, among: Tensor | None = None) -> "Extremum":
+        signed = sign * values.detach().double()
+        if among is not None:
+            signed = torch.where(among, signed, torch.full_like(signed, -torch.inf))
+        return cls(signed.max() if signed.numel() else signed.new_full((), -torch.inf), sign)
+
+    def merge(self, other: "Extremum") -> "Extremum":
+        return Extremum(torch.maximum(self.extreme, other.extreme), self.sign)
+
+    def value(self) -> tuple[Tensor, Tensor]:
+        return self.sign * self.extreme, self.extreme > -torch.inf
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviation (ddof 0) from count, mean and M2; merged as Chan et al. 1979 do, without cancellation."""
+
+    count: Tensor
+    mean: Tensor
+    m2: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor, among: Tensor | None = None) -> "Spread":
+        total, count = _sums(values, among)
+        mean = total / count.clamp(min=1)
+        m2, _ = _sums((values.detach().double() - mean).square(), among)
+        return cls(count, mean, m2)
+
+    def merge(self, other: "Spread") -> "Spread":
+        count = self.count + other.count
+        delta, share = other.mean - self.mean, other.count / count.clamp(min=1)
+        return Spread(count, self.mean + delta * share, self.m2 + other.m2 + delta.square() * self.count * share)
+
+    def value(self) -> tuple[Tensor, Tensor]:
+        return torch.sqrt(self.m2 / self.count.clamp(min=1)), self.count > 0
+
+
+@dataclass(frozen=True)
+class SampleSize:
+    """Effective sample size as a share: (sum w)^2 / (n * sum w^2); 1 when all weights agree, 1/n when one has it all."""
+
+    total: Tensor
+    square: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, weights: Tensor, among: Tensor | None = None) -> "SampleSize":
+        total, count = _sums(weights, among)
+        return cls(total, _sums(weights.detach().double().square(), among)[0], count)
+
+    def merge(self, other: "SampleSize") -> "SampleSize":
+        return SampleSize(self.total + other.total, self.square + other.square, self.count + other.count)
+
+    def value(self) -> tuple[Tensor, Tensor]:
+        return self.total.square() / (self.count * self.square).clamp(min=1e-300), self.count > 0
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts in fixed bins of the log-ratio, so that histograms of different batches add up."""
+
+    counts: Tensor
+
+    EDGES = (-10.0, -3.0, -1.0, -0.3, -0.1, -0.03, -0.01, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+    @classmethod
+    def of(cls, logratio: Tensor) -> "Histogram":
+        edges = torch.tensor(cls.EDGES, dtype=torch.float64, device=logratio.device)
+        place = torch.bucketize(logratio.detach().double(), edges)
+        return cls(torch.zeros(len(cls.EDGES) + 1, device=logratio.device).index_add(0, place, torch.ones_like(place).float()))
+
+    def merge(self, other: "Histogram") -> "Histogram":
+        return Histogram(self.counts + other.counts)
+
+
+Metric = Mean | Sum | Extremum | Spread | SampleSize
+
+
+@dataclass(frozen=True)
+class Metrics(Mapping[str, Metric]):
+    """Named metrics. `a.merge(b).values()` is what one batch of both would have reported."""
+
+    entries: Mapping[str, Metric]
+    histograms: Mapping[str, Histogram]
+
+    @classmethod
+    def empty(cls) -> "Metrics":
+        return cls({}, {})
+
+    def __getitem__(self, name: str) -> Metric:
+        return self.entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def merge(self, other: "Metrics") -> "Metrics":
+        return Metrics(_merged(self.entries, other.entries), _merged(self.histograms, other.histograms))
+
+    def values(self) -> dict[str, float]:  # type: ignore[override]
+        """Plain numbers; the one place where the device is asked. A metric with nothing to report is left out."""
+        if not self.entries:
+            return {}
+        pairs = [metric.value() for metric in self.entries.values()]
+        numbers = torch.stack([pair[0].double() for pair in pairs]).tolist()
+        present = torch.stack([pair[1] for pair in pairs]).tolist()
+        return {name: number for name, number, there in zip(self.entries, numbers, present, strict=True) if there}
+
+
+def _merged(first: Mapping[str, "Metric | Histogram"], second: Mapping[str, "Metric | Histogram"]) -> dict[str, "Metric | Histogram"]:  # type: ignore[type-arg]
+    joined = dict(first)
+    for name, metric in second.items():
+        joined[name] = joined[name].merge(metric) if name in joined else metric  # type: ignore[arg-type]
+    return joined
+
+
+def _sums(values: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:
+    exact = values.detach().double()
+    if among is None:
+        return exact.sum(), torch.full((), float(exact.numel()), dtype=torch.float64, device=exact.device)
+    return torch.where(among, exact, torch.zeros_like(exact)).sum(), among.double().sum()
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """What a metric's name stands for."""
+
+    name: str
+    """The name, with * where a stage or a term stands."""
+    means: str
+    population: str
+    low: float = -float("inf")
+    high: float = float("inf")
+
+
+_INF = float("inf")
+_TRAINING = "trainable tokens of sequences that train, before rejection"
+_KEPT = "kept tokens"
+_BATCH = "all trainable tokens of the batch, before votes and rejection"
+
+METRICS = (
+    MetricSpec("reward/episode_mean", "task reward before shaping", "scored episodes"),
+    MetricSpec("reward/episode_std", "standard deviation (ddof 0) of the task reward", "scored episodes", 0),
+    MetricSpec("votes/episode_fraction", "episodes whose reward enters baselines, std and filters", "all episodes", 0, 1),
+    MetricSpec("trains/sequence_fraction", "sequences whose tokens are in the loss", "all sequences", 0, 1),
+    MetricSpec("ended/sequence_fraction", "sequences that ended by themselves", "all sequences", 0, 1),
+    MetricSpec("groups_without_signal/group_fraction", "groups left with fewer voters than their formula needs", "all groups", 0, 1),
+    MetricSpec("constant_groups/group_fraction", "groups whose voters all have the same task reward", "groups with voters", 0, 1),
+    MetricSpec("advantage/token_mean", "advantage as the loss sees it", _TRAINING),
+    MetricSpec("advantage/token_std", "standard deviation (ddof 0) of the advantage", _TRAINING, 0),
+    MetricSpec("kl_ref/token_mean", "raw KL of old (of current, when it acts in the loss) to the reference", _TRAINING),
+    MetricSpec("logratio_*/token_abs_mean", "mean |log-ratio|: how far the two policies are apart", _BATCH, 0),
+    MetricSpec("logratio_*/token_abs_max", "largest |log-ratio|", _BATCH, 0),
+    MetricSpec("drift/engine_token_abs_mean", "mean |old - rollout| on tokens sampled by the current version: engine alone", _BATCH, 0),
+    MetricSpec("drift/staleness_token_abs_mean", "mean |old - rollout| on tokens of older versions: engine and staleness", _BATCH, 0),
+    MetricSpec("drift/stale_token_fraction", "tokens sampled by an older version", _BATCH, 0, 1),
+    MetricSpec("ratio_*/token_mean", "mean ratio before any truncation", _BATCH, 0),
+    MetricSpec("ratio_*/token_std", "standard deviation (ddof 0) of the ratio before any truncation", _BATCH, 0),
+    MetricSpec("ratio_*/token_min", "smallest ratio before any truncation", _BATCH, 0),
+    MetricSpec("ratio_*/token_max", "largest ratio before any truncation", _BATCH, 0),
+    MetricSpec("ratio_*/sequence_mean", "mean product of a sequence's ratios", "sequences with tokens", 0),
+    MetricSpec("ratio_*/sequence_std", "standard deviation (ddof 0) of that product", "sequences with tokens", 0),
+    MetricSpec("ratio_*/sequence_min", "smallest product", "sequences with tokens", 0),
+    MetricSpec("ratio_*/sequence_max", "largest product", "sequences with tokens", 0),
+    MetricSpec("ess_*/token", "effective sample size of the token ratios, as a share", _BATCH, 0, 1),
+    MetricSpec("ess_*/sequence", "effective sample size of the sequence products, as a share", "sequences with tokens", 0, 1),
+    MetricSpec("k1_*/token_mean", "k1 estimate of the KL from the earlier to the later policy", _BATCH),
+    MetricSpec("k3_*/token_mean", "k3 estimate of the same KL", _BATCH, 0),
+    MetricSpec("*/rejected_tokens", "tokens this stage rejects", _TRAINING, 0, 1),
+    MetricSpec("*/rejected_sequences", "sequences this stage rejects whole", "sequences that train", 0, 1),
+    MetricSpec("*/rejected_positive_tokens", "the same among tokens of positive advantage", _TRAINING, 0, 1),
+    MetricSpec("*/rejected_negative_tokens", "the same among tokens of negative advantage", _TRAINING, 0, 1),
+    MetricSpec("*/over_high_tokens", "tokens above the stage's upper bound", _TRAINING, 0, 1),
+    MetricSpec("*/under_low_tokens", "tokens below the stage's lower bound", _TRAINING, 0, 1),
+    MetricSpec("*/over_high_sequences", "sequences above the stage's upper bound", "sequences that train", 0, 1),
+    MetricSpec("*/under_low_sequences", "sequences below the stage's lower bound", "sequences that train", 0, 1),
+    MetricSpec("*/drifted_sequences", "sequences past delta, whatever the sign of their advantage", "sequences that train", 0, 1),
+    MetricSpec("*/exponent_bounded_tokens", "tokens whose exponent met the ±20 bound", _TRAINING, 0, 1),
+    MetricSpec("*/importance_mean", "mean importance of this stage", _TRAINING, 0),
+    MetricSpec("*/alone", "effect of this stage by itself: share rejected, or mean |importance - 1|", _TRAINING, 0),
+    MetricSpec("*/on_top", "effect of this stage where all others keep the token", _TRAINING, 0),
+    MetricSpec("kept/token_fraction", "tokens every correction keeps", _TRAINING, 0, 1),
+    MetricSpec("kept/sequence_fraction", "sequences with a kept token", "sequences that train", 0, 1),
+    MetricSpec("voted_then_rejected/sequence_fraction", "sequences rejected whole after their reward had voted", "sequences that train", 0, 1),
+    MetricSpec("effective_batch/tokens", "kept tokens with an advantage other than 0", "the optimiser step", 0),
+    MetricSpec("effective_batch/sequences", "sequences with such a token", "the optimiser step", 0),
+    MetricSpec("effective_batch/token_fraction", "share of the tokens that train", _TRAINING, 0, 1),
+    MetricSpec("*/clipped_tokens", "tokens whose gradient the clip stops (whose weight it bounds, for a bounded importance)", _KEPT, 0, 1),
+    MetricSpec("*/clipped_positive_tokens", "the same among tokens of positive advantage", _KEPT, 0, 1),
+    MetricSpec("*/clipped_negative_tokens", "the same among tokens of negative advantage", _KEPT, 0, 1),
+    MetricSpec("*/capped_tokens", "tokens at the dual-clip ceiling", _KEPT, 0, 1),
+    MetricSpec("*/selected_tokens", "tokens chosen by the covariance rule", _KEPT, 0, 1),
+    MetricSpec("importance/token_mean", "mean of the product of all importances", _KEPT, 0),
+    MetricSpec("entropy/token_mean", "entropy of the current policy", _TRAINING, 0),
+    MetricSpec("loss/*", "the term's share in the loss, coefficient included", "the optimiser step"),
+    MetricSpec("weight/*", "sum of the term's weights", "the optimiser step", 0),
+)  # fmt: skip
+
+
+def metric_spec(name: str) -> MetricSpec:
+    """The declaration behind a metric's name."""
+    for spec in METRICS:
+        if fnmatch.fnmatchcase(name, spec.name):
+            return spec
+    raise SignalError(unknown_name("metric", name, [spec.name for spec in METRICS]))

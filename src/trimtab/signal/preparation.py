@@ -1,0 +1,298 @@
+"""`prepare`: everything about a batch that does not need the current policy. Once a batch, without gradient.
+
+The order is the only one there is: shape rewards → status and votes → KL into the reward → normalise → token rewards →
+advantages → whiten → clip. Corrections that read neither the advantage nor the current policy come before the vote, so
+that what they reject moves nobody.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.errors import SignalError
+from trimtab.signal.batch import SignalBatch
+from trimtab.signal.diagnostics import drift, drift_by_age, observed, stage_effects
+from trimtab.signal.layout import EpisodeFlag, Keep, PerEpisode, PerToken, SequenceFlag
+from trimtab.signal.metrics import Mean, Metric, Metrics, Spread
+from trimtab.signal.normalize import whiten
+from trimtab.signal.recipe import Recipe
+from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
+from trimtab.signal.reward import token_rewards
+from trimtab.signal.stages import Decisions, conjunction, run_stages
+from trimtab.signal.update import Update, updates_of
+
+DRIFT_WARNING = 0.01
+"""Mean |old - rollout| above which data that nobody corrects is worth a warning: bf16 samplers stay near 0.002."""
+
+
+@dataclass(frozen=True)
+class SignalState:
+    """What one batch hands to the next: the recent effect of every correction stage."""
+
+    effects: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    window: int = 20
+
+    def observe(self, values: Mapping[str, float]) -> tuple["SignalState", tuple[str, ...]]:
+        """Take in a batch's metric values; warn of a stage that is switched on and does nothing, or rejects everything."""
+        effects = {
+            name: (*self.effects.get(name, ()), value)[-self.window :] for name, value in values.items() if name.endswith("/alone")
+        }
+        said: list[str] = []
+        for name, seen in effects.items():
+            stage = name.removesuffix("/alone")
+            if len(seen) == self.window and all(value == 0 for value in seen):
+                said.append(f"{stage}: switched on, does nothing: its effect was exactly 0 in the last {self.window} batches.")
+            if len(seen) == self.window and stage.startswith("keep.") and all(value == 1 for value in seen):
+                said.append(f"{stage}: rejects everything: its effect was exactly 1 in the last {self.window} batches.")
+        return replace(self, effects={**self.effects, **effects}), tuple(said)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch with its advantages, votes and early decisions; `updates` cuts it into optimiser steps."""
+
+    batch: SignalBatch
+    recipe: Recipe
+    advantage: PerToken
+    returns: PerToken
+    votes: EpisodeFlag
+    trains: SequenceFlag
+    keep: Keep
+    """What the corrections decided so far; the ones that need the current policy come later."""
+    importance: PerToken
+    kl: PerToken | None
+    """The raw KL of old to the reference, where the reward carries it: what is logged is what was computed."""
+    metrics: Metrics
+    warnings: tuple[str, ...]
+    seed: int = 0
+
+    def updates(self, num: int = 1, *, together: str = "group") -> Iterator[Update]:
+        """Cut the sequences that train into `num` optimiser steps; groups stay together unless together="sequence"."""
+        return updates_of(self, num, together)
+
+
+@torch.no_grad()
+def prepare(
+    batch: SignalBatch, recipe: Recipe, state: SignalState | None = None, *, version: int | None = None, seed: int = 0
+) -> tuple[Prepared, SignalState]:
+    """From rollouts to advantages. `version` is the trainer's, to tell stale tokens; `seed` seeds random selection."""
+    _check_needs(batch, recipe)
+    levels, segments = batch.levels, batch.segments
+    reward = _shaped(batch, recipe)
+    early, importances, seen = _early(batch, recipe)
+    everything = torch.ones(segments.num_tokens, dtype=torch.bool, device=reward.device)
+    keep = conjunction(everything, early)
+    votes, trains = _votes(batch, recipe, keep)
+    constant = _constant_groups(batch, votes)
+    if recipe.filter_constant_groups:
+        trains = trains & ~constant[levels.group_of_episode][levels.episode_of_sequence]
+    kl = _kl_of_old(batch, recipe)
+    outcome, has_signal = _normalised(batch, recipe, reward, kl, votes)
+    advantage, returns = _credit(batch, recipe, outcome, kl)
+    voting = (votes[levels.episode_of_sequence] & trains)[segments.sequence_of_token]
+    if recipe.whiten:
+        advantage = whiten(advantage, voting)
+    if recipe.clip_advantage is not None:
+        advantage = advantage.clamp(-recipe.clip_advantage, recipe.clip_advantage)
+    if recipe.loss.part.formula.constant_advantage:
+        _refuse_varying(advantage, batch, recipe)
+    after, after_importances, after_seen = _after_vote(batch, recipe, advantage)
+    importance = torch.ones_like(advantage)
+    for factor in (*importances.values(), *after_importances.values()):
+        importance = importance * factor
+    tokens = trains[segments.sequence_of_token]
+    entries = _batch_metrics(batch, votes, trains, has_signal, constant, advantage, kl)
+    entries |= stage_effects(early | after, importances | after_importances, advantage, tokens, segments)
+    for label, found in (seen | after_seen).items():
+        entries |= observed(label, found, tokens, segments)
+    metrics = Metrics(entries, {}).merge(_drift_metrics(batch, version))
+    state, said = (state or SignalState()).observe(metrics.values())
+    prepared = Prepared(
+        batch, recipe, advantage, returns, votes, trains, conjunction(keep, after),
+        importance, kl, metrics, (*_uncorrected(batch, recipe), *said), seed,
+    )  # fmt: skip
+    return prepared, state
+
+
+def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
+    carried = {"logp_old", "logp_rollout", "logp_ref", "value", "ended"}
+    missing = sorted(name for name in recipe.needs & carried if getattr(batch, name) is None)
+    if missing:
+        raise SignalError(
+            f"prepare: recipe {recipe.name!r} needs {', '.join(missing)}, which the batch does not carry, so its correction or penalty "
+            "would silently not act. Record them in the rollout, or choose a recipe that does without (trimtab explain)."
+        )
+
+
+def _ended_episodes(batch: SignalBatch) -> EpisodeFlag | None:
+    if batch.ended is None:
+        return None
+    cut = segment_sum((~batch.ended).to(torch.long), batch.levels.episode_of_sequence, batch.levels.num_episodes)
+    return cut == 0
+
+
+def _shaped(batch: SignalBatch, recipe: Recipe) -> PerEpisode:
+    """Task rewards after shaping; unscored ones are set to 0 so that nothing undefined travels on."""
+    levels = batch.levels
+    reward = torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward))
+    length = segment_sum(batch.length.to(reward.dtype), levels.episode_of_sequence, levels.num_episodes)
+    for step in recipe.reward:
+        reward = step({"reward": reward, "ended": _ended_episodes(batch), "length": length})
+    return reward
+
+
+def _early(batch: SignalBatch, recipe: Recipe) -> Decisions:
+    """Stages that read neither the advantage nor the current policy."""
+    chosen = {
+        label: stage
+        for label, stage in recipe.labelled.items()
+        if not recipe.is_late(stage) and "advantage" not in stage.part.formula.inputs
+    }
+    return run_stages(chosen, _available(batch))
+
+
+def _after_vote(batch: SignalBatch, recipe: Recipe, advantage: PerToken) -> Decisions:
+    """Stages that read the advantage but not the current policy."""
+    chosen = {
+        label: stage
+        for label, stage in recipe.labelled.items()
+        if not recipe.is_late(stage) and "advantage" in stage.part.formula.inputs
+    }
+    return run_stages(chosen, {**_available(batch), "advantage": advantage})
+
+
+def _available(batch: SignalBatch) -> dict[str, Any]:
+    return {
+        "logp_old": batch.logp_old, "logp_rollout": batch.logp_rollout, "logp_ref": batch.logp_ref,
+        "segments": batch.segments, **batch.extra,
+    }  # fmt: skip
+
+
+def _votes(batch: SignalBatch, recipe: Recipe, keep: Keep) -> tuple[EpisodeFlag, SequenceFlag]:
+    """Who enters baselines, and who is in the loss: the table of design rule 3."""
+    levels = batch.levels
+    episodes, count = levels.episode_of_sequence, levels.num_episodes
+    filled = batch.segments.token_counts > 0
+    left = sequence_any(keep, batch.segments)
+    has_tokens = segment_sum(filled.to(torch.long), episodes, count) > 0
+    is_left = segment_sum(left.to(torch.long), episodes, count) > 0
+    votes, trains = batch.scored & has_tokens & is_left, batch.scored[episodes] & filled
+    ended = _ended_episodes(batch)
+    if ended is not None and recipe.not_ended != "train":
+        votes = votes & ended
+        trains = trains & ended[episodes] if recipe.not_ended == "suppress" else trains
+    return votes, trains
+
+
+def _constant_groups(batch: SignalBatch, votes: EpisodeFlag) -> Tensor:
+    """Groups whose voters all have the same raw task reward: no comparison inside them teaches anything."""
+    group, num = batch.levels.group_of_episode, batch.levels.num_groups
+    blank = batch.reward.new_zeros(num)
+    high = blank.scatter_reduce(0, group[votes], batch.reward[votes], "amax", include_self=False)
+    low = blank.scatter_reduce(0, group[votes], batch.reward[votes], "amin", include_self=False)
+    return (segment_sum(votes.to(torch.long), group, num) > 0) & (high == low)
+
+
+def _kl_of_old(batch: SignalBatch, recipe: Recipe) -> PerToken | None:
+    if recipe.kl is None or recipe.kl.into == "loss":
+        return None
+    return recipe.kl.part({"logp_current": batch.logp_old, "logp_ref": batch.logp_ref})
+
+
+def _normalised(
+    batch: SignalBatch, recipe: Recipe, reward: PerEpisode, kl: PerToken | None, votes: EpisodeFlag
+) -> tuple[PerEpisode, EpisodeFlag]:
+    levels = batch.levels
+    if recipe.kl is not None and kl is not None and recipe.kl.into == "sequence_reward":
+        reward = reward - recipe.kl.coef * segment_sum(kl, levels.episode_of_token, levels.num_episodes)
+    inputs = {"reward": reward, "votes": votes, "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups}
+    outcome, has_signal = recipe.normalize(inputs)
+    ended = _ended_episodes(batch)
+    if recipe.not_ended == "zero" and ended is not None:
+        outcome = torch.where(ended, outcome, torch.zeros_like(outcome))
+    return outcome, has_signal
+
+
+def _credit(
+    batch: SignalBatch, recipe: Recipe, outcome: PerEpisode, kl: PerToken | None
+) -> tuple[PerToken, PerToken]:
+    per_sequence = outcome[batch.levels.episode_of_sequence]
+    if "token_reward" not in recipe.advantage.formula.inputs and batch.token_reward is not None:
+        raise SignalError(
+            f"prepare: the batch carries token_reward but {recipe.advantage.formula.name} reads none, so it would be lost. Use "
+            "advantage.reward_to_go or advantage.gae, or add it to the episode's reward."
+        )
+    coef = recipe.kl.coef if recipe.kl is not None and recipe.kl.into == "token_reward" else 0.0
+    penalty = kl if kl is not None and coef else per_sequence.new_zeros(batch.num_tokens)
+    rewards = token_rewards(penalty, per_sequence, batch.segments, kl_coef=coef)
+    if batch.token_reward is not None:
+        rewards = rewards + batch.token_reward
+    after = batch.value_after if batch.value_after is not None else per_sequence.new_full((len(per_sequence),), torch.nan)
+    return recipe.advantage(
+        {
+            "outcome": per_sequence, "token_reward": rewards, "segments": batch.segments, "value_old": batch.value,
+            "value_after": after, "ended": batch.ended,
+        }
+    )  # fmt: skip
+
+
+def _refuse_varying(advantage: PerToken, batch: SignalBatch, recipe: Recipe) -> None:
+    first = to_tokens(advantage[batch.segments.first_token.clamp(max=max(advantage.shape[0] - 1, 0))], batch.segments)
+    varies = sequence_any(advantage != first, batch.segments).nonzero().squeeze(1).tolist()
+    if varies:
+        raise SignalError(
+            f"prepare: the advantage varies inside sequences {varies[:8]}, but {recipe.loss.part.formula.name} shares one gradient among a "
+            "sequence's tokens, so one token's credit would train another. Use policy_loss.geometric_clipped_token."
+        )
+
+
+def _drift_metrics(batch: SignalBatch, version: int | None) -> Metrics:
+    if batch.logp_old is None or batch.logp_rollout is None:
+        return Metrics.empty()
+    logratio = batch.logp_old - batch.logp_rollout
+    metrics = drift("engine", logratio, batch.segments)
+    if version is not None and batch.version is not None:
+        metrics = metrics.merge(Metrics(drift_by_age(logratio, batch.version, version), {}))
+    return metrics
+
+
+def _batch_metrics(
+    batch: SignalBatch, votes: EpisodeFlag, trains: SequenceFlag, has_signal: EpisodeFlag, constant: Tensor,
+    advantage: PerToken, kl: PerToken | None,
+) -> dict[str, Metric]:  # fmt: skip
+    levels = batch.levels
+    tokens = trains[batch.segments.sequence_of_token]
+    voted = segment_sum(votes.to(torch.long), levels.group_of_episode, levels.num_groups) > 0
+    with_signal = segment_sum((has_signal & votes).to(torch.long), levels.group_of_episode, levels.num_groups) > 0
+    entries: dict[str, Metric] = {
+        "reward/episode_mean": Mean.of(batch.reward, batch.scored),
+        "reward/episode_std": Spread.of(torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward)), batch.scored),
+        "votes/episode_fraction": Mean.fraction(votes),
+        "trains/sequence_fraction": Mean.fraction(trains),
+        "groups_without_signal/group_fraction": Mean.fraction(~with_signal),
+        "constant_groups/group_fraction": Mean.fraction(constant, voted),
+        "advantage/token_mean": Mean.of(advantage, tokens),
+        "advantage/token_std": Spread.of(advantage, tokens),
+    }
+    if batch.ended is not None:
+        entries["ended/sequence_fraction"] = Mean.fraction(batch.ended)
+    if kl is not None:
+        entries["kl_ref/token_mean"] = Mean.of(kl, tokens)
+    return entries
+
+
+def _uncorrected(batch: SignalBatch, recipe: Recipe) -> tuple[str, ...]:
+    """Data that drifts although no part of the recipe accounts for it."""
+    if batch.logp_old is None or batch.logp_rollout is None or not batch.num_tokens:
+        return ()
+    handled = any("engine" in stage.spends or (stage.pair in ("engine", "total")) for stage in (recipe.loss, *recipe.correction))
+    gap = (batch.logp_old - batch.logp_rollout).abs().mean().item()
+    if handled or gap <= DRIFT_WARNING:
+        return ()
+    return (
+        f"the sampler differs from the trainer by {gap:.3g} a token (mean |old - rollout|) and recipe {recipe.name!r} corrects for none of "
+        "it, so every update is bent. Add a correction (docs/off_policy_correction.md), or find the cause.",
+    )

@@ -1,0 +1,71 @@
+"""Reductions over levels: the only place that sums, averages or takes extrema of flat tokens.
+
+Every reduction is local to its segment: a NaN or an infinity in one sequence never reaches another
+(no running total over the batch). Order of summation is token order, so a sequence reduces to the same bits
+whatever else is in the batch. Empty segments give the neutral element; a mean of nothing is 0 by definition here,
+and callers that need it defined check the count.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from trimtab.signal.layout import Keep, PerSequence, PerToken, Segments
+
+LOG_BOUND = 20.0
+"""A log-ratio is bounded here just before it is exponentiated: e^20 is 5e8, far past any truncation in use,
+and its square still fits float32. SkyRL and verl use the same number."""
+
+
+def segment_sum(values: Tensor, index: Int[Tensor, " items"], num_segments: int) -> Float[Tensor, " segments"]:
+    """Sum of the items of each segment."""
+    return values.new_zeros(num_segments).index_add(0, index, values)
+
+
+def sequence_sum(values: PerToken, segments: Segments) -> PerSequence:
+    """Sum over each sequence's tokens."""
+    return segment_sum(values, segments.sequence_of_token, segments.num_sequences)
+
+
+def sequence_count(keep: Keep, segments: Segments, like: PerToken) -> PerSequence:
+    """How many tokens of each sequence are kept, in the dtype of `like`."""
+    return sequence_sum(keep.to(like.dtype), segments)
+
+
+def sequence_mean(values: PerToken, segments: Segments, keep: Keep | None = None) -> PerSequence:
+    """Mean over each sequence's (kept) tokens; 0 for a sequence without any."""
+    if keep is not None:
+        values = torch.where(keep, values, torch.zeros_like(values))
+        count = sequence_count(keep, segments, values)
+    else:
+        count = segments.token_counts.to(values.dtype)
+    return sequence_sum(values, segments) / count.clamp(min=1)
+
+
+def sequence_any(flags: Keep, segments: Segments) -> Bool[Tensor, " sequences"]:
+    """Whether any token of the sequence is flagged."""
+    return segment_sum(flags.to(torch.long), segments.sequence_of_token, segments.num_sequences) > 0
+
+
+def to_tokens(values: Tensor, segments: Segments) -> Tensor:
+    """Each sequence's value at every one of its tokens."""
+    return values[segments.sequence_of_token]
+
+
+def last_token(segments: Segments) -> tuple[Int[Tensor, " nonempty"], Int[Tensor, " nonempty"]]:
+    """Sequences that have tokens, and the index of the last token of each."""
+    sequences = (segments.token_counts > 0).nonzero().squeeze(1)
+    return sequences, (segments.first_token + segments.token_counts - 1)[sequences]
+
+
+def bounded_exp(log_value: Tensor) -> Tensor:
+    """exp of a log-ratio bounded to ±LOG_BOUND: finite value and finite gradient for every finite input."""
+    return torch.exp(log_value.clamp(-LOG_BOUND, LOG_BOUND))
+
+
+def aggregate(logratio: PerToken, segments: Segments, level: str) -> PerToken:
+    """The log-ratio that is exponentiated, at every token: its own, its sequence's sum, or its sequence's mean."""
+    if level == "token":
+        return logratio
+    per_sequence = sequence_sum(logratio, segments) if level == "sequence" else sequence_mean(logratio, segments)
+    return to_tokens(per_sequence, segments)

@@ -1,0 +1,76 @@
+"""Rewards of episodes, and their way onto tokens: the only place that changes a task reward before normalisation.
+
+The order is written once, in `prepare`: shape → status and votes → KL into the reward → normalise → token rewards.
+"""
+
+import torch
+
+from trimtab.errors import SignalError
+from trimtab.signal.formula import Positive, Unit, formula
+from trimtab.signal.layout import EpisodeFlag, PerEpisode, PerSequence, PerToken, Segments
+from trimtab.signal.reduce import last_token
+
+_PROMISES = ("no_aliasing", "permutation", "equals_definition")
+
+
+@formula(source="AReaL, reward_bias and reward_scaling", scope="episode", promises=_PROMISES)
+def affine(reward: PerEpisode, *, bias: float = 0.0, scale: float = 1.0) -> PerEpisode:
+    """Shift, then stretch.
+
+    reward' = (reward + bias) * scale
+    """
+    return (reward + bias) * scale
+
+
+@formula(source="Mnih et al. 2015, Nature 518, reward clipping", scope="episode", promises=_PROMISES)
+def clip(reward: PerEpisode, *, low: float, high: float) -> PerEpisode:
+    """Bound the reward to [low, high].
+
+    Settings in use: AReaL clips to (-20, 20), OpenRLHF to (-10, 10); name low and high.
+    """
+    if low >= high:
+        raise SignalError(f"reward.clip: low = {low} is not below high = {high}, so every reward would be equal. Swap them.")
+    return reward.clamp(low, high)
+
+
+@formula(source="Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 13", scope="episode", promises=_PROMISES, known_as=("DAPO soft overlong",))
+def soft_overlong(
+    reward: PerEpisode, length: PerEpisode, *, max_length: Positive, buffer: Positive, factor: float = 1.0
+) -> PerEpisode:
+    """A penalty that grows linearly over the last `buffer` tokens before max_length and stays at -factor beyond.
+
+    reward' = reward - factor * clamp((length - (max_length - buffer)) / buffer, 0, 1)
+
+    Settings in use: DAPO has max_length 20480 and buffer 4096.
+    """
+    over = (length - (max_length - buffer)) / buffer
+    return reward - factor * over.clamp(0, 1)
+
+
+@formula(source="OpenRLHF, stop_properly_penalty", scope="episode", promises=_PROMISES)
+def not_ended_penalty(reward: PerEpisode, ended: EpisodeFlag, *, amount: Positive) -> PerEpisode:
+    """Take `amount` from the reward of every episode that did not end by itself.
+
+    Settings in use: 0.5 to 1 for rewards in [0, 1]; name an amount.
+    """
+    return torch.where(ended, reward, reward - amount)
+
+
+@formula(source="OpenRLHF, stop_properly_penalty in [0, 1]", scope="episode", promises=_PROMISES)
+def not_ended_scale(reward: PerEpisode, ended: EpisodeFlag, *, factor: Unit) -> PerEpisode:
+    """Multiply the reward of every episode that did not end by itself.
+
+    Settings in use: 0 to 0.5; name a factor in [0, 1].
+    """
+    return torch.where(ended, reward, reward * factor)
+
+
+def token_rewards(kl: PerToken, reward: PerSequence, segments: Segments, *, kl_coef: float) -> PerToken:
+    """Per-token rewards: minus the weighted KL everywhere, plus the reward on each sequence's last trainable token.
+
+    r_t = -kl_coef * kl_t + [t is the last trainable token] * reward
+
+    Built out of place: the KL that is logged afterwards is the KL that was computed (slime #2114).
+    """
+    sequences, last = last_token(segments)
+    return (-kl_coef * kl).index_add(0, last, reward[sequences])

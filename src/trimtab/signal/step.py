@@ -1,0 +1,245 @@
+"""`decide`, `token_loss`, `step`: the part of the signal that sees the current policy.
+
+loss = Σ_term coef · Σ_t weight[term]_t · term_t. A rejected token enters on the way in as log-ratio 0 and advantage 0,
+by torch.where, so neither its value nor its gradient can leak. `token_loss` never asks the device for a number.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.errors import SignalError
+from trimtab.signal.diagnostics import by_sign, drift, kept_share, observed, stage_effects
+from trimtab.signal.formula import Part
+from trimtab.signal.layout import Keep, PerToken, Scalar
+from trimtab.signal.metrics import Mean, Metric, Metrics, Sum
+from trimtab.signal.recipe import Recipe, Stage
+from trimtab.signal.reduce import sequence_any
+from trimtab.signal.stages import Decisions, conjunction, run_stages, stage_inputs
+from trimtab.signal.update import Decided, MicroBatch, Slice, Update, with_fields
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """One micro-batch's share of the loss, to be back-propagated as it is."""
+
+    loss: Scalar
+    metrics: Metrics
+    token_loss: PerToken
+    """The policy term of each token before weighting; detached."""
+    keep: Keep
+    importance: PerToken
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One optimiser step: the summed loss (detached) and its metrics."""
+
+    loss: Scalar
+    metrics: Metrics
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was kept and no other term acts: skip the optimiser step and count it."""
+        weights = [m for name, m in self.metrics.items() if name.startswith("weight/")]
+        return all(float(m.value()[0]) == 0 for m in weights)
+
+
+@torch.no_grad()
+def decide(update: Update, logp_now: PerToken | None = None) -> Decided:
+    """Weights of the update, and what needs the current policy across sequences. Once an optimiser step.
+
+    `logp_now`: log-probs of the policy as it is before this step, over the update's tokens. Needed when
+    `recipe.needs_logp_now`; on a batch's first step it is logp_old, which is then taken by itself.
+    """
+    whole, recipe = update.whole, update.whole.recipe
+    keep = whole.fields["keep"]
+    if recipe.needs_logp_now:
+        available = _available(whole, _now(update, logp_now))
+        keeps, importances, _ = run_stages(_late(recipe), available)
+        keep = conjunction(keep, keeps)
+        whole = with_fields(whole, **{f"decided:{n}": v for n, v in (keeps | importances).items()})
+        selector = recipe.loss.part.selector
+        if selector is not None:
+            picked = stage_inputs(recipe.loss, {**available, "keep": keep})
+            whole = with_fields(whole, selected=selector(picked))
+    return Decided(with_fields(whole, **_weights(whole, recipe, keep)))
+
+
+def _now(update: Update, logp_now: PerToken | None) -> PerToken:
+    if logp_now is not None:
+        if logp_now.shape != (update.num_tokens,):
+            raise SignalError(f"decide: logp_now has shape {list(logp_now.shape)} for {update.num_tokens} tokens of this update.")
+        return logp_now.detach()
+    if update.is_first and "logp_old" in update.whole.fields:
+        return update.whole.fields["logp_old"]
+    raise SignalError(
+        f"decide: recipe {update.whole.recipe.name!r} decides about the current policy across sequences, so it needs logp_now. Run the "
+        "model over update.sequences without gradient and pass the log-probs."
+    )
+
+
+def _late(recipe: Recipe) -> dict[str, Stage]:
+    return {label: stage for label, stage in recipe.labelled.items() if recipe.is_late(stage)}
+
+
+def _weights(whole: Slice, recipe: Recipe, keep: Keep) -> dict[str, Tensor]:
+    """Each term's share per token; the policy's over what is kept so far, a regulariser's over everything that trains."""
+    everything = torch.ones_like(keep)
+    inputs: dict[str, Any] = {"advantage": whole.fields["advantage"], "segments": whole.segments}
+    weights = {"weight_policy": recipe.weighting({**inputs, "keep": keep})}
+    terms = {"kl": recipe.kl if recipe.kl and recipe.kl.into == "loss" else None, "entropy": recipe.entropy,
+             "value": recipe.value, "nll": recipe.nll}  # fmt: skip
+    for name, term in terms.items():
+        if term is not None:
+            weights[f"weight_{name}"] = recipe.weighting({**inputs, "keep": keep if term.on == "kept" else everything})
+    return weights
+
+
+def token_loss(
+    micro: MicroBatch, logp_current: PerToken, *, entropy: PerToken | None = None, value: PerToken | None = None
+) -> TokenLoss:
+    """The loss of one micro-batch: a plain weighted sum. Call backward on it as it is.
+
+    `logp_current` covers the micro-batch's trainable tokens, sequence after sequence in the order of `micro.sequences`.
+    """
+    part, recipe = micro.part, micro.part.recipe
+    _check_given(part, logp_current=logp_current, entropy=entropy, value=value)
+    available = _available(part, logp_current.detach())
+    late = _late(recipe)
+    if recipe.needs_logp_now:
+        keeps = {n: part.fields[f"decided:{n}"] for n, s in late.items() if s.part.formula.stage == "keep"}
+        importances = {n: part.fields[f"decided:{n}"] for n in late if n not in keeps}
+        seen: dict[str, dict[str, Tensor]] = {}
+    else:
+        keeps, importances, seen = run_stages(late, available)
+    keep = conjunction(part.fields["keep"], keeps)
+    importance = part.fields["importance"]
+    for factor in importances.values():
+        importance = importance * factor
+    policy, found = _policy(recipe, available, logp_current, keep)
+    policy = policy * importance
+    terms = {"policy": _weighted(policy, part.fields["weight_policy"], keep)}
+    kl = _kl(recipe, available, logp_current)
+    terms |= _regularisers(part, available, logp_current, kl, entropy, value)
+    loss = micro.data_parallel * torch.stack(list(terms.values())).sum()
+    _watch(loss, part.fields["weight_policy"].sum(), micro)
+    metrics = _metrics(part, available, terms, keep, importance, found, (keeps, importances, seen))
+    metrics = metrics.merge(Metrics(_means(kl, entropy), {}))
+    return TokenLoss(loss, metrics, policy.detach(), keep, importance)
+
+
+def _check_given(part: Slice, **given: PerToken | None) -> None:
+    for name, values in given.items():
+        if values is not None and values.shape != (part.num_tokens,):
+            raise SignalError(
+                f"token_loss: {name} has shape {list(values.shape)} for {part.num_tokens} trainable tokens, so numbers and tokens would not "
+                "match. Give one number a token, in the order of micro.sequences."
+            )
+        if values is not None and values.dtype in (torch.float16, torch.bfloat16):
+            raise SignalError(f"token_loss: {name} is {values.dtype}, so log-ratios round away. Compute it in float32.")
+    missing = [name for name, term in (("entropy", part.recipe.entropy), ("value", part.recipe.value)) if term and given[name] is None]
+    if missing:
+        raise SignalError(f"token_loss: recipe {part.recipe.name!r} has a term on {missing[0]}, which was not given.")
+
+
+def _available(part: Slice, logp_now: PerToken) -> dict[str, Any]:
+    """Every input by name, without gradient; `old = current` makes the old policy the current one."""
+    available: dict[str, Any] = {**part.fields, "segments": part.segments, "logp_current": logp_now}
+    if part.recipe.old == "current":
+        available["logp_old"] = logp_now
+    return available
+
+
+def _policy(
+    recipe: Recipe, available: Mapping[str, Any], logp_current: PerToken, keep: Keep
+) -> tuple[PerToken, dict[str, Tensor]]:
+    """Token losses of the policy term, blind to what is not kept."""
+    inputs = stage_inputs(recipe.loss, {**available, "logp_current": logp_current, "keep": keep})
+    for name in ("logp_current", "logp_anchor", "advantage"):
+        if inputs.get(name) is not None:
+            inputs[name] = torch.where(keep, inputs[name], torch.zeros_like(inputs[name]))
+    return recipe.loss.part(inputs)
+
+
+def _weighted(term: PerToken, weight: PerToken, keep: Keep) -> Scalar:
+    return (torch.where(keep, term, torch.zeros_like(term)) * weight).sum()
+
+
+def _kl(recipe: Recipe, available: Mapping[str, Any], logp_current: PerToken) -> PerToken | None:
+    if recipe.kl is None or recipe.kl.into != "loss":
+        return None
+    anchor = available.get(f"logp_{recipe.kl.anchor}")
+    return recipe.kl.part({**available, "logp_current": logp_current, "logp_anchor": anchor})
+
+
+def _regularisers(
+    part: Slice, available: Mapping[str, Any], logp_current: PerToken, kl: PerToken | None, entropy: PerToken | None,
+    value: PerToken | None,
+) -> dict[str, Scalar]:  # fmt: skip
+    recipe, fields = part.recipe, part.fields
+    terms: dict[str, Scalar] = {}
+    if recipe.kl is not None and kl is not None:
+        terms["kl"] = recipe.kl.coef * (kl * fields["weight_kl"]).sum()
+    if recipe.entropy is not None and entropy is not None:
+        terms["entropy"] = -recipe.entropy.coef * (entropy * fields["weight_entropy"]).sum()
+    if recipe.value is not None and value is not None:
+        assert isinstance(recipe.value.part, Part)
+        distance, _ = recipe.value.part({**available, "value": value})
+        terms["value"] = recipe.value.coef * (distance * fields["weight_value"]).sum()
+    if recipe.nll is not None:
+        terms["nll"] = recipe.nll.coef * (-logp_current * fields["weight_nll"]).sum()
+    return terms
+
+
+def _watch(loss: Scalar, weight: Tensor, micro: MicroBatch) -> None:
+    """Let the ledger see the gradient that reaches this loss: 1, unless the caller scaled it."""
+    if loss.requires_grad:
+        loss.register_hook(lambda gradient: micro.ledger.record(gradient, weight))
+
+
+def _metrics(
+    part: Slice, available: Mapping[str, Any], terms: Mapping[str, Scalar], keep: Keep, importance: PerToken,
+    found: Mapping[str, Tensor], late: Decisions,
+) -> Metrics:  # fmt: skip
+    segments, advantage = part.segments, part.fields["advantage"]
+    everything = torch.ones_like(keep)
+    keeps, importances, seen = late
+    label = part.recipe.loss.part.formula.name
+    entries: dict[str, Metric] = {f"loss/{name}": Sum.of(value) for name, value in terms.items()}
+    entries |= {f"weight/{n.removeprefix('weight_')}": Sum.of(v) for n, v in part.fields.items() if n.startswith("weight_")}
+    entries["weight/policy"] = Sum.of(torch.where(keep, part.fields["weight_policy"], torch.zeros_like(importance)))
+    entries |= observed(label, found, keep, segments)
+    if "clipped_tokens" in found:
+        entries |= by_sign(label, "clipped", found["clipped_tokens"], advantage, keep)
+    entries |= kept_share(keep, advantage, everything, segments)
+    entries |= stage_effects(keeps, importances, advantage, everything, segments)
+    for name, flags in seen.items():
+        entries |= observed(name, flags, everything, segments)
+    before = sequence_any(part.fields["keep"], segments)
+    entries["voted_then_rejected/sequence_fraction"] = Mean.fraction(before & ~sequence_any(keep, segments))
+    entries["importance/token_mean"] = Mean.of(importance, keep)
+    metrics = Metrics(entries, {})
+    for name, earlier in (("update", "logp_old"), ("total", "logp_rollout")):
+        if earlier in part.fields:
+            metrics = metrics.merge(drift(name, available["logp_current"] - part.fields[earlier], segments))
+    return metrics
+
+
+def _means(kl: PerToken | None, entropy: PerToken | None) -> dict[str, Metric]:
+    given = {"kl_ref/token_mean": kl, "entropy/token_mean": entropy}
+    return {name: Mean.of(values) for name, values in given.items() if values is not None}
+
+
+def step(losses: Iterable[TokenLoss]) -> StepResult:
+    """Join the micro-batches of one optimiser step: losses and metrics add up, whatever the split."""
+    joined = list(losses)
+    if not joined:
+        raise SignalError("step: there is no micro-batch, so there is no loss. Pass the results of token_loss.")
+    metrics = joined[0].metrics
+    for other in joined[1:]:
+        metrics = metrics.merge(other.metrics)
+    return StepResult(torch.stack([one.loss.detach() for one in joined]).sum(), metrics)

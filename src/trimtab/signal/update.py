@@ -1,0 +1,201 @@
+"""One optimiser step: which sequences it holds, what each token weighs in it, and how it is cut into micro-batches.
+
+Every denominator belongs to the update, so weights are computed here, once, on all of it. `decide` adds what needs the
+current policy and looks across sequences. Slices carry their numbers with them; nothing is recomputed per micro-batch.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from trimtab.errors import SignalError
+from trimtab.signal.layout import Segments, TokenIndex
+from trimtab.signal.recipe import Recipe
+
+if TYPE_CHECKING:
+    from trimtab.signal.preparation import Prepared
+
+Sequences = Int[Tensor, " chosen"]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Some sequences of a batch, with every token field cut to them.
+
+    `sequences` are indices into the batch; log-probs of the current policy are given for these, in this order.
+    """
+
+    recipe: Recipe
+    sequences: Sequences
+    segments: Segments
+    fields: Mapping[str, Tensor]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.segments.num_tokens
+
+    def take(self, chosen: Sequences) -> "Slice":
+        """The chosen sequences of this slice (indices into it)."""
+        segments, tokens = select(self.segments, chosen)
+        return Slice(self.recipe, self.sequences[chosen], segments, {n: v[tokens] for n, v in self.fields.items()})
+
+
+@dataclass(frozen=True)
+class Update:
+    """The sequences behind one optimiser step, before anything was decided about the current policy."""
+
+    whole: Slice
+    is_first: bool
+    """The first step on its batch: the current policy is still the old one."""
+
+    @property
+    def sequences(self) -> Sequences:
+        return self.whole.sequences
+
+    @property
+    def num_tokens(self) -> int:
+        return self.whole.num_tokens
+
+
+@dataclass
+class Ledger:
+    """What an optimiser step has spent of its weights; the one thing here that changes."""
+
+    entries: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def record(self, gradient: Tensor, weight: Tensor) -> None:
+        self.entries.append((gradient.detach(), weight.detach()))
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A part of an update that goes through the model at once; may look across a sequence, never across sequences."""
+
+    part: Slice
+    data_parallel: int
+    ledger: Ledger
+
+    @property
+    def sequences(self) -> Sequences:
+        return self.part.sequences
+
+    @property
+    def num_tokens(self) -> int:
+        return self.part.num_tokens
+
+
+@dataclass(frozen=True)
+class Decided:
+    """An update with its weights. `split` yields micro-batches; `check_spent` holds the caller to all of them."""
+
+    whole: Slice
+    data_parallel: int = 1
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def split(self, *, max_tokens: int | None = None, num: int | None = None) -> Iterator[MicroBatch]:
+        """Cut into micro-batches of whole sequences: at most `max_tokens` each, or exactly `num` of them.
+
+        A sequence longer than max_tokens gets a micro-batch of its own. Ranks that must take the same number of
+        micro-batches name `num`; some may then be empty, and give a zero loss that is connected to nothing but itself.
+        """
+        counts = self.whole.segments.token_counts.tolist()
+        if (max_tokens is None) == (num is None):
+            raise SignalError("split: name either max_tokens or num, so that it is clear which one gives way.")
+        for start, stop in _cuts(counts, max_tokens, num):
+            chosen = torch.arange(start, stop, device=self.whole.sequences.device)
+            yield MicroBatch(self.whole.take(chosen), self.data_parallel, self.ledger)
+
+    def shard(self, rank: int, ranks: int) -> "Decided":
+        """This rank's sequences. The loss is multiplied by the number of ranks, since DDP and FSDP2 average gradients."""
+        if not 0 <= rank < ranks:
+            raise SignalError(f"shard: rank {rank} of {ranks} does not exist.")
+        bounds = _cuts(self.whole.segments.token_counts.tolist(), None, ranks)
+        start, stop = bounds[rank]
+        chosen = torch.arange(start, stop, device=self.whole.sequences.device)
+        return Decided(self.whole.take(chosen), ranks, Ledger())
+
+    def check_spent(self, *, grad_scale: float = 1.0, tolerance: float = 1e-4) -> None:
+        """Raise unless the gradients that flowed back used every weight once: no division on top, no micro-batch left out."""
+        expected = self.whole.fields["weight_policy"].double().sum().item()
+        spent = sum(((g.double() * w.double()).item() for g, w in self.ledger.entries), 0.0) / grad_scale
+        if abs(spent - expected) > tolerance * max(abs(expected), 1e-12):
+            raise SignalError(
+                f"check_spent: the weights of this optimiser step add up to {expected:.6g} but {spent:.6g} flowed back, so its gradient is "
+                f"off by {spent / expected if expected else float('nan'):.4g}. Call backward once on each micro-batch's loss as it is: the "
+                "denominator is already in it, also across micro-batches and ranks."
+            )
+
+
+def updates_of(prepared: "Prepared", num: int, together: str) -> Iterator[Update]:
+    """Cut a prepared batch into optimiser steps."""
+    if together not in ("group", "sequence"):
+        raise SignalError(f"updates: together = {together!r}; it is 'group' or 'sequence'.")
+    levels = prepared.batch.levels
+    training = prepared.trains.nonzero().squeeze(1)
+    unit = levels.group_of_episode[levels.episode_of_sequence[training]] if together == "group" else training
+    names = torch.unique(unit)
+    if num < 1 or num > max(len(names), 1):
+        raise SignalError(
+            f"updates: {num} optimiser steps from {len(names)} {together}s that train, so a step would have no data. Use fewer steps, or "
+            "together='sequence'."
+        )
+    whole = _whole(prepared)
+    for place, chunk in enumerate(names.tensor_split(num)):
+        chosen = training[torch.isin(unit, chunk)]
+        yield Update(whole.take(chosen), is_first=place == 0)
+
+
+def _whole(prepared: "Prepared") -> Slice:
+    batch = prepared.batch
+    carried = {
+        "logp_old": batch.logp_old, "logp_rollout": batch.logp_rollout, "logp_ref": batch.logp_ref, "value_old": batch.value,
+        "advantage": prepared.advantage, "returns": prepared.returns, "keep": prepared.keep, "importance": prepared.importance,
+        "token_key": _token_key(batch.segments, batch.sequence_id, prepared.seed), **batch.extra,
+    }  # fmt: skip
+    everything = torch.arange(batch.levels.num_sequences, device=batch.reward.device)
+    return Slice(prepared.recipe, everything, batch.segments, {n: v for n, v in carried.items() if v is not None})
+
+
+def _token_key(segments: Segments, sequence_id: Tensor, seed: int) -> TokenIndex:
+    """A hash of (seed, sequence id, token index) in 53 bits: random selection that knows no order and no split.
+
+    splitmix64's finaliser (Steele et al. 2014); the multipliers are its own, as signed 64-bit numbers.
+    """
+    place = torch.arange(segments.num_tokens, device=sequence_id.device) - segments.first_token[segments.sequence_of_token]
+    key = sequence_id[segments.sequence_of_token] * 0x5851F42D4C957F2D + place * 0x14057B7EF767814F + (seed + 1) * 7046029254386353131
+    for shift, multiplier in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        key = (key ^ ((key >> shift) & ((1 << (64 - shift)) - 1))) * multiplier
+    return (key >> 11) & ((1 << 53) - 1)
+
+
+def select(segments: Segments, chosen: Sequences) -> tuple[Segments, TokenIndex]:
+    """The segments of some sequences, and where their tokens lie."""
+    counts = segments.token_counts[chosen]
+    total = int(counts.sum())
+    cut = Segments.from_counts(counts, total)
+    offset = segments.first_token[chosen] - cut.first_token
+    return cut, torch.arange(total, device=chosen.device) + offset[cut.sequence_of_token]
+
+
+def _cuts(counts: list[int], max_tokens: int | None, num: int | None) -> list[tuple[int, int]]:
+    if num is not None:
+        edges = [len(counts) * i // num for i in range(num + 1)]
+        return list(zip(edges[:-1], edges[1:], strict=True))
+    assert max_tokens is not None
+    cuts: list[tuple[int, int]] = []
+    start = held = 0
+    for i, count in enumerate(counts):
+        if i > start and held + count > max_tokens:
+            cuts.append((start, i))
+            start, held = i, 0
+        held += count
+    return [*cuts, (start, len(counts))]
+
+
+def with_fields(part: Slice, **fields: Tensor) -> Slice:
+    """A slice with more, or other, token fields."""
+    return replace(part, fields={**part.fields, **fields})

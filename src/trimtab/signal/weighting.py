@@ -1,0 +1,75 @@
+"""Weights: each token's share in the loss. The only place where a denominator lives.
+
+A weighting sees the whole update once and returns one number a token; the loss is their weighted sum, so it does not
+matter how the update is split afterwards. `over = "all"` counts every token of the sequences that train (rejection
+shrinks the step), `over = "kept"` only those a correction kept. A token that is not kept weighs 0 either way.
+"""
+
+from typing import Literal
+
+import torch
+
+from trimtab.signal.formula import Positive, formula
+from trimtab.signal.layout import Keep, PerToken, Segments
+from trimtab.signal.reduce import sequence_any, sequence_count, to_tokens
+
+Over = Literal["all", "kept"]
+
+_PROMISES = ("no_aliasing", "permutation", "equals_definition")
+
+
+@formula(source="Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 8", scope="update", promises=_PROMISES)
+def token_mean(advantage: PerToken, keep: Keep, *, over: Over = "all") -> PerToken:
+    """Every token weighs the same; the weights sum to one over the population.
+
+    w_t = 1 / number of tokens
+    """
+    count = keep.sum().clamp(min=1) if over == "kept" else max(keep.shape[0], 1)
+    return _where_kept(torch.ones_like(advantage) / count, keep)
+
+
+@formula(source="Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, eq. 3", scope="update", promises=_PROMISES)
+def sequence_mean_token_mean(advantage: PerToken, keep: Keep, segments: Segments, *, over: Over = "all") -> PerToken:
+    """Every sequence weighs the same, shared evenly by its tokens; the weights sum to one over the population.
+
+    w_t = 1 / (number of sequences * tokens of t's sequence)
+    """
+    counted = _population(keep, over)
+    tokens = sequence_count(counted, segments, advantage).clamp(min=1)
+    return _where_kept(1 / (to_tokens(tokens, segments) * _sequences(counted, segments)), keep)
+
+
+@formula(source="Ahmadian et al. 2024, RLOO, arXiv:2402.14740: a sequence's log-prob is a sum", scope="update", promises=_PROMISES)
+def sequence_mean_token_sum(advantage: PerToken, keep: Keep, segments: Segments, *, over: Over = "all") -> PerToken:
+    """Tokens add up inside a sequence, sequences are averaged; the weights sum to the mean number of tokens.
+
+    w_t = 1 / number of sequences
+    """
+    return _where_kept(torch.ones_like(advantage) / _sequences(_population(keep, over), segments), keep)
+
+
+@formula(
+    source="Liu et al. 2025, Dr.GRPO, arXiv:2503.20783, sec. 3.2", scope="update", promises=_PROMISES, known_as=("Dr.GRPO",)
+)
+def constant_divisor(
+    advantage: PerToken, keep: Keep, segments: Segments, *, divisor: Positive, over: Over = "all"
+) -> PerToken:
+    """As sequence_mean_token_sum, over a constant; the weights sum to the mean number of tokens / divisor.
+
+    w_t = 1 / (number of sequences * divisor)
+
+    Settings in use: Dr.GRPO divides by the maximum completion length; it must not change during a run.
+    """
+    return sequence_mean_token_sum(advantage, keep, segments, over=over) / divisor
+
+
+def _population(keep: Keep, over: Over) -> Keep:
+    return keep if over == "kept" else torch.ones_like(keep)
+
+
+def _sequences(counted: Keep, segments: Segments) -> torch.Tensor:
+    return sequence_any(counted, segments).sum().clamp(min=1)
+
+
+def _where_kept(weight: PerToken, keep: Keep) -> PerToken:
+    return torch.where(keep, weight, torch.zeros_like(weight))
