@@ -1,0 +1,5 @@
+"""Pages for people, made from the plain files of a run folder. Imports nothing of trimtab but its errors."""
+
+from trimtab.report.page import write_report
+
+__all__ = ["write_report"]

@@ -1,0 +1,189 @@
+"""The only place that talks to the terminal during a run: a live bar, plain lines, one line, or nothing."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from trimtab.train.record import Summary
+    from trimtab.train.settings import TrainSettings
+
+SPARKS = "▁▂▃▄▅▆▇█"
+ENDINGS = {
+    "finished": "all steps done",
+    "early_stop": "stopped early, accurate enough",
+    "interrupted": "interrupted; what there is was kept",
+}
+
+
+class Progress(Protocol):
+    """What a run tells while it goes."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def opened(self, settings: "TrainSettings", recipe: str, run_dir: Path) -> None: ...
+    def stage(self, text: str) -> None: ...
+    def step(self, line: Mapping[str, object]) -> None: ...
+    def finished(self, summary: "Summary") -> None: ...
+
+
+class Silent:
+    """Says nothing; what `train` uses inside a program."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def opened(self, settings: "TrainSettings", recipe: str, run_dir: Path) -> None: ...
+    def stage(self, text: str) -> None: ...
+    def step(self, line: Mapping[str, object]) -> None: ...
+    def finished(self, summary: "Summary") -> None: ...
+
+
+class OneLine(Silent):
+    """Only the result: what `--quiet` prints."""
+
+    def finished(self, summary: "Summary") -> None:
+        print(result_line(summary), flush=True)
+
+
+class Lines(Silent):
+    """Plain lines, one for each evaluation: for logs and pipes."""
+
+    def opened(self, settings: "TrainSettings", recipe: str, run_dir: Path) -> None:
+        print(f"run     {run_dir}", flush=True)
+        print(f"recipe  {recipe}, task {settings.task}, seed {settings.seed}", flush=True)
+
+    def stage(self, text: str) -> None:
+        print(f"        {text}", flush=True)
+
+    def step(self, line: Mapping[str, object]) -> None:
+        if "eval/accuracy" in line:
+            print(
+                f"step {line['step']:>4}  held-out {_number(line, 'eval/accuracy'):.3f}  "
+                f"reward {_number(line, 'rollout/reward_mean'):.3f}  {_number(line, 'time/elapsed_seconds'):5.1f} s",
+                flush=True,
+            )
+
+    def finished(self, summary: "Summary") -> None:
+        for warning in summary.warnings:
+            print(f"warning {warning}")
+        print(result_line(summary))
+        print(f"report  {summary.run_dir / 'report.html'}", flush=True)
+
+
+class Live(Silent):
+    """A bar, the accuracy so far as a spark line, reward and speed, redrawn in place."""
+
+    def __init__(self, console: "Console") -> None:
+        from rich.live import Live as RichLive
+
+        self._console: Console = console
+        self._live: RichLive = RichLive(console=console, refresh_per_second=8, transient=True)
+        self._accuracies: list[float] = []
+        self._line: Mapping[str, object] = {}
+        self._stage: str = ""
+        self._steps: int = 1
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def opened(self, settings: "TrainSettings", recipe: str, run_dir: Path) -> None:
+        self._steps = settings.steps
+        self._console.print(
+            f"[bold]trimtab train[/]  {settings.task} · {recipe} · seed {settings.seed}", highlight=False
+        )
+
+    def stage(self, text: str) -> None:
+        self._stage = text
+        self._live.update(self._drawn())
+
+    def step(self, line: Mapping[str, object]) -> None:
+        self._line = line
+        if "eval/accuracy" in line:
+            self._accuracies.append(_number(line, "eval/accuracy"))
+        self._stage = ""
+        self._live.update(self._drawn())
+
+    def finished(self, summary: "Summary") -> None:
+        self._live.stop()
+        for warning in summary.warnings:
+            self._console.print(f"[yellow]warning[/]  {warning}", highlight=False)
+        self._console.print(f"[dim]held-out[/]  {sparks(self._accuracies)}", highlight=False)
+        self._console.print(f"[bold green]{result_line(summary)}[/]", highlight=False, soft_wrap=True)
+        self._console.print(f"report  {summary.run_dir / 'report.html'}", highlight=False, soft_wrap=True)
+
+    def _drawn(self) -> "RenderableType":
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        if not self._line:
+            return Text(self._stage, style="dim")
+        done = int(_number(self._line, "step")) + 1
+        top = Table.grid(padding=(0, 1))
+        top.add_row(f"step {done}/{self._steps}", ProgressBar(total=self._steps, completed=done, width=32), self._stage)
+        accuracy = f"{self._accuracies[-1]:.3f}" if self._accuracies else "-"
+        below = Text.assemble(
+            ("held-out ", "dim"),
+            (accuracy, "bold cyan"),
+            f" {sparks(self._accuracies)}  ",
+            ("reward ", "dim"),
+            f"{_number(self._line, 'rollout/reward_mean'):.3f}  ",
+            ("tokens/s ", "dim"),
+            f"{_number(self._line, 'time/tokens_per_second'):,.0f}  ",
+            ("time ", "dim"),
+            f"{_number(self._line, 'time/elapsed_seconds'):.0f} s",
+        )
+        return Group(top, below)
+
+
+def terminal_progress(*, quiet: bool) -> Progress:
+    """One line with `quiet`; live on a terminal; plain lines elsewhere."""
+    if quiet:
+        return OneLine()
+    from rich.console import Console
+
+    return Live(Console()) if sys.stdout.isatty() else Lines()
+
+
+def result_line(summary: "Summary") -> str:
+    """The run in one line.
+
+    held-out accuracy 0.984 after 90 steps in 17.2 s (stopped early, accurate enough): runs/20260101T000000Z-seed0
+    """
+    return (
+        f"held-out accuracy {summary.held_out_accuracy:.3f} after {summary.steps} steps in {summary.seconds:.1f} s "
+        f"({ENDINGS[summary.outcome]}): {summary.run_dir}"
+    )
+
+
+def sparks(values: list[float]) -> str:
+    """Values between 0 and 1 as a line of blocks.
+
+    >>> sparks([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    return "".join(SPARKS[min(int(value * len(SPARKS)), len(SPARKS) - 1)] for value in values)
+
+
+def _number(line: Mapping[str, object], key: str) -> float:
+    value = line.get(key)
+    return float(value) if isinstance(value, int | float) else float("nan")
