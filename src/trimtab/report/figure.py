@@ -22,7 +22,7 @@ ROLES = {
     "first": "#040404",
     "second": "#050505",
     "third": "#060606",
-    "page": "#070707",
+    "card": "#070707",
 }
 """Colours nobody would draw with, each standing for a CSS variable of the same name."""
 
@@ -62,14 +62,10 @@ def learning_curve(run: RunData) -> str:
         axis = axes[0]
         _ = axis.plot(reward.steps, reward.values, color=ROLES["second"], linewidth=0.8, alpha=0.35)
         _ = axis.plot(reward.steps, smoothed(reward.values, WINDOW), color=ROLES["second"], linewidth=1.8)
-        _ = axis.plot(accuracy.steps, accuracy.values, color=ROLES["first"], linewidth=2.2, marker="o", markersize=4.5)
         end, final = int(run.summary["steps"]), float(run.summary["held_out_accuracy"])
-        if accuracy:
-            gap = ([accuracy.steps[-1], end], [accuracy.values[-1], final])
-            _ = axis.plot(*gap, color=ROLES["first"], linewidth=1.2, linestyle=(0, (1, 2)))
-        _ = axis.plot(
-            [end], [final], marker="D", markersize=7, color=ROLES["first"], markeredgecolor=ROLES["page"], zorder=5
-        )
+        steps, values = [*accuracy.steps, end], [*accuracy.values, float(run.summary["validation_accuracy"])]
+        _ = axis.plot(steps, values, color=ROLES["first"], linewidth=2.2, marker="o", markersize=4.5)
+        _ = axis.plot([end], [final], marker="D", markersize=8, color=ROLES["third"], markeredgecolor=ROLES["card"])
         axis.set_ylim(0, 1.04)
         axis.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0", "25 %", "50 %", "75 %", "100 %"])
         axis.set_xlabel("step")
@@ -77,7 +73,7 @@ def learning_curve(run: RunData) -> str:
     return drawn("learning", 1, paint, height=3.3) + key(
         [
             ("first", "held-out accuracy, greedy, on validation prompts"),
-            ("first", f"◆ on test prompts: {float(run.summary['held_out_accuracy']):.3f}"),
+            ("third", f"on test prompts: {float(run.summary['held_out_accuracy']):.3f}"),
             ("second", f"reward while sampling, and its mean over {WINDOW} steps"),
         ]
     )

@@ -44,8 +44,8 @@ class Embedded:
         own = self._model.state_dict()
         if set(own) != set(state):
             raise EngineError(
-                f"Embedded.load: the state lacks {sorted(set(own) - set(state))} and adds "
-                f"{sorted(set(state) - set(own))}, so it belongs to another model. Publish the state_dict of the same one."
+                f"Embedded.load: state lacks {sorted(set(own) - set(state))}, adds {sorted(set(state) - set(own))}"
+                ", so it belongs to another model. Publish the state_dict of the same one."
             )
         for name, tensor in own.items():
             if tensor.shape != state[name].shape:

@@ -50,6 +50,7 @@ class Run:
     step_seconds: float = 0.0
     skipped_updates: int = 0
     accuracies: list[float] = field(default_factory=list[float])
+    evaluated_step: int = -1
     shown: frozenset[str] = frozenset()
     warnings: Counter[str] = field(default_factory=Counter[str])
 
@@ -175,6 +176,7 @@ def _evaluated(run: Run, problems: list[Problem], index: int) -> float:
             line = {"step": index, "prompt": answer.problem.prompt, "answer": answer.text, "is_right": answer.is_right}
             run.record.append("samples.jsonl", line)
     run.accuracies.append(evaluation.accuracy)
+    run.evaluated_step = index
     return evaluation.accuracy
 
 
@@ -194,6 +196,8 @@ def _finished(run: Run, outcome: Outcome) -> Summary:
     from trimtab.report import write_report
 
     run.progress.stage("measuring on test prompts, writing the report")
+    if run.evaluated_step != run.steps:
+        _ = _evaluated(run, _held_out(run, "validation"), run.steps)
     accuracy = _measured(run, _held_out(run, "test")).accuracy
     save(run.policy, run.record.folder / "model")
     summary = Summary(
@@ -204,7 +208,8 @@ def _finished(run: Run, outcome: Outcome) -> Summary:
         steps=run.steps,
         seed=run.settings.seed,
         outcome=outcome,
-        start_accuracy=run.accuracies[0] if run.accuracies else accuracy,
+        start_accuracy=run.accuracies[0],
+        validation_accuracy=run.accuracies[-1],
         tokens=run.tokens,
         skipped_updates=run.skipped_updates,
         num_parameters=run.policy.num_parameters,

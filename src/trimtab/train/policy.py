@@ -80,7 +80,7 @@ def new_policy(settings: "ModelSettings", alphabet: str, seed: int) -> Policy:
 
 def new_critic(hidden_size: int) -> nn.Linear:
     """A critic that says 0 everywhere, so that the first advantages are the returns themselves."""
-    critic = nn.Linear(hidden_size, 1)
+    critic = cast(nn.Linear, nn.utils.skip_init(nn.Linear, hidden_size, 1))  # draws no random numbers
     nn.init.zeros_(critic.weight)
     nn.init.zeros_(critic.bias)
     return critic

@@ -43,6 +43,8 @@ class Summary:
     outcome: Outcome
     start_accuracy: float
     """Validation accuracy after the warm start."""
+    validation_accuracy: float
+    """The same at the end; early stopping looks at it, so it may flatter the run a little."""
     tokens: int
     """Tokens sampled and trained on."""
     skipped_updates: int

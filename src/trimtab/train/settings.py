@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, model_validator
 
 from trimtab.errors import ConfigError
+from trimtab.signal import Recipe
 
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -34,8 +35,8 @@ class ModelSettings(Frozen):
         unit = 2 * self.num_heads
         if self.hidden_size % unit:
             raise ConfigError(
-                f"model: hidden_size {self.hidden_size} is not a multiple of 2 x num_heads = {unit}, so a head would have "
-                f"an odd or broken width. Take {unit * (self.hidden_size // unit + 1)}."
+                f"model: hidden_size {self.hidden_size} is not a multiple of 2 x num_heads = {unit}, so a head would "
+                f"have an odd or broken width. Take {unit * (self.hidden_size // unit + 1)}."
             )
         return self
 
@@ -96,6 +97,15 @@ class TrainSettings(Frozen):
     """Write every batch the signal saw to `batches/step_NNNN.safetensors`."""
     threads: Count = 1
     """CPU threads of torch. With 1, equal seeds give equal numbers; more are faster on an idle machine."""
+
+    @model_validator(mode="after")
+    def _recipe_is_one(self) -> "TrainSettings":
+        if not isinstance(self.recipe, str | Recipe):
+            raise ConfigError(
+                f"train: recipe is {self.recipe!r}, so there is no signal to train on. Give a name that `trimtab catalog` "
+                "lists, or a trimtab.signal.Recipe."
+            )
+        return self
 
     @model_validator(mode="after")
     def _updates_fit_the_batch(self) -> "TrainSettings":
