@@ -44,7 +44,7 @@ def write_run(folder: Path, **changed: Any) -> Path:
             "kept/token_fraction": 1.0,
             "policy_loss.clipped/clipped_tokens": 0.0,
             "effective_batch/token_fraction": 0.9 - 0.01 * step,
-            "train/entropy": 0.4 - 0.01 * step,
+            "entropy/token_mean": 0.4 - 0.01 * step,
             "train/grad_norm": 0.5 if step % 3 else 2.0,
             "time/sample_seconds": 0.1,
             "time/learn_seconds": 0.15,

@@ -67,7 +67,7 @@ def test_one_line_a_step_with_evaluations_in_between(ppo_run: Summary) -> None:
     assert [line["version"] for line in metrics] == [0, 1, 2]
     assert ["eval/accuracy" in line for line in metrics] == [True, False, True]
     for line in metrics:
-        assert {"rollout/reward_mean", "rollout/kl", "train/grad_norm", "train/entropy"} <= line.keys()
+        assert {"rollout/reward_mean", "rollout/kl", "train/grad_norm", "entropy/token_mean"} <= line.keys()
     assert sum(line["rollout/tokens"] for line in metrics) == ppo_run.tokens
 
 

@@ -42,6 +42,10 @@ class RunData:
         points = [(int(line["step"]), float(line[name])) for line in self.metrics if line.get(name) is not None]
         return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
 
+    def gap(self, which: str) -> Series:
+        """|trainer's log-prob - sampler's|: of the old policy where the recipe has one, else of the current one."""
+        return self.series(f"logratio_engine/token_abs_{which}") or self.series(f"logratio_total/token_abs_{which}")
+
     def names(self, ending: str) -> list[str]:
         """The metrics whose name ends so, in order."""
         return sorted({name for line in self.metrics for name in line if name.endswith(ending)})

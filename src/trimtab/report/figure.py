@@ -81,7 +81,7 @@ def learning_curve(run: RunData) -> str:
 
 def agreement(run: RunData) -> str:
     """How far the sampler's log-probs are from the trainer's, mean and largest, over steps."""
-    mean, largest = run.series("logratio_engine/token_abs_mean"), run.series("logratio_engine/token_abs_max")
+    mean, largest = run.gap("mean"), run.gap("max")
     floor = 1e-9  # equal numbers have no place on a log axis; float32 log-probs never differ by so little
 
     def paint(axes: list[Any]) -> None:
@@ -95,7 +95,7 @@ def agreement(run: RunData) -> str:
         top = max([1e-3, *(3 * value for value in largest.values)])
         axis.set_ylim(max(floor, 0.2 * max(floor, min(mean.values))), top)
         axis.set_xlabel("step")
-        axis.set_ylabel("|logp_old − logp_rollout|")
+        axis.set_ylabel("|logp trainer − logp sampler|")
 
     return drawn("agreement", 1, paint, height=2.6) + key(
         [("second", "largest of a batch"), ("first", "mean of a batch"), ("third", "the region of rounding")]
@@ -118,7 +118,7 @@ def use_of_data(lines: list[tuple[str, str, Series]]) -> str:
 
 def steadiness(run: RunData) -> str:
     """Entropy, and the length of the gradient against its bound."""
-    entropy, norm = run.series("train/entropy"), run.series("train/grad_norm")
+    entropy, norm = run.series("entropy/token_mean"), run.series("train/grad_norm")
 
     def paint(axes: list[Any]) -> None:
         left, right = axes

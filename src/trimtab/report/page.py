@@ -80,7 +80,7 @@ def _question(title: str, said: str, drawing: str) -> str:
 
 
 def _agreement(run: RunData) -> str:
-    measured = run.series("logratio_engine/token_abs_mean")
+    measured = run.gap("mean")
     return _question("Do sampler and trainer agree?", sentence.agreed(run), figure.agreement(run) if measured else "")
 
 
@@ -98,7 +98,7 @@ def _use(run: RunData) -> str:
 
 
 def _steadiness(run: RunData) -> str:
-    if not run.series("train/entropy") or not run.series("train/grad_norm"):
+    if not run.series("entropy/token_mean") or not run.series("train/grad_norm"):
         return ""
     return _question("Is training steady?", sentence.settled(run), figure.steadiness(run))
 

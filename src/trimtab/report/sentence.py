@@ -32,9 +32,9 @@ def learned(run: RunData) -> str:
 
 def agreed(run: RunData) -> str:
     """Do sampler and trainer agree?"""
-    mean, largest = run.series("logratio_engine/token_abs_mean"), run.series("logratio_engine/token_abs_max")
+    mean, largest = run.gap("mean"), run.gap("max")
     if not mean:
-        return "Not measured: this recipe does not compare the trainer's log-probs with the sampler's."
+        return "Not measured: no step compared the trainer's log-probs with the sampler's."
     average = sum(mean.values) / len(mean.values)
     said = f"their log-probs of the sampled tokens differ by {average:.1e} on average"
     if largest:
@@ -84,7 +84,7 @@ def used(run: RunData) -> str:
 
 def settled(run: RunData) -> str:
     """Is it still exploring, and were steps bounded?"""
-    entropy, norm = run.series("train/entropy"), run.series("train/grad_norm")
+    entropy, norm = run.series("entropy/token_mean"), run.series("train/grad_norm")
     parts: list[str] = []
     if entropy:
         first, last = entropy.values[0], entropy.values[-1]

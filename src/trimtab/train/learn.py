@@ -46,15 +46,6 @@ class Learned:
     """The flat batch as the signal saw it, for the record."""
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A batch with the trainer's own numbers, all from the parameters that the batch starts with."""
-
-    batch: SignalBatch
-    entropy: Tensor
-    fields: dict[str, Tensor]
-
-
 class Learner:
     """The state that changes from batch to batch: parameters, optimiser, the recipe's running statistics."""
 
@@ -62,6 +53,7 @@ class Learner:
         self.policy: Policy = policy
         self.recipe: Recipe = recipe
         self._settings: TrainSettings = settings
+        self._has_old: bool = "logp_old" in recipe.needs
         self._has_value: bool = "value" in recipe.needs
         self._reference: PreTrainedModel | None = frozen_copy(policy.model) if "logp_ref" in recipe.needs else None
         self._state: SignalState | None = None
@@ -72,8 +64,8 @@ class Learner:
 
     def learn(self, assembled: Assembled, *, version: int) -> Learned:
         """Every optimiser step on this batch; `version` is that of the parameters it starts with."""
-        scored = self._scored(assembled)
-        prepared, self._state = prepare(scored.batch, self.recipe, self._state, version=version)
+        batch, fields = self._scored(assembled)
+        prepared, self._state = prepare(batch, self.recipe, self._state, version=version)
         metrics = prepared.metrics
         norms: list[float] = []
         losses: list[float] = []
@@ -84,7 +76,7 @@ class Learner:
             losses.append(float(result.loss))
             if not result.is_empty:
                 norms.append(self._optimizer_step())
-        own = {"train/entropy": float(scored.entropy.mean()), "train/updates": float(len(norms))}
+        own = {"train/updates": float(len(norms))}
         if losses:
             own["train/loss"] = sum(losses) / len(losses)
         if norms:
@@ -92,7 +84,7 @@ class Learner:
         if prepared.kl is not None:
             own["rollout/kl"] = float(prepared.kl.double().mean())
         skipped = self._settings.updates_per_batch - len(norms)
-        return Learned({**metrics.values(), **own}, tuple(prepared.warnings), skipped, scored.fields)
+        return Learned({**metrics.values(), **own}, tuple(prepared.warnings), skipped, fields)
 
     def _now(self, assembled: Assembled, update: Update) -> Tensor | None:
         """Log-probs before a later step on the same batch, where the recipe decides on them."""
@@ -139,19 +131,20 @@ class Learner:
         """The critic reads the state without moving it: its error must not steer the policy's features."""
         return self.policy.critic(state.detach())[:, 0] if self._has_value else None
 
-    def _scored(self, assembled: Assembled) -> Scored:
-        """The batch with everything the recipe needs, in slices that fit the memory of one micro-batch."""
+    def _scored(self, assembled: Assembled) -> tuple[SignalBatch, dict[str, Tensor]]:
+        """The batch with the numbers its recipe needs and no others, from the parameters that it starts with."""
+        given: dict[str, Tensor] = {}
+        slices = self._slices(assembled, torch.arange(len(assembled.ids)))
         with torch.no_grad():
-            slices = self._slices(assembled, torch.arange(len(assembled.ids)))
-            own = [self._pass(assembled, part) for part in slices]
-            given = {"logp_old": torch.cat([part.logp for part in own])}
+            if self._has_old or self._has_value:
+                own = [self._pass(assembled, part) for part in slices]
+                given["logp_old"] = torch.cat([part.logp for part in own])
+                if self._has_value:
+                    after = torch.cat([part.state_after for part in own if part.state_after is not None])
+                    given["value"] = self.policy.critic(torch.cat([part.state for part in own]))[:, 0]
+                    given["value_after"] = self.policy.critic(after)[:, 0]
             if self._reference is not None:
                 given["logp_ref"] = torch.cat([self._pass(assembled, part, self._reference).logp for part in slices])
-            if self._has_value:
-                given["value"] = self.policy.critic(torch.cat([part.state for part in own]))[:, 0]
-                given["value_after"] = self.policy.critic(
-                    torch.cat([part.state_after for part in own if part.state_after is not None])
-                )[:, 0]
         fields = {
             **given,
             "logp_rollout": assembled.logp_rollout,
@@ -161,7 +154,7 @@ class Learner:
             "ended": assembled.ended,
             "token_counts": torch.tensor(assembled.token_counts),
         }
-        return Scored(assembled.batch(**given), torch.cat([part.entropy for part in own]), fields)
+        return assembled.batch(**given), fields
 
     def _slices(self, assembled: Assembled, sequences: Tensor) -> list[Tensor]:
         """These sequences in order, cut so that a slice holds no more tokens than a micro-batch may."""

@@ -59,7 +59,7 @@ class TrainSettings(Frozen):
     """The run folder; it must be empty or absent. Unset: `runs/<UTC time>-seed<N>`."""
     task: str = "reverse"
     """What is asked; a name of `trimtab.rollout.task.TASKS`."""
-    recipe: Annotated[Any, SkipValidation] = "grpo"
+    recipe: Annotated[Any, SkipValidation] = "start_on_policy"
     """The training signal: the name of a recipe, or a `trimtab.signal.Recipe`."""
     model: ModelSettings = ModelSettings()
     """The size of the policy."""
@@ -102,8 +102,8 @@ class TrainSettings(Frozen):
     def _recipe_is_one(self) -> "TrainSettings":
         if not isinstance(self.recipe, str | Recipe):
             raise ConfigError(
-                f"train: recipe is {self.recipe!r}, so there is no signal to train on. Give a name that `trimtab catalog` "
-                "lists, or a trimtab.signal.Recipe."
+                f"train: recipe is {self.recipe!r}, so there is no signal to train on. Give a name that "
+                "`trimtab catalog` lists, or a trimtab.signal.Recipe."
             )
         return self
 
