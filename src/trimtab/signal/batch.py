@@ -147,8 +147,9 @@ def _build(
     unknown = sorted(given.keys() - known)
     if unknown:
         raise SignalError(f"SignalBatch: has no field {unknown}; other token fields go into extra={{name: tensor}}.")
-    tokens = {n: cells.gather(given[n], n) for n in (*FLOATS, *INTEGERS) if n != "token_reward" and given.get(n) is not None}
-    extra = {n: cells.gather(values, n) for n, values in (given.get("extra") or {}).items()}
+    named = [n for n in (*FLOATS, *INTEGERS) if n != "token_reward" and given.get(n) is not None]
+    tokens = {n: cells.gather(given[n], n).detach() for n in named}
+    extra = {n: cells.gather(values, n).detach() for n, values in (given.get("extra") or {}).items()}
     levels = _levels(segments, given.get("episode"), reward, group)
     floats = [tokens[n].dtype for n in FLOATS if n in tokens]
     dtype = floats[0] if floats else torch.get_default_dtype()

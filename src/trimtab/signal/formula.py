@@ -10,11 +10,9 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
-
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from trimtab.errors import SignalError, unknown_name
 
@@ -49,29 +47,18 @@ INPUTS = (
 """What the pipeline can hand to a formula. A batch's `extra` fields come on top, by their own names."""
 
 
-def _ordered(band: tuple[float, float]) -> tuple[float, float]:
-    low, high = band
-    if not 0 <= low < high:
-        raise ValueError(f"a band is (low, high) with 0 <= low < high, not ({low}, {high})")
-    return band
+@dataclass(frozen=True)
+class Rule:
+    """A condition on a setting's value, as part of its type."""
+
+    holds: Callable[[Any], bool]
+    says: str
 
 
-def _positive(value: float) -> float:
-    if not value > 0:
-        raise ValueError(f"must be above 0, not {value}")
-    return value
-
-
-def _unit(value: float) -> float:
-    if not 0 <= value <= 1:
-        raise ValueError(f"must lie in [0, 1], not {value}")
-    return value
-
-
-Band = Annotated[tuple[float, float], AfterValidator(_ordered)]
+Band = Annotated[tuple[float, float], Rule(lambda band: 0 <= band[0] < band[1], "a band is (low, high) with 0 <= low < high")]
 """Bounds on a ratio: the interval itself, (0.8, 1.2), never an offset from 1."""
-Positive = Annotated[float, AfterValidator(_positive)]
-Unit = Annotated[float, AfterValidator(_unit)]
+Positive = Annotated[float, Rule(lambda value: value > 0, "it must be above 0")]
+Unit = Annotated[float, Rule(lambda value: 0 <= value <= 1, "it must lie in [0, 1]")]
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
@@ -154,9 +141,14 @@ def of(fn: Callable[..., Any]) -> Formula:
     return entry
 
 
+@cache
+def _installed() -> dict[str, Formula]:
+    return {point.name: of(point.load()) for point in entry_points(group="trimtab.formulas")}
+
+
 def catalog() -> dict[str, Formula]:
     """Every formula of the package and of installed entry points (group `trimtab.formulas`), by name."""
-    outside = {point.name: of(point.load()) for point in entry_points(group="trimtab.formulas")}
+    outside = _installed()
     clash = sorted(outside.keys() & _CATALOG.keys())
     if clash:
         raise SignalError(f"catalog: entry points {clash} take names of built-in formulas. Rename them.")
@@ -172,7 +164,8 @@ def find(name: str, stage: str | None = None) -> Formula:
     stages = [stage] if stage else list(STAGES)
     if "." in name and name.partition(".")[0] not in STAGES:
         return _outside(name, stages[0])
-    choices = [entry for entry in known if entry.partition(".")[0] in stages]
+    named = name.partition(".")[0]
+    choices = [entry for entry in known if entry.partition(".")[0] in ([named] if named in STAGES else stages)]
     raise SignalError(unknown_name("formula", name, choices))
 
 
@@ -258,10 +251,21 @@ def _advice(entry: Formula) -> str:
 
 
 def _checked(entry: Formula, name: str, value: Any) -> Any:
-    owner = entry.fn if name in inspect.signature(entry.fn).parameters else entry.selects.fn  # type: ignore[union-attr]
-    annotation = get_type_hints(owner, include_extras=True)[name]
+    """The value in the setting's type; pydantic reads it, since run files give lists for tuples and ints for floats."""
+    from pydantic import TypeAdapter, ValidationError
+
+    owner = entry if entry.selects is None or name not in entry.selects.settings else entry.selects
+    annotation = get_type_hints(owner.fn, include_extras=True)[name]
     try:
-        return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+        read = TypeAdapter(annotation).validate_python(value)
     except ValidationError as error:
-        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise SignalError(f"{entry.name}: setting {name} = {value!r} is not possible: {reason}.") from error
+        raise SignalError(f"{entry.name}: setting {name} = {value!r} is not possible: {error.errors()[0]['msg']}.") from error
+    for rule in _rules(annotation):
+        if read is not None and not rule.holds(read):
+            raise SignalError(f"{entry.name}: setting {name} = {value!r} is not possible: {rule.says}.")
+    return read
+
+
+def _rules(annotation: Any) -> list[Rule]:
+    here = [rule for rule in getattr(annotation, "__metadata__", ()) if isinstance(rule, Rule)]
+    return here + [rule for inner in getattr(annotation, "__args__", ()) for rule in _rules(inner)]

@@ -163,8 +163,11 @@ def soft_gated(
     Its gradient at r = 1 is REINFORCE's. Nothing is clipped, so it reports none.
     """
     ratio = bounded_exp(logp_current - logp_anchor.detach())
-    tau = torch.where(advantage > 0, temperature_positive, temperature_negative).to(ratio.dtype)
-    return -advantage * (4 / tau) * torch.sigmoid(tau * (ratio - 1)), {"clipped_tokens": torch.zeros_like(ratio, dtype=torch.bool)}
+    positive, negative = torch.full_like(ratio, temperature_positive), torch.full_like(ratio, temperature_negative)
+    tau = torch.where(advantage > 0, positive, negative)
+    # sigmoid(x) as a tanh: torch's own sigmoid rounds a vector's tail otherwise than its body, so a split would show.
+    gate = 0.5 * (1 + torch.tanh(0.5 * tau * (ratio - 1)))
+    return -advantage * (4 / tau) * gate, {"clipped_tokens": torch.zeros_like(ratio, dtype=torch.bool)}
 
 
 @formula(
@@ -195,7 +198,7 @@ def covariance_in_band(
     covariance = _covariance(logp_current, advantage, keep)
     _, seen = _clip(bounded_exp(logp_current - logp_anchor), advantage, band)
     eligible = keep & ~seen["clipped_tokens"] & (covariance > covariance_low) & (covariance < covariance_high)
-    return _smallest(token_key.double(), eligible, _share(keep, fraction))
+    return _smallest(token_key.double(), eligible, _share(keep, fraction), token_key)
 
 
 @formula(
@@ -204,9 +207,11 @@ def covariance_in_band(
     scope="update",
     promises=("no_aliasing", "permutation", "equals_definition"),
 )
-def covariance_largest(logp_current: PerToken, advantage: PerToken, keep: Keep, *, fraction: Unit = 2e-3) -> Keep:
-    """The `fraction` of kept tokens with the largest covariance of advantage and log-prob."""
-    return _smallest(-_covariance(logp_current, advantage, keep), keep, _share(keep, fraction))
+def covariance_largest(
+    logp_current: PerToken, advantage: PerToken, keep: Keep, token_key: TokenIndex, *, fraction: Unit = 2e-3
+) -> Keep:
+    """The `fraction` of kept tokens with the largest covariance of advantage and log-prob; equal ones by `token_key`."""
+    return _smallest(-_covariance(logp_current, advantage, keep), keep, _share(keep, fraction), token_key)
 
 
 @formula(
@@ -268,9 +273,10 @@ def _share(keep: Keep, fraction: float) -> Tensor:
     return (keep.sum() * fraction).floor().clamp(min=1)
 
 
-def _smallest(order: PerToken, eligible: Keep, count: Tensor) -> Keep:
-    """The `count` eligible tokens that come first in order; ties go by index."""
+def _smallest(order: PerToken, eligible: Keep, count: Tensor, token_key: TokenIndex) -> Keep:
+    """The `count` eligible tokens that come first in order; equal ones by key, so that the batch's order has no say."""
+    by_key = torch.argsort(token_key, stable=True)
     key = torch.where(eligible, order, torch.full_like(order, torch.inf))
-    rank = torch.empty_like(key, dtype=torch.long)
-    rank[torch.argsort(key, stable=True)] = torch.arange(key.shape[0], device=key.device)
+    rank = torch.empty_like(token_key)
+    rank[by_key[torch.argsort(key[by_key], stable=True)]] = torch.arange(key.shape[0], device=key.device)
     return eligible & (rank < count)

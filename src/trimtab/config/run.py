@@ -1,0 +1,115 @@
+"""The run file: TOML and dotted overrides, read strictly. The only place that reads configuration from outside."""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trimtab.config.correction import OffPolicyCorrection
+from trimtab.config.signal import SignalTable, build_recipe
+from trimtab.config.train import TrainSettings
+from trimtab.errors import ConfigError
+from trimtab.signal import Recipe
+
+
+class RunFile(BaseModel):
+    """One run: what is learned from (recipe, signal, off_policy_correction) and how it is trained (train)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    recipe: str = "start_on_policy"
+    """A recipe by name; a complete choice of the signal. `trimtab catalog` lists them."""
+    signal: SignalTable = SignalTable()
+    """Fields of the recipe that are your own."""
+    off_policy_correction: OffPolicyCorrection = OffPolicyCorrection()
+    """SkyRL's block, key for key; its stages join the recipe's."""
+    train: TrainSettings = TrainSettings()
+    """The trainer."""
+
+    def build_recipe(self) -> Recipe:
+        return build_recipe(self.recipe, self.signal, self.off_policy_correction)
+
+
+def load_run(path: str | Path | None = None, overrides: tuple[str, ...] | list[str] = ()) -> RunFile:
+    """Read a run file and dotted overrides (`train.steps=50`); overrides win."""
+    table = read_toml(Path(path)) if path is not None else {}
+    for override in overrides:
+        _override(table, override)
+    return parse_run(table, str(path) if path is not None else "run file")
+
+
+def parse_run(table: Mapping[str, Any], where: str = "run file") -> RunFile:
+    """A run file from plain data; every problem is named with its key."""
+    try:
+        run = RunFile.model_validate(dict(table))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_say(where, problem, dict(table)) for problem in error.errors())) from error
+    run.build_recipe()
+    return run
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file, or a sentence about why not."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no such file. Name a TOML run file.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise ConfigError(f"{path}: is not TOML ({error}).") from error
+
+
+def _override(table: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"override {override!r}: is not key=value. Write for instance train.steps=50.")
+    *parents, leaf = key.strip().split(".")
+    place = table
+    for parent in parents:
+        place = place.setdefault(parent, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"override {override!r}: {parent} holds a value, not a table.")
+    place[leaf] = _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    """A TOML value; a bare word is a string, null is nothing."""
+    if text in ("null", "None"):
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _say(where: str, problem: Any, table: Mapping[str, Any]) -> str:
+    """One sentence of pydantic's as one of ours: the key, the value, the choices."""
+    path = [str(part) for part in problem["loc"] if not _is_type_name(str(part))]
+    key = ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(path[-1], known_keys(path[:-1]), n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        return f"{where}: there is no key {key!r}{hint} Known here: {', '.join(known_keys(path[:-1]))}."
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        return f"{where}: {key} is missing. {message}."
+    return f"{where}: {key} = {problem['input']!r} is not possible: {message[0].lower()}{message[1:]}."
+
+
+def _is_type_name(part: str) -> bool:
+    """pydantic puts the tried member of a union into the path; it is not a key of the file."""
+    return part in {"PartTable", "StageTable", "KLTable", "TermTable", "EarlyStop"} or part.startswith(("literal", "function-", "constrained", "none"))
+
+
+def known_keys(path: list[str]) -> list[str]:
+    """The keys a table takes."""
+    model: type[BaseModel] = RunFile
+    for key in path:
+        field = model.model_fields.get(key)
+        annotation = field.annotation if field else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return sorted(model.model_fields)

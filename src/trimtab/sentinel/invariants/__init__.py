@@ -1,0 +1,10 @@
+"""The invariants: what every function of the training signal owes, whoever wrote it.
+
+Each is one function `check(subject, case) -> Violation | None` with its statement, the reason, a real bug of its kind and
+the way to repair it. They attach to facts (inputs, levels, kinds), never to a function's name.
+"""
+
+from trimtab.sentinel.invariants import contract, content, definition, layout, vote  # noqa: F401  declares them
+from trimtab.sentinel.invariants.declare import INVARIANTS, Invariant, Violation
+
+__all__ = ["INVARIANTS", "Invariant", "Violation"]

@@ -1,0 +1,97 @@
+"""A subject: one function, called on a case, with its results named. The only place that runs foreign code.
+
+`call(case, options)` takes what it wants from the case's views and returns `Out`. Everything an invariant may rely on is
+in the facts: which inputs it reads, and the level and kind of each result. Everything applies unless waived with a reason.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.case import Case
+
+Level = Literal["token", "sequence", "scalar"]
+Kind = Literal["loss", "term", "keep", "importance", "advantage", "return", "kl", "weight", "reward", "metric", "observation"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One named result: token results are over trainable tokens in case order, sequence results one a sequence."""
+
+    value: Tensor
+    level: Level
+    kind: Kind
+    scope: str = "token"
+    """For a decision: the level it is taken at."""
+
+
+Out = Mapping[str, Result]
+Call = Callable[[Case, Mapping[str, Any]], Out]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A function under test.
+
+    combine: how the scalar results of parts make the whole's: "sum", or a callable on (values, parts).
+    couples: the widest level whose members may move one another: "token", "sequence", "group" or "batch".
+    definition: the same results, worked out the long way.
+    """
+
+    name: str
+    call: Call
+    inputs: frozenset[str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    combine: Literal["sum"] | Callable[[list[Tensor], list[Case]], Tensor] = "sum"
+    couples: Literal["token", "sequence", "group", "batch"] = "sequence"
+    definition: Call | None = None
+    promises: tuple[str, ...] | None = None
+    """The invariants it is held to; None for all."""
+    waived: Mapping[str, str] = field(default_factory=dict)
+    exact: bool = True
+    """Parts must give the whole's numbers bit for bit in float64."""
+    reads: frozenset[str] | None = None
+    """Case fields it reads; the search leaves all others at rest. None for all."""
+    adapt: Callable[[Case], Case] = lambda case: case
+    """Makes any case one that this function may be handed."""
+
+    @property
+    def label(self) -> str:
+        shown = ", ".join(f"{k}={v}" for k, v in self.options.items())
+        return f"{self.name}({shown})" if shown else self.name
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one call gave: values, and the gradient of every loss with respect to every leaf."""
+
+    values: Mapping[str, Tensor]
+    results: Out
+    gradients: Mapping[str, Mapping[str, Tensor]]
+
+
+def run(subject: Subject, case: Case) -> Seen:
+    """Call the subject on fresh leaves that require gradient."""
+    leaves = {n: v.detach().clone().requires_grad_() for n, v in case.tokens.items() if v.dtype.is_floating_point}
+    fresh = case.with_tokens(**leaves)
+    out = subject.call(fresh, subject.options)
+    gradients: dict[str, dict[str, Tensor]] = {}
+    for name, result in out.items():
+        if result.kind in ("loss", "term", "importance") and result.value.requires_grad:
+            found = torch.autograd.grad(result.value.sum(), list(leaves.values()), allow_unused=True, retain_graph=True)
+            gradients[name] = {
+                n: torch.zeros_like(v) if g is None else g for (n, v), g in zip(leaves.items(), found, strict=True)
+            }
+    return Seen({n: r.value.detach().clone() for n, r in out.items()}, out, gradients)
+
+
+def same(first: Tensor, second: Tensor, *, tolerance: float = 1e-9) -> bool:
+    """Equal within a relative tolerance, NaN equal to NaN; exactly equal when the tolerance is 0."""
+    if first.shape != second.shape:
+        return False
+    if tolerance == 0 or not first.dtype.is_floating_point:
+        return bool(torch.equal(torch.nan_to_num(first.double()), torch.nan_to_num(second.double())))
+    return bool(torch.allclose(first.double(), second.double(), rtol=tolerance, atol=tolerance, equal_nan=True))

@@ -1,0 +1,1 @@
+"""Bindings of frameworks: how each one's functions are called on a case."""

@@ -1,0 +1,185 @@
+"""Trimtab itself as a target: every formula and every recipe, held to what it promises."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.case import Case
+from trimtab.sentinel.definitions import DEFINITIONS, plain
+from trimtab.sentinel.subject import Kind, Level, Out, Result, Subject
+from trimtab.signal import Recipe, SignalBatch, catalog, decide, names, prepare, recipe, token_loss
+from trimtab.signal.formula import Formula
+from trimtab.signal.update import Ledger, MicroBatch
+
+_KINDS: dict[str, tuple[Level, Kind]] = {
+    "reward": ("sequence", "reward"), "normalize": ("sequence", "advantage"), "kl": ("token", "kl"),
+    "advantage": ("token", "advantage"), "importance": ("token", "importance"), "keep": ("token", "keep"),
+    "select": ("token", "weight"), "policy_loss": ("token", "term"), "value_loss": ("token", "term"),
+    "weighting": ("token", "weight"),
+}  # fmt: skip
+
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "reward.affine": [{"bias": 0.0, "scale": 1.0}, {"bias": -1.0, "scale": 2.0}],
+    "reward.clip": [{"low": -0.5, "high": 1.0}],
+    "reward.soft_overlong": [{"max_length": 4, "buffer": 2, "factor": 1.5}],
+    "reward.not_ended_penalty": [{"amount": 0.5}],
+    "reward.not_ended_scale": [{"factor": 0.25}],
+    "normalize.mean_std": [
+        {"mean": mean, "std": std, "ddof": ddof, "eps": 1e-6}
+        for mean, std, ddof in (("group", "group", 1), ("group", "none", 1), ("batch", "batch", 0), ("group", "batch", 1), ("none", "group", 0))
+    ],
+    "advantage.reward_to_go": [{"gamma": 1.0}, {"gamma": 0.5}],
+    "advantage.gae": [{"gamma": 1.0, "lam": 0.95}, {"gamma": 0.9, "lam": 0.5}],
+    "importance.truncated": [
+        {"level": level, "band": band} for level, band in (("token", (0.0, 2.0)), ("sequence", (0.0, 5.0)), ("geometric", (0.8, 1.25)))
+    ],
+    "keep.token_band": [{"band": (0.5, 2.0)}],
+    "keep.product_band": [{"band": (0.5, 2.0)}],
+    "keep.geometric_band": [{"band": (0.9, 1.1)}],
+    "keep.veto": [{"low": 0.25, "high": 4.0}, {"low": None, "high": 2.0}, {"low": 0.5, "high": None}],
+    "keep.negative_drift": [{"delta": 0.05}, {"delta": 0.5}],
+    "select.covariance_in_band": [{"band": (0.8, 1.2), "covariance_low": 0.0, "covariance_high": 5.0, "fraction": 0.5}],
+    "select.covariance_largest": [{"fraction": 0.3}],
+    "policy_loss.clipped": [{"band": (0.8, 1.2)}, {"band": (0.8, 1.28)}],
+    "policy_loss.dual_clipped": [{"band": (0.8, 1.2), "cap": 3.0}, {"band": (0.8, 1.2), "cap": 1.3}],
+    "policy_loss.geometric_clipped": [{"band": (0.9, 1.1)}],
+    "policy_loss.geometric_clipped_token": [{"band": (0.9, 1.1)}],
+    "policy_loss.clipped_importance": [{"band": (0.0, 5.0)}, {"band": (0.9, 1.1)}],
+    "policy_loss.soft_gated": [{"temperature_positive": 1.0, "temperature_negative": 1.05}],
+    "policy_loss.covariance_clipped": [{"band": (0.8, 1.2)}],
+    "policy_loss.covariance_penalised": [{"coef": 0.5}],
+    "value_loss.squared_clipped": [{"reach": 0.2}],
+    "weighting.token_mean": [{"over": "all"}, {"over": "kept"}],
+    "weighting.sequence_mean_token_mean": [{"over": "all"}, {"over": "kept"}],
+    "weighting.sequence_mean_token_sum": [{"over": "all"}, {"over": "kept"}],
+    "weighting.constant_divisor": [{"divisor": 8.0, "over": "all"}, {"divisor": 8.0, "over": "kept"}],
+}  # fmt: skip
+"""The settings each formula is checked with; one without settings is checked as it is."""
+
+
+def formula_subjects() -> list[Subject]:
+    """Every formula of the catalogue, in every listed variant."""
+    return [bind(entry, settings) for name, entry in catalog().items() for settings in VARIANTS.get(name, [{}])]
+
+
+def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject:
+    """A formula as a subject; `fn` puts another function in its place, such as a planted bug."""
+    function = fn or entry.fn
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        available = _inputs(entry, case)
+        return _results(entry, function(**{name: available[name] for name in entry.inputs}, **options))
+
+    def define(case: Case, options: Mapping[str, Any]) -> Out:
+        value, seen = DEFINITIONS[entry.name](plain(case), **options)
+        level, kind = _KINDS[entry.stage]
+        found = {"value": Result(torch.tensor(value, dtype=torch.float64), level, kind, entry.scope)}
+        return found | {n: _observation(n, torch.tensor(flags, dtype=torch.bool)) for n, flags in seen.items()}
+
+    wide = "batch" in settings.values() or entry.stage in ("select", "weighting", "reward")
+    return Subject(
+        name=entry.name,
+        call=call,
+        inputs=frozenset(entry.inputs),
+        options=dict(settings),
+        couples="batch" if wide else "group" if entry.stage == "normalize" else "sequence",
+        definition=define if entry.name in DEFINITIONS else None,
+        promises=entry.promises,
+        reads=_reads(entry),
+        adapt=_constant_inside if entry.constant_advantage else lambda case: case,
+    )
+
+
+def _constant_inside(case: Case) -> Case:
+    """A sequence-gradient loss is never handed advantages that vary inside a sequence."""
+    return case.with_tokens(advantage=case.sequences["outcome"][case.owner])
+
+
+def _anchor(entry: Formula) -> str:
+    return "logp_old" if entry.stage in ("policy_loss", "select") else "logp_rollout"
+
+
+def _reads(entry: Formula) -> frozenset[str]:
+    """Case fields behind a formula's inputs."""
+    behind = {"logp_anchor": [_anchor(entry)], "logratio": ["logp_old", "logp_rollout"]}
+    fields = {field for name in entry.inputs for field in behind.get(name, [name])}
+    return frozenset(fields | {"outcome", "reward", "logp_rollout"})
+
+
+def _inputs(entry: Formula, given: Case) -> dict[str, Any]:
+    """What the pipeline would hand over, from the case's leaves."""
+    flat = {name: given.flat(name) for name in given.tokens}
+    if "keep" in entry.inputs and entry.stage == "policy_loss":
+        for name in ("logp_current", "logp_old", "advantage"):
+            flat[name] = torch.where(flat["keep"], flat[name], torch.zeros_like(flat[name]))
+    levels = given.levels
+    return {
+        **flat, **given.sequences, "segments": given.segments, "logp_anchor": flat[_anchor(entry)],
+        "logratio": flat["logp_old"] - flat["logp_rollout"],
+        "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups,
+    }  # fmt: skip
+
+
+def _results(entry: Formula, returned: Any) -> Out:
+    level, kind = _KINDS[entry.stage]
+    value, rest = returned if isinstance(returned, tuple) else (returned, {})
+    out = {"value": Result(value, level, kind, entry.scope)}
+    if isinstance(rest, dict):
+        return out | {name: _observation(name, flags) for name, flags in rest.items()}
+    return out
+
+
+def _observation(name: str, flags: Tensor) -> Result:
+    return Result(flags, "sequence" if name.endswith("_sequences") else "token", "observation")
+
+
+# --- whole recipes ------------------------------------------------------------------------------------------------
+
+PIPELINE_PROMISES = ("mask_content", "nonfinite_isolation", "no_aliasing", "split", "permutation", "suppressed_do_not_vote")
+
+def recipe_subjects() -> list[Subject]:
+    """Every recipe, from padded tensors to loss and gradient."""
+    return [bind_recipe(recipe(name)) for name in names()]
+
+
+def bind_recipe(chosen: Recipe, name: str | None = None) -> Subject:
+    """A whole recipe as a subject: the padded door, prepare, decide, token_loss."""
+    wide = chosen.whiten or "batch" in chosen.normalize.settings.values()
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        return _run_recipe(chosen, case)
+
+    return Subject(
+        name=f"recipe.{name or chosen.name}", call=call, inputs=frozenset({"logp_current", *chosen.needs}),
+        couples="batch" if wide else "group", promises=PIPELINE_PROMISES,
+    )  # fmt: skip
+
+
+def _run_recipe(chosen: Recipe, case: Case) -> Out:
+    whole = case.whole
+    batch = SignalBatch.from_padded(
+        whole.padded("trainable").bool(),
+        reward=whole.sequences["reward"], group=whole.sequences["group"], scored=whole.sequences["votes"],
+        ended=whole.sequences["ended"], value_after=whole.sequences["value_after"],
+        sequence_id=torch.tensor(whole.origin), length=whole.sequences["length"].long(),
+        **{n: whole.padded(n) for n in ("logp_old", "logp_rollout", "logp_ref")},
+        **({"value": whole.padded("value_old")} if "value" in chosen.needs else {}),
+    )  # fmt: skip
+    prepared, _ = prepare(batch, chosen)
+    update = next(prepared.updates(1))
+    tokens = torch.cat([whole.token_places([i]) for i in update.sequences.tolist()] or [torch.zeros(0, dtype=torch.long)])
+    decided = decide(update, whole.flat("logp_current")[tokens].detach() if chosen.needs_logp_now else None)
+    mine = [whole.origin.index(i) for i in case.origin] if case.within is not None else list(range(whole.num_sequences))
+    rows = [k for k, s in enumerate(update.sequences.tolist()) if s in mine]
+    micro = MicroBatch(decided.whole.take(torch.tensor(rows, dtype=torch.long)), 1, Ledger())
+    own = torch.cat([case.token_places([mine.index(int(s))]) for s in micro.sequences] or [torch.zeros(0, dtype=torch.long)])
+    extra = {"value": case.flat("value")[own]} if chosen.value else {}
+    out = token_loss(micro, case.flat("logp_current")[own], **extra)
+    advantage = prepared.advantage[torch.cat([whole.token_places([i]) for i in mine] or [torch.zeros(0, dtype=torch.long)])]
+    return {
+        "loss": Result(out.loss, "scalar", "loss"),
+        "advantage": Result(advantage, "token", "advantage"),
+        **{f"metric:{n}": Result(out.metrics[n].total, "scalar", "metric") for n in ("loss/policy", "weight/policy")},
+    }
