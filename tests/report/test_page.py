@@ -109,7 +109,7 @@ def test_the_page_shows_the_curve_and_answers_its_questions(tmp_path: Path) -> N
     line = next(path for path in re.findall(r'd="(M[^"]*)"[^>]*stroke: var\(--first\)', curve) if path.count("L") == 3)
     heights = [float(y) for y in re.findall(r"[ML] [\d.]+ ([\d.]+)", line)]
     assert heights == sorted(heights, reverse=True)  # an SVG grows downwards: the accuracy rises
-    assert "Yes: from 50.0 % right after the warm start to 98.0 %" in text
+    assert "Yes: from 50.0\u00a0% right after the warm start to 98.0\u00a0%" in text
     assert "31258 ✗" in text
     assert "31285 ✓" in text
 
@@ -173,7 +173,7 @@ def test_clipping_and_rejection_are_told(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", metrics=metrics, summary={"skipped_updates": 2}))
     said = sentence.rejected(run, run.series("kept/token_fraction"), {"a": run.series("a/clipped_tokens")})
     assert said == (
-        "Corrections kept at least 80.0 % of the tokens; a clipped up to 4.0 % of them; "
+        "Corrections kept at least 80.0\u00a0% of the tokens; a clipped up to 4.0\u00a0% of them; "
         "2 optimiser steps were left out because nothing was kept."
     )
 

@@ -124,11 +124,11 @@ def steadiness(run: RunData) -> str:
         left, right = axes
         _ = left.plot(entropy.steps, entropy.values, color=ROLES["first"], linewidth=1.8)
         left.set_title("entropy, nats a token", loc="left")
-        left.set_ylim(bottom=0)
+        left.set_ylim(0, 1.08 * max(entropy.values))
         _ = right.plot(norm.steps, norm.values, color=ROLES["second"], linewidth=1.4)
         _ = right.axhline(float(run.config["grad_clip"]), color=ROLES["faint"], linewidth=1, linestyle=(0, (4, 3)))
         right.set_title("gradient norm before clipping", loc="left")
-        right.set_ylim(bottom=0)
+        right.set_ylim(0, 1.08 * max(norm.values))
         for axis in axes:
             axis.set_xlabel("step")
 
@@ -143,7 +143,7 @@ def _plain_axis(axis: "Axes") -> None:
     axis.grid(visible=True, axis="y", linewidth=0.7)
     axis.tick_params(which="both", length=0)
     axis.margins(x=0.02)
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
 def _style(name: str) -> dict[str, Any]:

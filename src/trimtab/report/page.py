@@ -146,7 +146,7 @@ def _recipe(run: RunData) -> str:
         f"<small>{escape(part['means'])}</small></td><td><small>{escape(part['source'])}</small></td></tr>"
         for part in recipe.get("parts", [])
     )
-    said = " ".join(text for text in (recipe.get("summary", ""), recipe.get("source", "")) if text)
+    said = str(recipe.get("summary", "")) + (f" Source: {recipe['source']}." if recipe.get("source") else "")
     return _question(f"What is {recipe['name']}?", said, f'<div class="scroll"><table>{rows}</table></div>')
 
 

@@ -1,5 +1,7 @@
 """The only place that says in words what a figure shows. Every sentence is computed; none is written beforehand."""
 
+import math
+
 from trimtab.report.data import RunData, Series
 
 ROUNDING = 1e-4
@@ -13,9 +15,10 @@ def learned(run: RunData) -> str:
     summary = run.summary
     start, end = float(summary["start_accuracy"]), float(summary["held_out_accuracy"])
     asked = int(run.config["eval_prompts"])
-    if end > start + 0.02:
+    noise = 2 * math.sqrt((start * (1 - start) + end * (1 - end)) / asked)  # two standard errors of the difference
+    if end > start + noise:
         verdict = f"Yes: from {percent(start)} right after the warm start to {percent(end)}"
-    elif end < start - 0.02:
+    elif end < start - noise:
         verdict = f"No, it got worse: from {percent(start)} right after the warm start to {percent(end)}"
     else:
         verdict = f"It did not move: {percent(start)} right after the warm start, {percent(end)} at the end"
@@ -52,9 +55,7 @@ def rejected(run: RunData, kept: Series, clipped: dict[str, Series]) -> str:
     if kept:
         lowest = min(kept.values)
         parts.append(
-            "Corrections kept every token"
-            if lowest == 1
-            else f"Corrections kept at least {percent(lowest)} of the tokens"
+            "No token was rejected" if lowest == 1 else f"Corrections kept at least {percent(lowest)} of the tokens"
         )
     for name, series in clipped.items():
         highest = max(series.values)
@@ -76,6 +77,8 @@ def used(run: RunData) -> str:
     share = run.series("effective_batch/token_fraction")
     if not share:
         return ""
+    if min(share.values) == 1:
+        return "Every token carried a gradient."
     return (
         f"At the end {percent(share.values[-1])} of the tokens carried a gradient, {percent(share.values[0])} at the "
         "start: where all answers to a prompt earn the same, there is nothing to compare."
@@ -103,8 +106,8 @@ def timed(run: RunData) -> str:
     shares = spent(run)
     largest = max(shares, key=lambda name: shares[name])
     return (
-        f"{float(run.summary['seconds']):.0f} seconds in all, most of them ({percent(shares[largest])}) for {largest}; "
-        f"{float(run.summary['tokens_per_second']):,.0f} tokens a second were sampled and trained on."
+        f"{float(run.summary['seconds']):.0f} seconds in all, the largest share ({percent(shares[largest])}) for "
+        f"{largest}; {float(run.summary['tokens_per_second']):,.0f} tokens a second were sampled and trained on."
     )
 
 
@@ -121,11 +124,11 @@ def spent(run: RunData) -> dict[str, float]:
 
 
 def percent(share: float) -> str:
-    """A share with as many digits as it deserves.
+    """A share with as many digits as it deserves; number and sign stay on one line.
 
     >>> percent(0.984), percent(1.0), percent(0.00042)
-    ('98.4 %', '100 %', '0.042 %')
+    ('98.4\\xa0%', '100\\xa0%', '0.042\\xa0%')
     """
     if share in (0.0, 1.0):
-        return f"{100 * share:.0f} %"
-    return f"{100 * share:.1f} %" if abs(share) >= 0.001 else f"{100 * share:.2g} %"
+        return f"{100 * share:.0f}\u00a0%"
+    return f"{100 * share:.1f}\u00a0%" if abs(share) >= 0.001 else f"{100 * share:.2g}\u00a0%"
