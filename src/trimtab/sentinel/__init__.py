@@ -1,10 +1,31 @@
-"""The sentinel: holds any function of the training signal to invariants, and hands back the smallest counter-example."""
+"""The sentinel: holds any function of the training signal to invariants, and hands back the smallest counter-example.
 
+    verdict = check(Subject("my_loss", call, inputs=frozenset({"logp_current", "advantage"})), "mask_content")
+
+`check` searches with hypothesis (the extra `sentinel`); everything else needs torch alone.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from trimtab.errors import MissingExtra
 from trimtab.sentinel.case import CannotRepresent, Case
 from trimtab.sentinel.invariants import INVARIANTS, Invariant, Violation
-from trimtab.sentinel.search import Verdict, check
 from trimtab.sentinel.subject import Out, Result, Subject, run
+
+if TYPE_CHECKING:
+    from trimtab.sentinel.search import Verdict, check
 
 __all__ = [
     "INVARIANTS", "CannotRepresent", "Case", "Invariant", "Out", "Result", "Subject", "Verdict", "Violation", "check", "run",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """The search is imported when first asked for, since it needs hypothesis."""
+    if name not in ("check", "Verdict"):
+        raise AttributeError(f"module 'trimtab.sentinel' has no attribute {name!r}")
+    try:
+        from trimtab.sentinel import search
+    except ImportError as error:
+        raise MissingExtra('the sentinel needs hypothesis: pip install "trimtab[sentinel]"') from error
+    return getattr(search, name)

@@ -7,7 +7,7 @@ and callers that need it defined check the count.
 """
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int, Num
 from torch import Tensor
 
 from trimtab.signal.layout import Keep, PerSequence, PerToken, Segments
@@ -17,7 +17,7 @@ LOG_BOUND = 20.0
 and its square still fits float32. SkyRL and verl use the same number."""
 
 
-def segment_sum(values: Tensor, index: Int[Tensor, " items"], num_segments: int) -> Float[Tensor, " segments"]:
+def segment_sum(values: Num[Tensor, " items"], index: Int[Tensor, " items"], num_segments: int) -> Num[Tensor, " segments"]:
     """Sum of the items of each segment."""
     return values.new_zeros(num_segments).index_add(0, index, values)
 

@@ -1,0 +1,27 @@
+"""The command line: the only place that prints for people and turns errors into exit codes.
+
+0 fine, 1 findings, 2 could not run.
+"""
+
+import sys
+import warnings
+
+from trimtab.cli.app import app
+from trimtab.errors import TrimtabError
+
+
+def main() -> None:
+    """Run the command; a refusal is one message on stderr, never a traceback."""
+    warnings.showwarning = _show  # type: ignore[assignment]
+    try:
+        app()
+    except TrimtabError as error:
+        print(f"trimtab: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _show(message: Warning | str, category: type[Warning], *_: object) -> None:
+    print(f"trimtab: {message}", file=sys.stderr)
+
+
+__all__ = ["app", "main"]

@@ -1,0 +1,5 @@
+"""`python -m trimtab.cli`: the command where it is not installed."""
+
+from trimtab.cli import main
+
+main()

@@ -1,0 +1,77 @@
+"""`trimtab check`: run promises through the sentinel and show what failed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from trimtab.signal import find
+from trimtab.signal.formula import PROMISES
+
+
+def run_check(target: str, seed: int, examples: int, output: str, out: Path | None) -> int:
+    """Check a target; returns the exit code."""
+    verdicts = _verdicts(target, seed, examples, show=output == "text")
+    found = [v for v in verdicts if v.status == "bug"]
+    unrun = [v for v in verdicts if v.status == "could not exercise"]
+    text = _json(target, seed, verdicts) if output == "json" else _text(target, seed, verdicts)
+    if out is not None:
+        out.write_text(text + "\n", encoding="utf-8")
+        print(f"{len(verdicts)} checks, {len(found)} findings: {out}")
+    else:
+        print(text)
+    return 1 if found else 2 if unrun else 0
+
+
+def _verdicts(target: str, seed: int, examples: int, *, show: bool) -> list[Any]:
+    from trimtab.sentinel import check
+    from trimtab.sentinel.targets.trimtab import VARIANTS, bind, formula_subjects, recipe_subjects
+
+    if target == "trimtab":
+        subjects = [*formula_subjects(), *recipe_subjects()]
+    else:
+        entry = find(target)
+        settings = {n: p.default for n, p in entry.settings.items() if p.default is not p.empty}
+        subjects = [bind(entry, variant) for variant in VARIANTS.get(entry.name, [settings])]
+    work = [(subject, promise) for subject in subjects for promise in subject.promises or PROMISES]
+    verdicts: list[Any] = []
+    with Progress(console=Console(stderr=True), transient=True, disable=not show) as progress:
+        task = progress.add_task(f"checking {target}", total=len(work))
+        for subject, promise in work:
+            progress.update(task, description=f"{subject.name} · {promise}")
+            verdicts.append(check(subject, promise, seed=seed, examples=examples))
+            progress.advance(task)
+    return verdicts
+
+
+def _text(target: str, seed: int, verdicts: list[Any]) -> str:
+    lines: list[str] = []
+    for verdict in verdicts:
+        if verdict.status == "holds":
+            continue
+        lines.append(f"{verdict.status.upper()}  {verdict.subject}  {verdict.invariant}")
+        if verdict.violation is not None:
+            lines += [f"  {verdict.violation.what}", f"  observed: {verdict.violation.observed}", f"  expected: {verdict.violation.expected}"]
+            lines.append(f"  smallest case: {json.dumps(verdict.case.as_data())}")
+        if verdict.reason:
+            lines.append(f"  {verdict.reason}")
+    held = sum(v.status == "holds" for v in verdicts)
+    subjects = len({v.subject for v in verdicts})
+    cases = sum(v.exercised for v in verdicts)
+    lines.append(f"{target}: {held} of {len(verdicts)} checks hold on {subjects} subjects and {cases} cases (seed {seed}).")
+    return "\n".join(lines)
+
+
+def _json(target: str, seed: int, verdicts: list[Any]) -> str:
+    rows = [
+        {
+            "subject": v.subject, "invariant": v.invariant, "status": v.status, "exercised": v.exercised, "reason": v.reason,
+            "violation": None if v.violation is None else {"what": v.violation.what, "observed": v.violation.observed,
+                                                           "expected": v.violation.expected, "positions": list(v.violation.positions)},
+            "case": None if v.case is None else v.case.as_data(),
+        }
+        for v in verdicts
+    ]  # fmt: skip
+    return json.dumps({"target": target, "seed": seed, "verdicts": rows}, indent=2, sort_keys=True)

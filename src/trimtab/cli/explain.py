@@ -1,0 +1,103 @@
+"""`trimtab explain`: what a name stands for, in words a person can act on."""
+
+import difflib
+import inspect
+
+from rich.console import Console
+from rich.table import Table
+
+from trimtab.config import explain_recipe, load_run
+from trimtab.errors import ConfigError, SignalError
+from trimtab.sentinel import INVARIANTS
+from trimtab.signal import METRICS, Formula, Recipe, catalog, find, metric_spec, names, recipe
+
+
+def explain_name(name: str, overrides: list[str], console: Console) -> None:
+    """Find what is meant and say it; a name with two meanings shows both."""
+    if name.endswith(".toml"):
+        show_recipe(load_run(name, overrides).build_recipe(), console, title=f"{name} runs")
+        return
+    shown = False
+    if name in names():
+        show_recipe(recipe(name), console)
+        shown = True
+    for entry in _formulas(name):
+        _show_formula(entry, console)
+        shown = True
+    if name in INVARIANTS:
+        _show_invariant(name, console)
+        shown = True
+    if any(name == spec.name for spec in METRICS) or ("/" in name and _is_metric(name)):
+        spec = metric_spec(name)
+        console.print(f"[bold]{name}[/]  metric\n  {spec.means}\n  population: {spec.population}\n  range: [{spec.low:g}, {spec.high:g}]", highlight=False)
+        shown = True
+    if not shown:
+        raise ConfigError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    choices = [*names(), *catalog(), *(f.name.partition(".")[2] for f in catalog().values()), *INVARIANTS, *[spec.name for spec in METRICS]]
+    near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    return f"explain: nothing is called {name!r}{hint} Recipes are {', '.join(names())}; trimtab catalog lists all the rest."
+
+
+def _formulas(name: str) -> list[Formula]:
+    known = catalog()
+    wanted = name.lower()
+    found = [f for f in known.values() if wanted in (f.name, f.name.partition(".")[2], *(k.lower() for k in f.known_as))]
+    if not found and "." in name and "/" not in name and name.partition(".")[0] not in {f.stage for f in known.values()}:
+        try:
+            return [find(name)]
+        except SignalError as error:
+            raise ConfigError(str(error)) from error
+    return found
+
+
+def _is_metric(name: str) -> bool:
+    try:
+        metric_spec(name)
+    except SignalError:
+        return False
+    return True
+
+
+def show_recipe(one: Recipe, console: Console, title: str | None = None) -> None:
+    """The formulas that will run, in order, with their sources; then what they need and cost."""
+    console.print(f"[bold]{title or one.name}[/]  recipe{f' ({one.name})' if title else ''}\n  {one.summary}\n  source: {one.source}\n", highlight=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("stage", "what runs", "source"):
+        table.add_column(column, overflow="fold")
+    for row in explain_recipe(one):
+        table.add_row(*row)
+    console.print(table)
+    needs = ", ".join(sorted(one.needs)) or "nothing beyond rewards, groups and the current log-probs"
+    console.print(f"\n  needs: {needs}", highlight=False)
+    console.print(f"  logp_old: {one.old}", highlight=False)
+    cost = "every optimiser step after a batch's first costs one forward pass without gradient (decide)" if one.needs_logp_now else "none beyond the training pass"
+    console.print(f"  extra passes: {cost}", highlight=False)
+    carried = {factor: str(stage.part.formula.name) for stage in (one.loss, *one.correction) for factor in stage.spends}
+    for factor, pair in (("engine", "old/rollout"), ("update", "current/old")):
+        console.print(f"  {pair}: {'corrected by ' + carried[factor] if factor in carried else 'not corrected'}", highlight=False)
+
+
+def _show_formula(entry: Formula, console: Console) -> None:
+    console.print(f"[bold]{entry.name}[/]  formula" + (f"  (known as {', '.join(entry.known_as)})" if entry.known_as else ""), highlight=False)
+    console.print("  " + (inspect.getdoc(entry.fn) or "").replace("\n", "\n  "), markup=False, highlight=False)
+    console.print(f"\n  source: {entry.source}", highlight=False, markup=False)
+    console.print(f"  inputs: {', '.join(entry.inputs)}", highlight=False)
+    for name, parameter in entry.settings.items():
+        default = "no default" if parameter.default is inspect.Parameter.empty else f"default {parameter.default}"
+        console.print(f"  setting {name}: {default}", highlight=False)
+    console.print(f"  scope: {entry.scope}; consumes: {entry.consumes}", highlight=False)
+    console.print(f"  promises: {', '.join(entry.promises)}\n", highlight=False)
+
+
+def _show_invariant(name: str, console: Console) -> None:
+    law = INVARIANTS[name]
+    rows = (("", law.statement), ("why: ", law.why), ("a real bug: ", law.bug), ("repair: ", law.repair))
+    console.print(f"[bold]{name}[/]  invariant", highlight=False)
+    for label, text in rows:
+        console.print(f"  {label}{text}", highlight=False, markup=False)
+    held = [f.name for f in catalog().values() if name in f.promises]
+    console.print(f"  promised by {len(held)} formulas\n", highlight=False)

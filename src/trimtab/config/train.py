@@ -1,0 +1,1 @@
+from trimtab.train.settings import TrainSettings
