@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trimtab.errors import ConfigError
-from trimtab.report import sentence, write_report
+from trimtab.report import figure, sentence, write_report
 from trimtab.report.data import read_run, smoothed
 
 RECIPE = {
@@ -122,11 +122,12 @@ def test_colours_belong_to_the_page_and_follow_the_system(tmp_path: Path) -> Non
     assert not re.search(r"#[0-9a-f]{6}\b", drawings)
 
 
-def test_ids_of_different_figures_do_not_clash(tmp_path: Path) -> None:
-    text = write_report(write_run(tmp_path / "run")).read_text()
-    clips = re.findall(r'<clipPath id="([^"]+)"', text)
-    assert clips
-    assert len(set(clips)) == len(clips)
+def test_ids_of_different_figures_do_not_clash() -> None:
+    """Equal drawings on one page would share their clip paths, and hiding one would hide the other."""
+    first, second = (figure.drawn(name, 1, lambda axes: axes[0].plot([0, 1], [0, 1])) for name in ("a", "b"))
+    ids = [set(re.findall(r'id="([mp][0-9a-f]+)"', drawing)) for drawing in (first, second)]
+    assert ids[0]
+    assert not ids[0] & ids[1]
 
 
 def test_text_of_the_run_is_escaped(tmp_path: Path) -> None:

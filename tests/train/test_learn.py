@@ -87,6 +87,16 @@ def test_a_batch_without_signal_moves_nothing_and_is_counted(policy: Policy) -> 
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
 
 
+def test_a_batch_that_is_rejected_whole_moves_nothing_although_the_optimiser_has_momentum(policy: Policy) -> None:
+    learner = Learner(policy, recipe("geometric_mask"), TrainSettings(lr=1e-2))
+    assert learner.learn(sampled(policy, MIXED), version=0).skipped_updates == 0
+    before, batch = parameters(policy), sampled(policy, MIXED)
+    learned = learner.learn(replace(batch, logp_rollout=batch.logp_rollout - 1.0), version=1)
+    assert learned.metrics["kept/token_fraction"] == 0
+    assert learned.skipped_updates == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
+
+
 def test_a_filter_that_leaves_fewer_groups_than_updates_still_trains(policy: Policy) -> None:
     only_one = [1.0, 0, 0, 1] + [1.0] * 8
     settings = TrainSettings(updates_per_batch=3)

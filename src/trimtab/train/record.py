@@ -147,7 +147,7 @@ def _plain(content: object) -> object:
     if isinstance(content, list | tuple):
         return [_plain(value) for value in content]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(content, float) and not math.isfinite(content):
-        return content
+        return None
     return str(content) if isinstance(content, Path) else content
 
 
