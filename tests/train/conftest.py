@@ -8,6 +8,7 @@ import torch
 from trimtab.rollout.task import TASKS, Reverse
 from trimtab.train import TrainSettings, train
 from trimtab.train.policy import Policy, new_policy
+from trimtab.train.progress import Silent
 from trimtab.train.record import Summary
 from trimtab.train.settings import ModelSettings
 
@@ -39,7 +40,6 @@ def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     """PPO with a reference and a critic, two updates a batch, batches dumped; on two digits, so that rewards come."""
     changed = {
         "task": "short",
-        "recipe": "ppo",
         "dump_batches": True,
         "updates_per_batch": 2,
         "temperature": 0.8,
@@ -51,7 +51,7 @@ def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     folder: Path = tmp_path_factory.mktemp("ppo") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, "short", Reverse(num_digits=2))
-        return train(SMALL.model_copy(update={**changed, "run_dir": folder}))
+        return train(SMALL.model_copy(update={**changed, "run_dir": folder}), "ppo", progress=Silent())
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from trimtab.rollout.task import TASKS, Problem, Reverse, draw
 from trimtab.train import EarlyStop, TrainSettings, train
 from trimtab.train.evaluate import evaluate
 from trimtab.train.policy import load, published
-from trimtab.train.progress import Lines, OneLine, Silent
+from trimtab.train.progress import Silent
 from trimtab.train.record import Summary
 
 
@@ -179,7 +179,7 @@ def test_threads_are_given_back(small: TrainSettings, tmp_path: Path) -> None:
 
 
 def test_quiet_prints_one_line(small: TrainSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _ = train(small.model_copy(update={"run_dir": tmp_path / "run", "steps": 1}), progress=OneLine())
+    _ = train(small.model_copy(update={"run_dir": tmp_path / "run", "steps": 1}), quiet=True)
     out, err = capsys.readouterr()
     assert err == ""
     assert len(out.splitlines()) == 1
@@ -188,7 +188,7 @@ def test_quiet_prints_one_line(small: TrainSettings, tmp_path: Path, capsys: pyt
 
 
 def test_plain_lines_tell_the_course(small: TrainSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _ = train(small.model_copy(update={"run_dir": tmp_path / "run"}), progress=Lines())
+    _ = train(small.model_copy(update={"run_dir": tmp_path / "run"}))
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in out if line.startswith("step")] == ["0", "2"]
     assert out[-1] == f"report  {tmp_path / 'run' / 'report.html'}"
@@ -203,7 +203,7 @@ def test_a_run_does_not_write_over_another(ppo_run: Summary, small: TrainSetting
 
 def test_unknown_names_are_refused_before_anything_is_written(small: TrainSettings, tmp_path: Path) -> None:
     with pytest.raises(SignalError, match="did you mean 'grpo'"):
-        _ = train(small.model_copy(update={"recipe": "grpoo", "run_dir": tmp_path / "run"}))
+        _ = train(small.model_copy(update={"run_dir": tmp_path / "run"}), "grpoo")
     with pytest.raises(ConfigError, match="did you mean 'reverse'"):
         _ = train(small.model_copy(update={"task": "reversed", "run_dir": tmp_path / "run"}))
     assert not (tmp_path / "run").exists()

@@ -124,11 +124,12 @@ def steadiness(run: RunData) -> str:
         left, right = axes
         _ = left.plot(entropy.steps, entropy.values, color=ROLES["first"], linewidth=1.8)
         left.set_title("entropy, nats a token", loc="left")
-        left.set_ylim(0, 1.08 * max(entropy.values))
+        left.set_ylim(0, 1.08 * max(1e-3, *entropy.values))
         _ = right.plot(norm.steps, norm.values, color=ROLES["second"], linewidth=1.4)
-        _ = right.axhline(float(run.config["grad_clip"]), color=ROLES["faint"], linewidth=1, linestyle=(0, (4, 3)))
+        bound = float(run.config["grad_clip"])
+        _ = right.axhline(bound, color=ROLES["faint"], linewidth=1, linestyle=(0, (4, 3)))
         right.set_title("gradient norm before clipping", loc="left")
-        right.set_ylim(0, 1.08 * max(norm.values))
+        right.set_ylim(0, 1.08 * max(bound, *norm.values))
         for axis in axes:
             axis.set_xlabel("step")
 

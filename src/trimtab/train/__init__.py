@@ -5,35 +5,38 @@ from typing import TYPE_CHECKING
 from trimtab.train.settings import EarlyStop, ModelSettings, TrainSettings
 
 if TYPE_CHECKING:
+    from trimtab.signal import Recipe
     from trimtab.train.progress import Progress
     from trimtab.train.record import Summary
 
-__all__ = ["EarlyStop", "ModelSettings", "TrainSettings", "terminal_progress", "train"]
+__all__ = ["DEFAULT_RECIPE", "EarlyStop", "ModelSettings", "TrainSettings", "train"]
+
+DEFAULT_RECIPE = "start_on_policy"
 
 NEEDED = ("transformers", "tokenizers", "safetensors", "matplotlib")
 
 
-def train(settings: TrainSettings | None = None, *, progress: "Progress | None" = None) -> "Summary":
+def train(
+    settings: TrainSettings | None = None,
+    recipe: "Recipe | str" = DEFAULT_RECIPE,
+    *,
+    quiet: bool = False,
+    progress: "Progress | None" = None,
+) -> "Summary":
     """Run to the end and return the summary; the run folder holds everything else.
 
-    >>> train(TrainSettings(seed=1)).held_out_accuracy     # doctest: +SKIP
+    Tells its course on the terminal; with `quiet` only the result. `progress` takes the place of both.
+
+    >>> train(TrainSettings(seed=1), "dapo").held_out_accuracy     # doctest: +SKIP
     0.988
     """
     _check_extras()
-    from trimtab.signal import Recipe, recipe
+    from trimtab.signal import recipe as named
     from trimtab.train.loop import train_run
-    from trimtab.train.progress import Silent
-
-    settings = settings or TrainSettings()
-    chosen = settings.recipe if isinstance(settings.recipe, Recipe) else recipe(settings.recipe)
-    return train_run(settings, chosen, progress or Silent())
-
-
-def terminal_progress(*, quiet: bool) -> "Progress":
-    """What the command line passes as `progress`."""
     from trimtab.train.progress import terminal_progress
 
-    return terminal_progress(quiet=quiet)
+    chosen = named(recipe) if isinstance(recipe, str) else recipe
+    return train_run(settings or TrainSettings(), chosen, progress or terminal_progress(quiet=quiet))
 
 
 def _check_extras() -> None:

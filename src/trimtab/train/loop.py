@@ -74,9 +74,7 @@ def _opened(settings: TrainSettings, recipe: Recipe, progress: Progress, started
     task = named_task(settings.task)
     record = open_record(settings.run_dir, settings.seed)
     progress.opened(settings, recipe.name, record.folder)
-    record.write_json(
-        "config.json", {**settings.model_dump(mode="json", exclude={"recipe"}), "recipe": described(recipe)}
-    )
+    record.write_json("config.json", {**settings.model_dump(mode="json"), "recipe": described(recipe)})
     policy = new_policy(settings.model, task.alphabet, settings.seed)
     engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id)
     record.write_json(

@@ -1,12 +1,11 @@
 """The only place that says what a training run can be told. Frozen; unknown keys and senseless values are refused."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trimtab.errors import ConfigError
-from trimtab.signal import Recipe
 
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -15,7 +14,7 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Frozen(BaseModel):
     """Settings never change once made, and a key nobody reads is an error, not a surprise."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class ModelSettings(Frozen):
@@ -59,8 +58,6 @@ class TrainSettings(Frozen):
     """The run folder; it must be empty or absent. Unset: `runs/<UTC time>-seed<N>`."""
     task: str = "reverse"
     """What is asked; a name of `trimtab.rollout.task.TASKS`."""
-    recipe: Annotated[Any, SkipValidation] = "start_on_policy"
-    """The training signal: the name of a recipe, or a `trimtab.signal.Recipe`."""
     model: ModelSettings = ModelSettings()
     """The size of the policy."""
     warm_start_steps: Annotated[int, Field(ge=0)] = 50
@@ -97,15 +94,6 @@ class TrainSettings(Frozen):
     """Write every batch the signal saw to `batches/step_NNNN.safetensors`."""
     threads: Count = 1
     """CPU threads of torch. With 1, equal seeds give equal numbers; more are faster on an idle machine."""
-
-    @model_validator(mode="after")
-    def _recipe_is_one(self) -> "TrainSettings":
-        if not isinstance(self.recipe, str | Recipe):
-            raise ConfigError(
-                f"train: recipe is {self.recipe!r}, so there is no signal to train on. Give a name that "
-                "`trimtab catalog` lists, or a trimtab.signal.Recipe."
-            )
-        return self
 
     @model_validator(mode="after")
     def _updates_fit_the_batch(self) -> "TrainSettings":
