@@ -112,11 +112,12 @@ def test_policy_loss_soft_gated() -> None:
 
 
 # Kept log-probs -1, -2, -3, -1, -3, -2 have mean -2, kept advantages 2, -1, -3, 6, 1, -5 have mean 0, so
-# cov = 2 * 1, -1 * 0, -3 * -1, 6 * 1, 1 * -1, -5 * 0 = 2, 0, 3, 6, -1, 0. The seventh, rejected, enters no mean.
-COV_CURRENT = tokens(-1.0, -2.0, -3.0, -1.0, -3.0, -2.0, -100.0)
-COV_ADVANTAGE = tokens(2.0, -1.0, -3.0, 6.0, 1.0, -5.0, 1000.0)
-COV_KEEP = flags(1, 1, 1, 1, 1, 1, 0)
-KEY = index(50, 0, 40, 0, 0, 0, 0)
+# cov = 2 * 1, -1 * 0, -3 * -1, 6 * 1, 1 * -1, -5 * 0 = 2, 0, 3, 6, -1, 0. The last two tokens are
+# rejected: they enter no mean, and are not drawn although the last one's own covariance would be 4 * 1.
+COV_CURRENT = tokens(-1.0, -2.0, -3.0, -1.0, -3.0, -2.0, -100.0, -1.0)
+COV_ADVANTAGE = tokens(2.0, -1.0, -3.0, 6.0, 1.0, -5.0, 1000.0, 4.0)
+COV_KEEP = flags(1, 1, 1, 1, 1, 1, 0, 0)
+KEY = index(50, 0, 40, 0, 0, 0, 0, 0)
 
 
 def in_band(anchor: torch.Tensor, *, low: float = 1.0, high: float = 5.0, fraction: float) -> torch.Tensor:
@@ -130,29 +131,29 @@ def test_select_covariance_in_band() -> None:
     selected = policy_loss.covariance_in_band(
         COV_CURRENT, COV_CURRENT, COV_ADVANTAGE, COV_KEEP, KEY, covariance_low=1.0, covariance_high=5.0, fraction=0.4
     )
-    assert_is(selected, 1, 0, 1, 0, 0, 0, 0)
+    assert_is(selected, 1, 0, 1, 0, 0, 0, 0, 0)
     # one may be drawn: the smaller key, 40, is token 2; at least one always is
-    assert_is(in_band(COV_CURRENT, fraction=0.2), 0, 0, 1, 0, 0, 0, 0)
-    assert_is(in_band(COV_CURRENT, fraction=0.0), 0, 0, 1, 0, 0, 0, 0)
+    assert_is(in_band(COV_CURRENT, fraction=0.2), 0, 0, 1, 0, 0, 0, 0, 0)
+    assert_is(in_band(COV_CURRENT, fraction=0.0), 0, 0, 1, 0, 0, 0, 0, 0)
     # the band is open: 2 and 3 are its own bounds
-    assert_is(in_band(COV_CURRENT, low=2.0, fraction=0.4), 0, 0, 1, 0, 0, 0, 0)
-    assert_is(in_band(COV_CURRENT, high=3.0, fraction=0.4), 1, 0, 0, 0, 0, 0, 0)
+    assert_is(in_band(COV_CURRENT, low=2.0, fraction=0.4), 0, 0, 1, 0, 0, 0, 0, 0)
+    assert_is(in_band(COV_CURRENT, high=3.0, fraction=0.4), 1, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_clip_cov_does_not_draw_what_the_clip_already_stops() -> None:
     # token 2 has A = -3 and a ratio of e^-1 < 0.8: PPO's clip stops it, so it is not drawn
-    anchor = COV_CURRENT + tokens(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
-    assert_is(in_band(anchor, fraction=0.4), 1, 0, 0, 0, 0, 0, 0)
+    anchor = COV_CURRENT + tokens(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert_is(in_band(anchor, fraction=0.4), 1, 0, 0, 0, 0, 0, 0, 0)
     # with a ratio of e^+1 the surrogate is not clipped (A < 0), and it is drawn
-    anchor = COV_CURRENT - tokens(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
-    assert_is(in_band(anchor, fraction=0.4), 1, 0, 1, 0, 0, 0, 0)
+    anchor = COV_CURRENT - tokens(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert_is(in_band(anchor, fraction=0.4), 1, 0, 1, 0, 0, 0, 0, 0)
 
 
 def test_select_covariance_largest() -> None:
-    # a third of 6 is two: cov 6 and 3; the rejected token's would be the largest of all. At least one always is.
+    # a third of 6 is two: cov 6 and 3; a rejected token's would come between them. At least one always is.
     inputs = (COV_CURRENT, COV_ADVANTAGE, COV_KEEP, KEY)
-    assert_is(policy_loss.covariance_largest(*inputs, fraction=0.34), 0, 0, 1, 1, 0, 0, 0)
-    assert_is(policy_loss.covariance_largest(*inputs, fraction=0.0), 0, 0, 0, 1, 0, 0, 0)
+    assert_is(policy_loss.covariance_largest(*inputs, fraction=0.34), 0, 0, 1, 1, 0, 0, 0, 0)
+    assert_is(policy_loss.covariance_largest(*inputs, fraction=0.0), 0, 0, 0, 1, 0, 0, 0, 0)
 
 
 def test_equal_covariances_are_drawn_by_key() -> None:
