@@ -122,6 +122,19 @@ def test_a_stage_that_can_do_nothing_is_absent(name: str) -> None:
     assert_same(run(recipe(CLIPPED, NEUTRAL[name]), *drawn()), run(recipe(CLIPPED), *drawn()))
 
 
+@pytest.mark.parametrize("ratio", ["engine", "update", "total"])
+def test_a_rejected_token_has_exactly_no_gradient_whenever_it_is_rejected(ratio: str) -> None:
+    """`engine` is decided in prepare, the other two with the current policy at hand; the rest is as without the stage."""
+    current, old, rollout = drawn()
+    later, earlier = {"engine": (old, rollout), "update": (current, old), "total": (current, rollout)}[ratio]
+    inside = (torch.exp(later - earlier) >= 0.8) & (torch.exp(later - earlier) <= 1.25)
+    assert 0 < int((inside & MASK).sum()) < int(MASK.sum())
+    stage = Stage(part("keep.token_band", band=(0.8, 1.25)), ratio=ratio)
+    _, gradient = run(recipe(REINFORCE, stage), current, old, rollout)
+    _, whole = run(recipe(REINFORCE), current, old, rollout)
+    torch.testing.assert_close(gradient, torch.where(inside, whole, torch.zeros_like(whole)), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 def test_an_importance_between_equal_policies_is_absent(level: str) -> None:
     current, old, _ = drawn()
