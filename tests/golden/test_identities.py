@@ -124,7 +124,7 @@ def test_a_stage_that_can_do_nothing_is_absent(name: str) -> None:
 
 @pytest.mark.parametrize("ratio", ["engine", "update", "total"])
 def test_a_rejected_token_has_exactly_no_gradient_whenever_it_is_rejected(ratio: str) -> None:
-    """`engine` is decided in prepare, the other two with the current policy at hand; the rest is as without the stage."""
+    """`engine` is decided in prepare, the others with the current policy at hand; the rest is as without the stage."""
     current, old, rollout = drawn()
     later, earlier = {"engine": (old, rollout), "update": (current, old), "total": (current, rollout)}[ratio]
     inside = (torch.exp(later - earlier) >= 0.8) & (torch.exp(later - earlier) <= 1.25)
