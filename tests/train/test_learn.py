@@ -9,7 +9,7 @@ from trimtab.rollout.assemble import Assembled, Episode, assemble
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import Sampling
 from trimtab.rollout.tokenizer import encode
-from trimtab.signal import recipe
+from trimtab.signal import names, recipe
 from trimtab.train.learn import Learner
 from trimtab.train.logp import token_pass
 from trimtab.train.policy import Policy, frozen_copy, published
@@ -78,6 +78,16 @@ def test_micro_batches_do_not_change_the_step(policy: Policy, name: str) -> None
         gradients.append([parameter.grad for parameter in one.model.parameters() if parameter.grad is not None])
     for whole, cut in zip(*gradients, strict=True):
         torch.testing.assert_close(whole, cut, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_trains_with_two_updates_a_batch(policy: Policy, name: str) -> None:
+    """The first update is on-policy whatever the recipe; both must find what they need in the batch."""
+    before = parameters(policy)
+    learned = Learner(policy, recipe(name), TrainSettings(updates_per_batch=2)).learn(sampled(policy, MIXED), version=0)
+    assert learned.metrics["train/updates"] == 2
+    assert learned.metrics["kept/token_fraction"] == 1
+    assert any(not torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
 
 
 def test_a_batch_without_signal_moves_nothing_and_is_counted(policy: Policy) -> None:

@@ -193,7 +193,7 @@ def _finished(run: Run, outcome: Outcome) -> Summary:
     """Measure once on test prompts, save the policy, write summary and report."""
     from trimtab.report import write_report
 
-    run.progress.stage("measuring on test prompts, writing the report")
+    run.progress.stage("measuring on test prompts and writing the report")
     if run.evaluated_step != run.steps:
         _ = _evaluated(run, _held_out(run, "validation"), run.steps)
     accuracy = _measured(run, _held_out(run, "test")).accuracy

@@ -139,7 +139,7 @@ class Live(Silent):
             return Text(self._stage, style="dim")
         done = int(_number(self._line, "step")) + 1
         top = Table.grid(padding=(0, 1))
-        top.add_row(f"step {done}/{self._steps}", ProgressBar(total=self._steps, completed=done, width=32), self._stage)
+        top.add_row(f"step {done}/{self._steps}", ProgressBar(total=self._steps, completed=done, width=32))
         accuracy = f"{self._accuracies[-1]:.3f}" if self._accuracies else "-"
         below = Text.assemble(
             ("held-out ", "dim"),
@@ -152,7 +152,7 @@ class Live(Silent):
             ("time ", "dim"),
             f"{_number(self._line, 'time/elapsed_seconds'):.0f} s",
         )
-        return Group(top, below)
+        return Group(top, below, Text(self._stage, style="dim")) if self._stage else Group(top, below)
 
 
 def terminal_progress(*, quiet: bool) -> Progress:
