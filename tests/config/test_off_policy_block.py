@@ -68,16 +68,23 @@ def test_every_key_is_a_dotted_override(key: str) -> None:
     value = choices.get(key, 1.25 if "low" not in key else 0.25)
     loaded = load_run(None, [f"off_policy_correction.{key}={value}"]).off_policy_correction
     assert getattr(loaded, key) == value
-    assert getattr(load_run(None, ["off_policy_correction.tis_ratio_type=null"]).off_policy_correction, "tis_ratio_type") is None
+    assert (
+        load_run(None, ["off_policy_correction.tis_ratio_type=null"]).off_policy_correction.tis_ratio_type
+        is None
+    )
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(ConfigError, match=r"no key 'off_policy_correction.geo_mask_hihg'; did you mean 'geo_mask_high'\?"):
+    with pytest.raises(
+        ConfigError, match=r"no key 'off_policy_correction.geo_mask_hihg'; did you mean 'geo_mask_high'\?"
+    ):
         parse_run({"off_policy_correction": {"geo_mask_hihg": 1.0}})
 
 
 def test_deprecated_keys_still_load_and_say_what_to_write() -> None:
-    with pytest.warns(DeprecationWarning, match='Write instead: tis_ratio_type = "token", token_tis_ratio_clip_high = 3.0'):
+    with pytest.warns(
+        DeprecationWarning, match='Write instead: tis_ratio_type = "token", token_tis_ratio_clip_high = 3.0'
+    ):
         loaded = parse_run({"off_policy_correction": {"use_tis": True, "tis_imp_ratio_cap": 3.0}}).off_policy_correction
     assert (loaded.tis_ratio_type, loaded.token_tis_ratio_clip_high) == ("token", 3.0)
     with pytest.warns(DeprecationWarning):
@@ -152,14 +159,22 @@ def test_metrics_carry_the_sources_names_over_trainable_tokens_only() -> None:
     assert names["outlier_seq_under_low_ratio"] == 0.0
     assert names["product_sequence_mask_masked_ratio"] == names["product_sequence_mask_over_high_ratio"] == 0.25
     sequence = OffPolicyCorrection(tis_ratio_type="sequence").stages()
-    assert source_metrics(run(recipe("start_engine_mismatch", correction=sequence), given)[2])["tis_seq_clip_high_ratio"] == 0.25
+    assert (
+        source_metrics(run(recipe("start_engine_mismatch", correction=sequence), given)[2])["tis_seq_clip_high_ratio"]
+        == 0.25
+    )
 
 
 @pytest.mark.parametrize(("over", "count"), [("all", 14), ("kept", 10)])
 def test_the_denominator_is_a_named_choice(over: str, count: int) -> None:
     given = batch()
     stages = OffPolicyCorrection(outlier_token_is_threshold_high=100.0).stages()
-    chosen = recipe("start_engine_mismatch", correction=stages, weighting=part("weighting.token_mean", over=over), loss=LOSSES["cross_entropy"])
+    chosen = recipe(
+        "start_engine_mismatch",
+        correction=stages,
+        weighting=part("weighting.token_mean", over=over),
+        loss=LOSSES["cross_entropy"],
+    )
     assert run(chosen, given)[1][0, 0].item() == pytest.approx(-1 / count)
 
 

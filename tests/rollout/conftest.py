@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from trimtab.config.train import ModelSettings
 from trimtab.rollout.embedded import Embedded
 from trimtab.train.policy import Policy, frozen_copy, new_policy, published
-from trimtab.train.settings import ModelSettings
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -115,7 +115,14 @@ def test_order_padding_side_and_garbage_change_nothing(loss: str, weighting: str
     order = torch.tensor([5, 2, 7, 0, 3, 6, 1, 4])
     permuted, _, _ = gradient({n: v[order] for n, v in given.items()}, one)
     torch.testing.assert_close(permuted, whole[order], rtol=1e-12, atol=1e-15)
-    flipped = {n: torch.cat([torch.full((8, 2), -0.5, dtype=v.dtype) if v.dtype == F64 else torch.zeros(8, 2, dtype=v.dtype), v], 1) if v.ndim == 2 else v for n, v in given.items()}
+    flipped = {
+        n: torch.cat(
+            [torch.full((8, 2), -0.5, dtype=v.dtype) if v.dtype == F64 else torch.zeros(8, 2, dtype=v.dtype), v], 1
+        )
+        if v.ndim == 2
+        else v
+        for n, v in given.items()
+    }
     torch.testing.assert_close(gradient(flipped, one)[0][:, 2:], whole, rtol=1e-12, atol=1e-15)
     for garbage in (float("nan"), float("inf"), float("-inf"), 7.5):
         dirty = {n: torch.where(given["mask"], v, garbage) if n.startswith("logp") else v for n, v in given.items()}
@@ -217,7 +224,9 @@ def _faked(micro: trimtab.signal.MicroBatch, mode: object) -> trimtab.signal.Mic
     from trimtab.signal.layout import Segments
 
     slice_ = micro.part
-    segments = Segments(mode.from_tensor(slice_.segments.token_counts), mode.from_tensor(slice_.segments.sequence_of_token))
+    segments = Segments(
+        mode.from_tensor(slice_.segments.token_counts), mode.from_tensor(slice_.segments.sequence_of_token)
+    )
     fields = {n: mode.from_tensor(v) for n, v in slice_.fields.items()}
     return replace(micro, part=replace(slice_, segments=segments, fields=fields))
 

@@ -40,7 +40,9 @@ def one_sequence(advantage: torch.Tensor, chosen: trimtab.Recipe) -> tuple[objec
     )
     prepared, _ = prepare(batch, chosen)
     assert isinstance(prepared, Prepared)
-    prepared = replace(prepared, advantage=torch.cat([advantage, torch.zeros(3, dtype=F64)]), trains=torch.tensor([True, False]))
+    prepared = replace(
+        prepared, advantage=torch.cat([advantage, torch.zeros(3, dtype=F64)]), trains=torch.tensor([True, False])
+    )
     logp = current.clone().requires_grad_()
     (micro,) = decide(next(prepared.updates(1))).split(num=1)
     return token_loss(micro, logp), logp
@@ -83,7 +85,9 @@ def test_s1_the_known_wrong_answer_differs_from_ours_by_the_published_numbers() 
 
 
 def test_s1_keeps_sequences_whose_advantage_is_not_negative() -> None:
-    keep, _ = negative_drift(flat(-9, -9, -9, -9), flat(0, 0, 0, 0), flat(0.0, 0.0, -1.0, 2.0), segments(2, 2), delta=0.1)
+    keep, _ = negative_drift(
+        flat(-9, -9, -9, -9), flat(0, 0, 0, 0), flat(0.0, 0.0, -1.0, 2.0), segments(2, 2), delta=0.1
+    )
     assert keep.tolist() == [True] * 4
 
 
@@ -144,8 +148,12 @@ def test_s2_the_gradient_is_minus_w_times_advantage_and_nothing_flows_into_w() -
 def test_s2_with_current_equal_to_old_it_is_the_two_sided_clip_of_old_over_rollout() -> None:
     batch = s2_batch()
     band = (0.8, 1.28)
-    importance, _ = truncated((batch["logp_old"] - batch["logp_rollout"]).reshape(-1), segments(3, 3), level="token", band=band)
-    torch.testing.assert_close(importance, torch.exp(batch["logp_old"] - batch["logp_rollout"]).clamp(*band).reshape(-1))
+    importance, _ = truncated(
+        (batch["logp_old"] - batch["logp_rollout"]).reshape(-1), segments(3, 3), level="token", band=band
+    )
+    torch.testing.assert_close(
+        importance, torch.exp(batch["logp_old"] - batch["logp_rollout"]).clamp(*band).reshape(-1)
+    )
 
 
 def test_s2_with_all_three_equal_it_is_reinforce() -> None:
@@ -170,7 +178,10 @@ def test_s2_a_correction_from_outside_the_package_is_chosen_by_dotted_path() -> 
     stage = Stage(part("outside_formulas.halved", stage="importance", factor=0.5), ratio="total")
     batch = s2_batch()
     gradients = []
-    for chosen in (s2_recipe((0.0, 100.0)), recipe("start_async", correction=(stage,), weighting=part("weighting.sequence_mean_token_sum"))):
+    for chosen in (
+        s2_recipe((0.0, 100.0)),
+        recipe("start_async", correction=(stage,), weighting=part("weighting.sequence_mean_token_sum")),
+    ):
         logp = batch["logp_old"].clone().requires_grad_()
         trimtab.loss(logp, recipe=chosen, **batch)[0].backward()
         gradients.append(logp.grad)
@@ -192,7 +203,10 @@ def test_s3_the_raw_kl_survives_reward_shaping(estimator: object) -> None:
 
 
 def test_s3_the_logged_kl_is_the_freshly_computed_one() -> None:
-    old, ref = torch.tensor([[-0.5, -0.9], [-0.3, -0.4]], dtype=F64), torch.tensor([[-0.7, -0.6], [-0.3, -1.4]], dtype=F64)
+    old, ref = (
+        torch.tensor([[-0.5, -0.9], [-0.3, -0.4]], dtype=F64),
+        torch.tensor([[-0.7, -0.6], [-0.3, -1.4]], dtype=F64),
+    )
     chosen = recipe("reinforce_plus_plus", kl=KL(part("kl.k1"), coef=0.05, into="token_reward"))
     batch = SignalBatch.from_padded(
         torch.ones(2, 2), reward=flat(1, 0), group=torch.tensor([0, 0]), logp_old=old, logp_ref=ref
@@ -219,7 +233,11 @@ def s4_advantage(second_reward: float, not_ended: str = "zero", **changes: objec
         "reinforce", normalize=part("normalize.mean_std", mean="batch", std="none"), not_ended=not_ended, **changes
     )
     batch = SignalBatch.from_padded(
-        attention, attention=attention, ended="shorter_than_row", reward=flat(1.0, second_reward), group=torch.tensor([0, 1])
+        attention,
+        attention=attention,
+        ended="shorter_than_row",
+        reward=flat(1.0, second_reward),
+        group=torch.tensor([0, 1]),
     )
     prepared, _ = prepare(batch, chosen)
     return prepared.advantage
@@ -242,9 +260,21 @@ def test_s4_the_suppressed_row_still_trains_and_carries_its_kl() -> None:
     attention = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
     logp, ref = torch.full((3, 3), -0.5, dtype=F64), torch.full((3, 3), -1.0, dtype=F64)
     kl = KL(part("kl.k1"), coef=0.1, into="token_reward")
-    chosen = recipe("reinforce_plus_plus", whiten=False, kl=kl, not_ended="zero", normalize=part("normalize.mean_std", mean="batch", std="none"))
+    chosen = recipe(
+        "reinforce_plus_plus",
+        whiten=False,
+        kl=kl,
+        not_ended="zero",
+        normalize=part("normalize.mean_std", mean="batch", std="none"),
+    )
     batch = SignalBatch.from_padded(
-        attention, attention=attention, ended="shorter_than_row", reward=flat(1, 100, 3), group=torch.tensor([0, 1, 2]), logp_old=logp, logp_ref=ref,
+        attention,
+        attention=attention,
+        ended="shorter_than_row",
+        reward=flat(1, 100, 3),
+        group=torch.tensor([0, 1, 2]),
+        logp_old=logp,
+        logp_ref=ref,
     )
     prepared, _ = prepare(batch, chosen)
     assert prepared.trains.tolist() == [True, True, True]
@@ -275,7 +305,9 @@ def test_s4_holds_at_every_level_of_normalisation(normalize: trimtab.signal.Part
 def test_s4_warns_when_no_row_is_shorter_than_the_width() -> None:
     attention = torch.ones(2, 3)
     with pytest.warns(UserWarning, match="finds no row shorter than the width 3"):
-        SignalBatch.from_padded(attention, attention=attention, ended="shorter_than_row", reward=flat(0, 1), group=torch.tensor([0, 0]))
+        SignalBatch.from_padded(
+            attention, attention=attention, ended="shorter_than_row", reward=flat(0, 1), group=torch.tensor([0, 0])
+        )
 
 
 # --- S5 (the block itself is tested in tests/config) --------------------------------------------------------------
@@ -288,12 +320,22 @@ def test_s5_the_bound_applies_to_the_sum_and_never_to_tokens_before_it() -> None
 
 
 def test_s5_the_veto_stands_alone() -> None:
-    chosen = recipe("dapo", filter_constant_groups=False, correction=(Stage(part("keep.veto", low=1e-4, high=100.0), ratio="engine"),))
+    chosen = recipe(
+        "dapo",
+        filter_constant_groups=False,
+        correction=(Stage(part("keep.veto", low=1e-4, high=100.0), ratio="engine"),),
+    )
     old = torch.tensor([[-0.5, -0.5], [-0.5, -12.0]], dtype=F64)
     rollout = torch.tensor([[-0.5, -0.5], [-0.5, -0.5]], dtype=F64)
     logp = old.clone().requires_grad_()
     loss, metrics = trimtab.loss(
-        logp, recipe=chosen, mask=torch.ones(2, 2), logp_old=old, logp_rollout=rollout, reward=flat(1, 0), group=torch.tensor([0, 0])
+        logp,
+        recipe=chosen,
+        mask=torch.ones(2, 2),
+        logp_old=old,
+        logp_rollout=rollout,
+        reward=flat(1, 0),
+        group=torch.tensor([0, 0]),
     )
     assert metrics["keep.veto/rejected_sequences"] == 0.5
     assert metrics["keep.veto/under_low_sequences"] == 0.5

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from trimtab.config.train import ModelSettings
 from trimtab.rollout.task import TASKS, Reverse
 from trimtab.train import TrainSettings, train
 from trimtab.train.policy import Policy, new_policy
 from trimtab.train.progress import Silent
 from trimtab.train.record import Summary
-from trimtab.train.settings import ModelSettings
 
 SMALL = TrainSettings(
     model=ModelSettings(hidden_size=32, num_layers=1, num_heads=2, mlp_size=64),

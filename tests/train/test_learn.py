@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from trimtab.config.train import TrainSettings
 from trimtab.rollout.assemble import Assembled, Episode, assemble
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import Sampling
@@ -13,7 +14,6 @@ from trimtab.signal import names, recipe
 from trimtab.train.learn import Learner
 from trimtab.train.logp import token_pass
 from trimtab.train.policy import Policy, frozen_copy, published
-from trimtab.train.settings import TrainSettings
 
 
 def sampled(policy: Policy, reward: list[float], temperature: float = 1.0) -> Assembled:

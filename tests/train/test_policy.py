@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from trimtab.config.train import ModelSettings
 from trimtab.errors import ConfigError
 from trimtab.train.policy import Policy, frozen_copy, load, new_policy, save
-from trimtab.train.settings import ModelSettings
 
 
 def test_the_default_policy_is_small() -> None:

@@ -46,16 +46,24 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Nothing of its own: every command stands alone."""
 
 
 @app.command()
 def train(
-    run_file: Annotated[Path | None, typer.Argument(help="A TOML run file; without one, the defaults learn to reverse 5 digits.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="Dotted overrides: train.steps=50 recipe=dapo", metavar="[KEY=VALUE]...")] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder for the run; new or empty. Default: runs/<UTC time>-seed<N>.")] = None,
+    run_file: Annotated[
+        Path | None, typer.Argument(help="A TOML run file; without one, the defaults learn to reverse 5 digits.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Dotted overrides: train.steps=50 recipe=dapo", metavar="[KEY=VALUE]...")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder for the run; new or empty. Default: runs/<UTC time>-seed<N>.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Names every random stream of the run.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the result only.")] = False,
 ) -> None:
@@ -76,9 +84,15 @@ def train(
 
 @app.command()
 def check(
-    target: Annotated[str, typer.Argument(help="`trimtab` for every formula and recipe, or a name or dotted path of one formula.")],
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the search; the same seed finds the same counter-example.")] = 0,
-    examples: Annotated[int, typer.Option(min=1, help="Random cases for each check, on top of the directed ones.")] = 15,
+    target: Annotated[
+        str, typer.Argument(help="`trimtab` for every formula and recipe, or a name or dotted path of one formula.")
+    ],
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the search; the same seed finds the same counter-example.")
+    ] = 0,
+    examples: Annotated[
+        int, typer.Option(min=1, help="Random cases for each check, on top of the directed ones.")
+    ] = 15,
     output: Annotated[CheckFormat, typer.Option("--format", help="How verdicts are printed.")] = CheckFormat.text,
     out: Annotated[Path | None, typer.Option(help="Write the verdicts to this file instead of the terminal.")] = None,
 ) -> None:
@@ -95,7 +109,10 @@ def check(
 
 @app.command()
 def catalog(
-    output: Annotated[CatalogFormat, typer.Option("--format", help="text, json, or the markdown of docs/catalogue.md and docs/paper_index.md.")] = CatalogFormat.text,
+    output: Annotated[
+        CatalogFormat,
+        typer.Option("--format", help="text, json, or the markdown of docs/catalogue.md and docs/paper_index.md."),
+    ] = CatalogFormat.text,
 ) -> None:
     """List every recipe, formula, invariant and metric, with its source."""
     from trimtab.cli.catalog import show_catalog
@@ -106,7 +123,9 @@ def catalog(
 @app.command()
 def explain(
     name: Annotated[str, typer.Argument(help="A run file, recipe, formula, metric or invariant.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Dotted overrides of a run file.", metavar="[KEY=VALUE]...")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Dotted overrides of a run file.", metavar="[KEY=VALUE]...")
+    ] = None,
 ) -> None:
     """Say what a name stands for: the formulas that will run, their settings, sources, needs and costs.
 

@@ -53,14 +53,20 @@ def _text(target: str, seed: int, verdicts: list[Any]) -> str:
             continue
         lines.append(f"{verdict.status.upper()}  {verdict.subject}  {verdict.invariant}")
         if verdict.violation is not None:
-            lines += [f"  {verdict.violation.what}", f"  observed: {verdict.violation.observed}", f"  expected: {verdict.violation.expected}"]
+            lines += [
+                f"  {verdict.violation.what}",
+                f"  observed: {verdict.violation.observed}",
+                f"  expected: {verdict.violation.expected}",
+            ]
             lines.append(f"  smallest case: {json.dumps(verdict.case.as_data())}")
         if verdict.reason:
             lines.append(f"  {verdict.reason}")
     held = sum(v.status == "holds" for v in verdicts)
     subjects = len({v.subject for v in verdicts})
     cases = sum(v.exercised for v in verdicts)
-    lines.append(f"{target}: {held} of {len(verdicts)} checks hold on {subjects} subjects and {cases} cases (seed {seed}).")
+    lines.append(
+        f"{target}: {held} of {len(verdicts)} checks hold on {subjects} subjects and {cases} cases (seed {seed})."
+    )
     return "\n".join(lines)
 
 

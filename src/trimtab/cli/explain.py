@@ -29,14 +29,23 @@ def explain_name(name: str, overrides: list[str], console: Console) -> None:
         shown = True
     if any(name == spec.name for spec in METRICS) or ("/" in name and _is_metric(name)):
         spec = metric_spec(name)
-        console.print(f"[bold]{name}[/]  metric\n  {spec.means}\n  population: {spec.population}\n  range: [{spec.low:g}, {spec.high:g}]", highlight=False)
+        console.print(
+            f"[bold]{name}[/]  metric\n  {spec.means}\n  population: {spec.population}\n  range: [{spec.low:g}, {spec.high:g}]",
+            highlight=False,
+        )
         shown = True
     if not shown:
         raise ConfigError(_unknown(name))
 
 
 def _unknown(name: str) -> str:
-    choices = [*names(), *catalog(), *(f.name.partition(".")[2] for f in catalog().values()), *INVARIANTS, *[spec.name for spec in METRICS]]
+    choices = [
+        *names(),
+        *catalog(),
+        *(f.name.partition(".")[2] for f in catalog().values()),
+        *INVARIANTS,
+        *[spec.name for spec in METRICS],
+    ]
     near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     return f"explain: nothing is called {name!r}{hint} Recipes are {', '.join(names())}; trimtab catalog lists all the rest."
@@ -45,8 +54,15 @@ def _unknown(name: str) -> str:
 def _formulas(name: str) -> list[Formula]:
     known = catalog()
     wanted = name.lower()
-    found = [f for f in known.values() if wanted in (f.name, f.name.partition(".")[2], *(k.lower() for k in f.known_as))]
-    if not found and "." in name and "/" not in name and name.partition(".")[0] not in {f.stage for f in known.values()}:
+    found = [
+        f for f in known.values() if wanted in (f.name, f.name.partition(".")[2], *(k.lower() for k in f.known_as))
+    ]
+    if (
+        not found
+        and "." in name
+        and "/" not in name
+        and name.partition(".")[0] not in {f.stage for f in known.values()}
+    ):
         try:
             return [find(name)]
         except SignalError as error:
@@ -64,7 +80,10 @@ def _is_metric(name: str) -> bool:
 
 def show_recipe(one: Recipe, console: Console, title: str | None = None) -> None:
     """The formulas that will run, in order, with their sources; then what they need and cost."""
-    console.print(f"[bold]{title or one.name}[/]  recipe{f' ({one.name})' if title else ''}\n  {one.summary}\n  source: {one.source}\n", highlight=False)
+    console.print(
+        f"[bold]{title or one.name}[/]  recipe{f' ({one.name})' if title else ''}\n  {one.summary}\n  source: {one.source}\n",
+        highlight=False,
+    )
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("stage", "what runs", "source"):
         table.add_column(column, overflow="fold")
@@ -74,15 +93,24 @@ def show_recipe(one: Recipe, console: Console, title: str | None = None) -> None
     needs = ", ".join(sorted(one.needs)) or "nothing beyond rewards, groups and the current log-probs"
     console.print(f"\n  needs: {needs}", highlight=False)
     console.print(f"  logp_old: {one.old}", highlight=False)
-    cost = "every optimiser step after a batch's first costs one forward pass without gradient (decide)" if one.needs_logp_now else "none beyond the training pass"
+    cost = (
+        "every optimiser step after a batch's first costs one forward pass without gradient (decide)"
+        if one.needs_logp_now
+        else "none beyond the training pass"
+    )
     console.print(f"  extra passes: {cost}", highlight=False)
     carried = {factor: str(stage.part.formula.name) for stage in (one.loss, *one.correction) for factor in stage.spends}
     for factor, pair in (("engine", "old/rollout"), ("update", "current/old")):
-        console.print(f"  {pair}: {'corrected by ' + carried[factor] if factor in carried else 'not corrected'}", highlight=False)
+        console.print(
+            f"  {pair}: {'corrected by ' + carried[factor] if factor in carried else 'not corrected'}", highlight=False
+        )
 
 
 def _show_formula(entry: Formula, console: Console) -> None:
-    console.print(f"[bold]{entry.name}[/]  formula" + (f"  (known as {', '.join(entry.known_as)})" if entry.known_as else ""), highlight=False)
+    console.print(
+        f"[bold]{entry.name}[/]  formula" + (f"  (known as {', '.join(entry.known_as)})" if entry.known_as else ""),
+        highlight=False,
+    )
     console.print("  " + (inspect.getdoc(entry.fn) or "").replace("\n", "\n  "), markup=False, highlight=False)
     console.print(f"\n  source: {entry.source}", highlight=False, markup=False)
     console.print(f"  inputs: {', '.join(entry.inputs)}", highlight=False)

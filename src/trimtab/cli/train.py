@@ -6,7 +6,9 @@ from typing import Any
 from trimtab.config import load_run
 
 
-def run_training(run_file: Path | None, overrides: list[str], run_dir: Path | None, seed: int | None, quiet: bool) -> None:
+def run_training(
+    run_file: Path | None, overrides: list[str], run_dir: Path | None, seed: int | None, quiet: bool
+) -> None:
     """Read, resolve, train; options on the command line win over the file."""
     from trimtab.train import train
 

@@ -75,8 +75,12 @@ class OffPolicyCorrection(BaseModel):
         if low is not None or high is not None:
             found.append(Stage(part("keep.veto", low=low, high=high), ratio="engine"))
         if self.tis_ratio_type is not None:
-            cap = self.token_tis_ratio_clip_high if self.tis_ratio_type == "token" else self.sequence_tis_ratio_clip_high
-            found.append(Stage(part("importance.truncated", level=self.tis_ratio_type, band=(0.0, cap)), ratio="engine"))
+            cap = (
+                self.token_tis_ratio_clip_high if self.tis_ratio_type == "token" else self.sequence_tis_ratio_clip_high
+            )
+            found.append(
+                Stage(part("importance.truncated", level=self.tis_ratio_type, band=(0.0, cap)), ratio="engine")
+            )
         if self.sequence_mask_metric == "geometric":
             band = (self.geo_mask_low, self.geo_mask_high)
             found.append(Stage(part("keep.geometric_band", band=band), ratio="engine"))
@@ -111,5 +115,7 @@ def source_metrics(values: dict[str, float]) -> dict[str, float]:
     named = {theirs: values[ours] for theirs, ours in SOURCE_NAMES.items() if ours in values}
     if named.get("tis_seq_clip_high_ratio") is not None:
         named.pop("tis_token_clip_high_ratio", None)
-    clipped = [value for name, value in values.items() if name.startswith("policy_loss.") and name.endswith("/clipped_tokens")]
+    clipped = [
+        value for name, value in values.items() if name.startswith("policy_loss.") and name.endswith("/clipped_tokens")
+    ]
     return {**named, "clip_ratio": clipped[0] if clipped else 0.0}

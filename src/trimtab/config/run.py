@@ -100,7 +100,9 @@ def _say(where: str, problem: Any, table: Mapping[str, Any]) -> str:
 
 def _is_type_name(part: str) -> bool:
     """pydantic puts the tried member of a union into the path; it is not a key of the file."""
-    return part in {"PartTable", "StageTable", "KLTable", "TermTable", "EarlyStop"} or part.startswith(("literal", "function-", "constrained", "none"))
+    return part in {"PartTable", "StageTable", "KLTable", "TermTable", "EarlyStop"} or part.startswith(
+        ("literal", "function-", "constrained", "none")
+    )
 
 
 def known_keys(path: list[str]) -> list[str]:

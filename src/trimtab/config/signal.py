@@ -64,7 +64,9 @@ class TermTable(BaseModel):
     def term(self) -> Term:
         settings = self.model_extra or {}
         if self.formula is None and settings:
-            raise ConfigError(f"signal: term has no setting {sorted(settings)}; it takes coef, on and, for the value, formula.")
+            raise ConfigError(
+                f"signal: term has no setting {sorted(settings)}; it takes coef, on and, for the value, formula."
+            )
         return Term(self.coef, part(self.formula, "value_loss", **settings) if self.formula else None, self.on)
 
 
@@ -158,9 +160,13 @@ def explain_recipe(one: Recipe) -> list[tuple[str, str, str]]:
         rows.append((stage.part.formula.stage, f"{stage} ({when})", stage.part.formula.source))
     rows.append(("policy loss", str(one.loss), one.loss.part.formula.source))
     rows.append(("weighting", str(one.weighting), one.weighting.formula.source))
-    for label, term in (("kl", one.kl if one.kl and one.kl.into == "loss" else None), ("entropy", one.entropy), ("value", one.value), ("nll", one.nll)):
+    for label, term in (
+        ("kl", one.kl if one.kl and one.kl.into == "loss" else None),
+        ("entropy", one.entropy),
+        ("value", one.value),
+        ("nll", one.nll),
+    ):
         if term is not None:
             what = f"{term.coef:g} x {term.part or label} on {term.on}"
             rows.append((f"term {label}", what, term.part.formula.source if term.part else ""))
     return rows
-

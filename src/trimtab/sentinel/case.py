@@ -82,13 +82,15 @@ class Case:
     # --- views -----------------------------------------------------------------------------------------------
 
     def flat(self, name: str) -> Tensor:
-        """Trainable tokens only, sequence after sequence."""
-        return self.tokens[name][self.trainable]
+        """Trainable tokens only, sequence after sequence; the leaf itself where every token is trainable."""
+        return self.tokens[name] if bool(self.trainable.all()) else self.tokens[name][self.trainable]
 
     def padded(self, name: str, *, with_prompt: bool = True, dtype: torch.dtype | None = None) -> Tensor:
         """[rows, width]; cells without a token hold the case's fill."""
         index = self._grid(with_prompt)
         source = self.tokens[name] if name != "trainable" else self.trainable.to(dtype or torch.float64)
+        if index.numel() == source.numel() and bool((index >= 0).all()):
+            return source.view(index.shape)
         content = source[index.clamp(min=0)] if source.numel() else torch.zeros(index.shape, dtype=source.dtype)
         # The mask is the one thing a caller owes: it is 0 where there is no token, never garbage.
         blank = 0 if name == "trainable" or not source.dtype.is_floating_point else self.fill
@@ -142,10 +144,26 @@ class Case:
     def refilled(self, content: float, *, extra_columns: int = 0, side: Side | None = None) -> "Case":
         """Everything nobody may read holds `content`: padding cells, and untrainable tokens of every float field."""
         tokens = {
-            name: torch.where(self.trainable, values, torch.full_like(values, content)) if values.dtype.is_floating_point else values
+            name: torch.where(self.trainable, values, torch.full_like(values, content))
+            if values.dtype.is_floating_point
+            else values
             for name, values in self.tokens.items()
         }
         return replace(self, tokens=tokens, fill=content, extra_columns=extra_columns, side=side or self.side)
+
+    def compacted(self) -> "Case":
+        """Rows of equal length and action tokens only: every view is then the leaf's own memory."""
+        rows = [i for i in range(self.num_sequences) if "a" in self.kinds[i]]
+        length = min((self.kinds[i].count("a") for i in rows), default=0)
+        places = [self.token_places([i])[:length] for i in rows]
+        tokens = torch.cat(places) if places else torch.zeros(0, dtype=torch.long)
+        return replace(
+            self,
+            kinds=(("a",) * length,) * len(rows),
+            tokens={name: values[self.trainable][tokens] for name, values in self.tokens.items()},
+            sequences={name: values[torch.tensor(rows, dtype=torch.long)] for name, values in self.sequences.items()},
+            origin=tuple(range(len(rows))),
+        )
 
     def taken(self, chosen: Sequence[int], *, as_part: bool) -> "Case":
         """Some sequences in some order: a part of this case, or a permuted case of its own."""

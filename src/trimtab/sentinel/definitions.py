@@ -107,7 +107,9 @@ def raw(p: Plain) -> Answer:
 
 
 def _voters(p: Plain, i: int, level: str) -> list[float]:
-    return [r for r, v, g in zip(p.reward, p.votes, p.group, strict=True) if v and (level == "batch" or g == p.group[i])]
+    return [
+        r for r, v, g in zip(p.reward, p.votes, p.group, strict=True) if v and (level == "batch" or g == p.group[i])
+    ]
 
 
 def mean_std(p: Plain, mean: str, std: str, ddof: int, eps: float) -> Answer:

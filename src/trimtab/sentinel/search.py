@@ -4,7 +4,8 @@ Deterministic from the seed. A counter-example comes back with the fewest sequen
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import hypothesis
@@ -44,7 +45,7 @@ class _Found(Exception):
 
 
 def check(subject: Subject, name: str, *, seed: int = 0, examples: int = 25) -> Verdict:
-    """Hold a subject to one invariant."""
+    """Hold a subject to one invariant, on the directed cases and on `examples` random ones."""
     if name in subject.waived:
         return Verdict(subject.label, name, "waived", 0, reason=subject.waived[name])
     taken = 0
@@ -67,7 +68,13 @@ def check(subject: Subject, name: str, *, seed: int = 0, examples: int = 25) -> 
             worst = worst or (case, violation)
 
     @hypothesis.seed(seed)
-    @settings(max_examples=examples, database=None, deadline=None, phases=(Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=max(examples, 1),
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
     @hypothesis.given(cases(subject.reads))
     def probe(case: Case) -> None:
         nonlocal worst
@@ -76,38 +83,74 @@ def check(subject: Subject, name: str, *, seed: int = 0, examples: int = 25) -> 
             worst = (case, violation)
             raise _Found
 
-    try:
-        probe()
-    except _Found:
-        pass
+    if examples:
+        with suppress(_Found):
+            probe()
     if worst is not None:
+        worst = _fewest(worst, attempt)
         return Verdict(subject.label, name, "bug", taken, worst[1], worst[0])
-    return Verdict(subject.label, name, "holds" if taken >= ENOUGH else "could not exercise", taken, reason=why if taken < ENOUGH else "")
+    return Verdict(
+        subject.label,
+        name,
+        "holds" if taken >= ENOUGH else "could not exercise",
+        taken,
+        reason=why if taken < ENOUGH else "",
+    )
+
+
+def _fewest(found: tuple[Case, Violation], attempt: Callable[[Case], Violation | None]) -> tuple[Case, Violation]:
+    """Leave out sequences, one at a time, as long as the violation stays."""
+    for leave in reversed(range(found[0].num_sequences)):
+        rest = [i for i in range(found[0].num_sequences) if i != leave]
+        smaller = replace(found[0].taken(rest, as_part=False), origin=tuple(range(len(rest))))
+        violation = attempt(smaller) if rest else None
+        found = (smaller, violation) if violation is not None else found
+    return found
+
+
+TOKEN_VALUES: dict[str, Callable[[int], float]] = {
+    **dict.fromkeys(LOGPS, lambda byte: -(1 + byte % 17) / 8),
+    **dict.fromkeys(SIGNED, lambda byte: _signed(byte)),
+    "keep": lambda byte: float(byte % 3 == 0),
+    "selected": lambda byte: float(byte % 3 == 1),
+}
+SEQUENCE_VALUES: dict[str, Callable[[int], float]] = {
+    **dict.fromkeys(("reward", "outcome", "value_after"), lambda byte: _signed(byte)),
+    **dict.fromkeys(("ended", "votes"), lambda byte: float(byte % 3 == 0)),
+}
+FLAGS = ("keep", "selected", "ended", "votes")
+
+
+@st.composite
+def _sequences(draw: st.DrawFn, reads: frozenset[str] | None) -> tuple[bytes, dict[str, bytes]]:
+    """One sequence: its shape, and a byte for every value that is read. A sequence is dropped whole when shrinking."""
+    shape = draw(st.binary(max_size=5)) or bytes(1)
+    sizes = {name: len(shape) + 1 for name in TOKEN_VALUES} | dict.fromkeys(SEQUENCE_VALUES, 1)
+    read = {name: size for name, size in sizes.items() if reads is None or name in reads}
+    return shape, {name: draw(st.binary(min_size=size, max_size=size)) for name, size in read.items()}
 
 
 @st.composite
 def cases(draw: st.DrawFn, reads: frozenset[str] | None = None) -> Case:
     """Small batches: one to three groups of two or three sequences, up to five tokens each, values on a coarse grid.
 
-    Only fields in `reads` vary; one byte a value, so that shrinking ends at few tokens and round numbers.
+    Only fields in `reads` vary. The smaller a byte, the rounder its number, so shrinking ends at few and round ones.
     """
-    sizes = [2 + byte % 2 for byte in draw(st.binary(min_size=1, max_size=3))]
-    shapes = [draw(st.binary(max_size=5)) for _ in range(sum(sizes))]
-    kinds = tuple(("p", *("aao"[byte % 3] for byte in shape)) if shape else ("p", "a") for shape in shapes)
-    total, rows = sum(len(k) for k in kinds), len(kinds)
+    groups = draw(st.lists(st.lists(_sequences(reads), min_size=2, max_size=3), min_size=1, max_size=3))
+    rows = [row for group in groups for row in group]
+    kinds = tuple(("p", *("aao"[byte % 3] for byte in shape)) for shape, _ in rows)
 
-    def column(name: str, size: int, value: Callable[[int], float]) -> torch.Tensor:
-        drawn = draw(st.binary(min_size=size, max_size=size)) if reads is None or name in reads else bytes(size)
-        return torch.tensor([value(byte) for byte in drawn], dtype=torch.float64)
+    def column(name: str, value: Callable[[int], float], sizes: list[int]) -> torch.Tensor:
+        drawn = [byte for (_, found), size in zip(rows, sizes, strict=True) for byte in found.get(name, bytes(size))]
+        numbers = torch.tensor([value(byte) for byte in drawn], dtype=torch.float64)
+        return numbers.bool() if name in FLAGS else numbers
 
-    tokens = {name: column(name, total, lambda byte: -(1 + byte % 17) / 8) for name in LOGPS}
-    tokens |= {name: column(name, total, _signed) for name in SIGNED}
-    tokens |= {name: column(name, total, lambda byte: byte % 3).bool() for name in ("keep", "selected")}
-    sequences = {name: column(name, rows, _signed) for name in ("reward", "outcome", "value_after")}
-    sequences |= {name: column(name, rows, lambda byte: byte % 3) == 0 for name in ("ended", "votes")}
-    tokens["keep"] = ~tokens["keep"] if reads is None or "keep" in reads else torch.ones(total, dtype=torch.bool)
-    group = [g for g, size in enumerate(sizes) for _ in range(size)]
-    return build(kinds, group=group, tokens=tokens, sequences=sequences)
+    return build(
+        kinds,
+        group=[g for g, group in enumerate(groups) for _ in group],
+        tokens={name: column(name, value, [len(k) for k in kinds]) for name, value in TOKEN_VALUES.items()},
+        sequences={name: column(name, value, [1] * len(kinds)) for name, value in SEQUENCE_VALUES.items()},
+    )
 
 
 def _signed(byte: int) -> float:
@@ -117,12 +160,21 @@ def _signed(byte: int) -> float:
 
 
 def build(
-    kinds: tuple[tuple[str, ...], ...], *, group: list[int], tokens: dict[str, torch.Tensor], sequences: dict[str, torch.Tensor]
+    kinds: tuple[tuple[str, ...], ...],
+    *,
+    group: list[int],
+    tokens: dict[str, torch.Tensor],
+    sequences: dict[str, torch.Tensor],
 ) -> Case:
     """A case with what follows from its shape: lengths, and a key a token that survives reordering."""
     key = torch.tensor([(i * 7919 + t * 104729) % 99991 for i, k in enumerate(kinds) for t in range(len(k))])
     length = torch.tensor([float(len(k)) for k in kinds], dtype=torch.float64)
-    return Case(kinds, {**tokens, "token_key": key}, {**sequences, "group": torch.tensor(group), "length": length}, origin=tuple(range(len(kinds))))
+    return Case(
+        kinds,
+        {**tokens, "token_key": key},
+        {**sequences, "group": torch.tensor(group), "length": length},
+        origin=tuple(range(len(kinds))),
+    )
 
 
 def directed() -> Iterator[Case]:

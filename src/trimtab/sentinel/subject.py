@@ -14,7 +14,9 @@ from torch import Tensor
 from trimtab.sentinel.case import Case
 
 Level = Literal["token", "sequence", "scalar"]
-Kind = Literal["loss", "term", "keep", "importance", "advantage", "return", "kl", "weight", "reward", "metric", "observation"]
+Kind = Literal[
+    "loss", "term", "keep", "importance", "advantage", "return", "kl", "weight", "reward", "metric", "observation"
+]
 
 
 @dataclass(frozen=True)

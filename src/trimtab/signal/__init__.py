@@ -1,6 +1,6 @@
 """The training signal of LLM reinforcement learning as small pure functions over flat tokens.
 
-    prepare(batch, recipe) → prepared.updates() → decide(update) → token_loss(micro, logp_current) → step(losses)
+prepare(batch, recipe) → prepared.updates() → decide(update) → token_loss(micro, logp_current) → step(losses)
 """
 
 from trimtab.signal.batch import SignalBatch

@@ -17,7 +17,9 @@ Credit = tuple[PerToken, PerToken]
 _PROMISES = ("mask_content", "nonfinite_isolation", "no_aliasing", "permutation", "equals_definition")
 
 
-@formula(source="Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, outcome supervision", scope="episode", promises=_PROMISES)
+@formula(
+    source="Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, outcome supervision", scope="episode", promises=_PROMISES
+)
 def broadcast(outcome: PerSequence, segments: Segments) -> Credit:
     """Every token gets its episode's normalised reward.
 

@@ -222,7 +222,9 @@ def _moved_reward(
     target = is_token.cumsum(0) - 1
     paid = (flat != 0).nonzero().squeeze(1)
     home = target[paid]
-    lost = (home < 0) | (segments.sequence_of_token[home.clamp(min=0)] != owner[paid]) if segments.num_tokens else home < 0
+    lost = (
+        (home < 0) | (segments.sequence_of_token[home.clamp(min=0)] != owner[paid]) if segments.num_tokens else home < 0
+    )
     if bool(lost.any()):
         at = int(paid[lost][0])
         raise SignalError(
@@ -251,7 +253,9 @@ def _check_levels(batch: SignalBatch) -> None:
                 f"SignalBatch: {name} has shape {list(values.shape)} for {levels.num_sequences} sequences. Give one entry a sequence."
             )
     if batch.scored.shape != batch.reward.shape:
-        raise SignalError(f"SignalBatch: scored has shape {list(batch.scored.shape)} for {levels.num_episodes} episodes.")
+        raise SignalError(
+            f"SignalBatch: scored has shape {list(batch.scored.shape)} for {levels.num_episodes} episodes."
+        )
     episodes = levels.episode_of_sequence
     if episodes.numel() and (int(episodes.min()) < 0 or int(episodes.max()) >= levels.num_episodes):
         raise SignalError(
@@ -260,7 +264,9 @@ def _check_levels(batch: SignalBatch) -> None:
         )
     ids = batch.sequence_id
     if torch.unique(ids).numel() != ids.numel():
-        raise SignalError("SignalBatch: sequence_id names two sequences alike, so a random choice would couple them. Make ids unique.")
+        raise SignalError(
+            "SignalBatch: sequence_id names two sequences alike, so a random choice would couple them. Make ids unique."
+        )
 
 
 def _check_tokens(name: str, values: Float[Tensor, " _"], segments: Segments, *, is_logp: bool) -> None:

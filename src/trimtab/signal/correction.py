@@ -13,7 +13,15 @@ from torch import Tensor
 
 from trimtab.signal.formula import Band, Positive, formula
 from trimtab.signal.layout import Keep, PerToken, Segments
-from trimtab.signal.reduce import LOG_BOUND, aggregate, bounded_exp, sequence_any, sequence_mean, sequence_sum, to_tokens
+from trimtab.signal.reduce import (
+    LOG_BOUND,
+    aggregate,
+    bounded_exp,
+    sequence_any,
+    sequence_mean,
+    sequence_sum,
+    to_tokens,
+)
 
 RatioLevel = Literal["token", "sequence", "geometric"]
 Observations = dict[str, Tensor]

@@ -66,7 +66,11 @@ def by_sign(label: str, what: str, flags: Keep, advantage: PerToken, tokens: Kee
 
 
 def stage_effects(
-    keeps: Mapping[str, Keep], importances: Mapping[str, PerToken], advantage: PerToken, trains: Keep, segments: Segments
+    keeps: Mapping[str, Keep],
+    importances: Mapping[str, PerToken],
+    advantage: PerToken,
+    trains: Keep,
+    segments: Segments,
 ) -> dict[str, Metric]:
     """What each correction stage does by itself, and on top of all the others."""
     entries: dict[str, Metric] = {}

@@ -36,7 +36,18 @@ PROMISES = (
 )
 """Every promise is the name of the sentinel invariant that holds a formula to it."""
 
-STAGES = ("reward", "kl", "normalize", "advantage", "importance", "keep", "select", "policy_loss", "value_loss", "weighting")
+STAGES = (
+    "reward",
+    "kl",
+    "normalize",
+    "advantage",
+    "importance",
+    "keep",
+    "select",
+    "policy_loss",
+    "value_loss",
+    "weighting",
+)
 
 INPUTS = (
     "reward", "votes", "ended", "length", "group_of_episode", "num_groups",
@@ -55,7 +66,9 @@ class Rule:
     says: str
 
 
-Band = Annotated[tuple[float, float], Rule(lambda band: 0 <= band[0] < band[1], "a band is (low, high) with 0 <= low < high")]
+Band = Annotated[
+    tuple[float, float], Rule(lambda band: 0 <= band[0] < band[1], "a band is (low, high) with 0 <= low < high")
+]
 """Bounds on a ratio: the interval itself, (0.8, 1.2), never an offset from 1."""
 Positive = Annotated[float, Rule(lambda value: value > 0, "it must be above 0")]
 Unit = Annotated[float, Rule(lambda value: 0 <= value <= 1, "it must lie in [0, 1]")]
@@ -88,7 +101,9 @@ class Formula:
     @cached_property
     def settings(self) -> dict[str, inspect.Parameter]:
         own = {
-            p.name: p for p in inspect.signature(self.fn).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY
+            p.name: p
+            for p in inspect.signature(self.fn).parameters.values()
+            if p.kind is inspect.Parameter.KEYWORD_ONLY
         }
         return own if self.selects is None else {**self.selects.settings, **own}
 
@@ -118,7 +133,9 @@ def formula(
         name = f"{where}.{fn.__name__}"
         unknown = [promise for promise in promises if promise not in PROMISES]
         if unknown:
-            raise SignalError(f"{name}: promises {unknown} are not known, so nothing would test them. Known: {list(PROMISES)}.")
+            raise SignalError(
+                f"{name}: promises {unknown} are not known, so nothing would test them. Known: {list(PROMISES)}."
+            )
         if stage is not None and stage not in STAGES:
             raise SignalError(unknown_name(f"{name}: stage", stage, list(STAGES)))
         chooser = of(selects) if selects is not None else None
@@ -259,7 +276,9 @@ def _checked(entry: Formula, name: str, value: Any) -> Any:
     try:
         read = TypeAdapter(annotation).validate_python(value)
     except ValidationError as error:
-        raise SignalError(f"{entry.name}: setting {name} = {value!r} is not possible: {error.errors()[0]['msg']}.") from error
+        raise SignalError(
+            f"{entry.name}: setting {name} = {value!r} is not possible: {error.errors()[0]['msg']}."
+        ) from error
     for rule in _rules(annotation):
         if read is not None and not rule.holds(read):
             raise SignalError(f"{entry.name}: setting {name} = {value!r} is not possible: {rule.says}.")

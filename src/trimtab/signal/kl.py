@@ -18,7 +18,7 @@ def k1(logp_current: PerToken, logp_ref: PerToken) -> PerToken:
 
     k1_t = logp_current_t - logp_ref_t
     """
-    return logp_current - logp_ref
+    return logp_current - logp_ref.detach()
 
 
 @formula(source=f"{_SCHULMAN}, k2", scope="token", promises=_PROMISES)
@@ -27,7 +27,7 @@ def k2(logp_current: PerToken, logp_ref: PerToken) -> PerToken:
 
     k2_t = (logp_current_t - logp_ref_t)^2 / 2
     """
-    return 0.5 * (logp_current - logp_ref).square()
+    return 0.5 * (logp_current - logp_ref.detach()).square()
 
 
 @formula(source=f"{_SCHULMAN}, k3", scope="token", promises=_PROMISES)
@@ -38,7 +38,7 @@ def k3(logp_current: PerToken, logp_ref: PerToken) -> PerToken:
 
     Differs from the source: d is bounded to ±20 inside the exponential only.
     """
-    difference = logp_ref - logp_current
+    difference = logp_ref.detach() - logp_current
     return bounded_exp(difference) - difference - 1
 
 

@@ -127,7 +127,9 @@ class Cells:
     def scatter_list(self, tokens: Tensor, *, fill: float) -> list[Tensor]:
         """As `scatter`, cut into the caller's list entries."""
         if self.lengths is None:
-            raise SignalError("scatter_list: this batch did not come from a list, so there are no entries. Use scatter.")
+            raise SignalError(
+                "scatter_list: this batch did not come from a list, so there are no entries. Use scatter."
+            )
         return list(self.scatter(tokens, fill=fill).split(list(self.lengths)))
 
     def _joined(self, entries: Sequence[Tensor], name: str) -> Tensor:
@@ -163,9 +165,7 @@ def list_cells(trainable: Sequence[Bool[Tensor, " _"]]) -> tuple[Cells, Segments
     return Cells((joined.shape[0],), index, lengths), Segments.from_counts(counts, index.shape[0])
 
 
-def packed_cells(
-    trainable: Bool[Tensor, " packed"], cu_seqlens: Int[Tensor, " boundaries"]
-) -> tuple[Cells, Segments]:
+def packed_cells(trainable: Bool[Tensor, " packed"], cu_seqlens: Int[Tensor, " boundaries"]) -> tuple[Cells, Segments]:
     """Cells of one packed row; cu_seqlens = [0, end of sequence 0, …, end of the last]."""
     ends = cu_seqlens.to(torch.long)
     width = trainable.shape[0]

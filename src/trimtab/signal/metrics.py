@@ -135,7 +135,9 @@ class Histogram:
     def of(cls, logratio: Tensor) -> "Histogram":
         edges = torch.tensor(cls.EDGES, dtype=torch.float64, device=logratio.device)
         place = torch.bucketize(logratio.detach().double(), edges)
-        return cls(torch.zeros(len(cls.EDGES) + 1, device=logratio.device).index_add(0, place, torch.ones_like(place).float()))
+        return cls(
+            torch.zeros(len(cls.EDGES) + 1, device=logratio.device).index_add(0, place, torch.ones_like(place).float())
+        )
 
     def merge(self, other: "Histogram") -> "Histogram":
         return Histogram(self.counts + other.counts)
@@ -177,7 +179,9 @@ class Metrics(Mapping[str, Metric]):
         return {name: number for name, number, there in zip(self.entries, numbers, present, strict=True) if there}
 
 
-def _merged(first: Mapping[str, "Metric | Histogram"], second: Mapping[str, "Metric | Histogram"]) -> dict[str, "Metric | Histogram"]:  # type: ignore[type-arg]
+def _merged(
+    first: Mapping[str, "Metric | Histogram"], second: Mapping[str, "Metric | Histogram"]
+) -> dict[str, "Metric | Histogram"]:  # type: ignore[type-arg]
     joined = dict(first)
     for name, metric in second.items():
         joined[name] = joined[name].merge(metric) if name in joined else metric  # type: ignore[arg-type]

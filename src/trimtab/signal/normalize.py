@@ -53,7 +53,7 @@ def mean_std(
 
     a_i = (reward_i - mean_level) / (std_level + eps)
 
-    Differs from the papers: a spread of exactly 0 divides by 1, since the numerator is 0 there anyway.
+    Differs from the papers: a spread of exactly 0 divides by 1, so that no reward is divided by eps alone.
     Undefined when a group has one episode and mean or std is taken per group (raises).
     """
     if mean == std == "none":
@@ -85,7 +85,9 @@ def leave_one_out(
     Undefined when an episode is alone in its group (raises).
     """
     _refuse_lone("leave_one_out", group_of_episode, num_groups)
-    values = reward.double()
+    # Around the group's mean, so that equal rewards differ by exactly 0.
+    exact = reward.double()
+    values = exact - _average(exact, votes, group_of_episode, num_groups, "group")
     voting = torch.where(votes, values, torch.zeros_like(values))
     total = segment_sum(voting, group_of_episode, num_groups)[group_of_episode] - voting
     others = _voters(votes, group_of_episode, num_groups, "group") - votes.to(torch.long)
@@ -94,7 +96,9 @@ def leave_one_out(
     return result.to(reward.dtype), enough
 
 
-def whiten(values: Float[Tensor, " items"], votes: Bool[Tensor, " items"], *, eps: float = 1e-8) -> Float[Tensor, " items"]:
+def whiten(
+    values: Float[Tensor, " items"], votes: Bool[Tensor, " items"], *, eps: float = 1e-8
+) -> Float[Tensor, " items"]:
     """Zero mean and unit variance over the voters, for everyone: (x - mean) / sqrt(var + eps), var with ddof 1.
 
     Fewer than two voters have no variance: everyone gets 0, as in a group without signal.

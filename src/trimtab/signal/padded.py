@@ -35,14 +35,20 @@ def loss(
     """
     chosen = named(recipe) if isinstance(recipe, str) else recipe
     if logp.shape != mask.shape:
-        raise SignalError(f"loss: logp has shape {list(logp.shape)} and mask {list(mask.shape)}, so tokens do not match. Give both [rows, width].")
+        raise SignalError(
+            f"loss: logp has shape {list(logp.shape)} and mask {list(mask.shape)}, so tokens do not match. Give both [rows, width]."
+        )
     batch = SignalBatch.from_padded(mask, reward=reward, group=group, value=value_old, **fields)
     prepared, _ = prepare(batch, chosen)
     for warning in prepared.warnings:
         warnings.warn(warning, stacklevel=2)
     update = next(prepared.updates(1))
     _, index = select(batch.segments, update.sequences)
-    current = {name: batch.cells.gather(t, name)[index] for name, t in (("logp", logp), ("entropy", entropy), ("value", value)) if t is not None}
+    current = {
+        name: batch.cells.gather(t, name)[index]
+        for name, t in (("logp", logp), ("entropy", entropy), ("value", value))
+        if t is not None
+    }
     decided = decide(update, current["logp"].detach() if chosen.needs_logp_now else None)
     (micro,) = decided.split(num=1)
     result = token_loss(micro, current["logp"], entropy=current.get("entropy"), value=current.get("value"))

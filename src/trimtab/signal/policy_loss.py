@@ -25,7 +25,7 @@ def reinforce(logp_current: PerToken, advantage: PerToken) -> Losses:
 
     l_t = -A_t * logp_current_t
     """
-    return -advantage * logp_current, {}
+    return -advantage.detach() * logp_current, {}
 
 
 @formula(source="the negative log-likelihood of the sampled tokens", scope="token", promises=_COMMON)
@@ -37,7 +37,13 @@ def cross_entropy(logp_current: PerToken) -> Losses:
     return -logp_current, {}
 
 
-@formula(source="Schulman et al. 2017, PPO, arXiv:1707.06347, eq. 7", scope="token", consumes="ratio", promises=_RATIO, known_as=("PPO clip",))
+@formula(
+    source="Schulman et al. 2017, PPO, arXiv:1707.06347, eq. 7",
+    scope="token",
+    consumes="ratio",
+    promises=_RATIO,
+    known_as=("PPO clip",),
+)
 def clipped(logp_current: PerToken, logp_anchor: PerToken, advantage: PerToken, *, band: Band = (0.8, 1.2)) -> Losses:
     """The PPO surrogate, negated so that lower is better.
 
@@ -65,7 +71,7 @@ def dual_clipped(
     """
     ratio = bounded_exp(logp_current - logp_anchor.detach())
     inner, seen = _clip(ratio, advantage, band)
-    ceiling = -cap * advantage
+    ceiling = -cap * advantage.detach()
     capped = (advantage < 0) & (inner > ceiling)
     return torch.where(capped, ceiling, inner), {**seen, "capped_tokens": capped}
 
@@ -138,7 +144,7 @@ def clipped_importance(
     """
     ratio = bounded_exp((logp_current - logp_anchor).detach())
     seen = {"clipped_tokens": (ratio < band[0]) | (ratio > band[1])}
-    return -ratio.clamp(*band) * advantage * logp_current, seen
+    return -ratio.clamp(*band) * advantage.detach() * logp_current, seen
 
 
 @formula(
@@ -167,7 +173,7 @@ def soft_gated(
     tau = torch.where(advantage > 0, positive, negative)
     # sigmoid(x) as a tanh: torch's own sigmoid rounds a vector's tail otherwise than its body, so a split would show.
     gate = 0.5 * (1 + torch.tanh(0.5 * tau * (ratio - 1)))
-    return -advantage * (4 / tau) * gate, {"clipped_tokens": torch.zeros_like(ratio, dtype=torch.bool)}
+    return -advantage.detach() * (4 / tau) * gate, {"clipped_tokens": torch.zeros_like(ratio, dtype=torch.bool)}
 
 
 @formula(
@@ -230,7 +236,7 @@ def covariance_clipped(
     l_t = clipped_t where t is not selected; 0 where it is
     """
     inner, seen = _clip(bounded_exp(logp_current - logp_anchor.detach()), advantage, band)
-    return torch.where(selected, torch.zeros_like(inner), inner), {**seen, "selected_tokens": selected}
+    return torch.where(selected, torch.zeros_like(inner), inner), {**seen, "selected_tokens": selected.clone()}
 
 
 @formula(
@@ -250,13 +256,14 @@ def covariance_penalised(
     """
     log_ratio = logp_current - logp_anchor.detach()
     penalty = torch.where(selected, log_ratio, torch.zeros_like(log_ratio)).abs()
-    seen = {"clipped_tokens": torch.zeros_like(selected), "selected_tokens": selected}
-    return -bounded_exp(log_ratio) * advantage + coef * penalty, seen
+    seen = {"clipped_tokens": torch.zeros_like(selected), "selected_tokens": selected.clone()}
+    return -bounded_exp(log_ratio) * advantage.detach() + coef * penalty, seen
 
 
 def _clip(ratio: PerToken, advantage: PerToken, band: tuple[float, float]) -> Losses:
     """-min(r A, clamp(r) A), and where the clip is the smaller of the two: only there is the gradient stopped."""
-    free, bounded = ratio * advantage, ratio.clamp(*band) * advantage
+    fixed = advantage.detach()
+    free, bounded = ratio * fixed, ratio.clamp(*band) * fixed
     return -torch.minimum(free, bounded), {"clipped_tokens": (bounded < free).detach()}
 
 
@@ -270,7 +277,7 @@ def _covariance(logp_current: PerToken, advantage: PerToken, keep: Keep) -> PerT
 
 def _share(keep: Keep, fraction: float) -> Tensor:
     """How many tokens a fraction of the kept ones is: rounded down, at least one, as the authors' code has it."""
-    return (keep.sum() * fraction).floor().clamp(min=1)
+    return (keep.sum().double() * fraction).floor().clamp(min=1)
 
 
 def _smallest(order: PerToken, eligible: Keep, count: Tensor, token_key: TokenIndex) -> Keep:

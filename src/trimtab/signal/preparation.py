@@ -38,13 +38,17 @@ class SignalState:
     def observe(self, values: Mapping[str, float]) -> tuple["SignalState", tuple[str, ...]]:
         """Take in a batch's metric values; warn of a stage that is switched on and does nothing, or rejects everything."""
         effects = {
-            name: (*self.effects.get(name, ()), value)[-self.window :] for name, value in values.items() if name.endswith("/alone")
+            name: (*self.effects.get(name, ()), value)[-self.window :]
+            for name, value in values.items()
+            if name.endswith("/alone")
         }
         said: list[str] = []
         for name, seen in effects.items():
             stage = name.removesuffix("/alone")
             if len(seen) == self.window and all(value == 0 for value in seen):
-                said.append(f"{stage}: switched on, does nothing: its effect was exactly 0 in the last {self.window} batches.")
+                said.append(
+                    f"{stage}: switched on, does nothing: its effect was exactly 0 in the last {self.window} batches."
+                )
             if len(seen) == self.window and stage.startswith("keep.") and all(value == 1 for value in seen):
                 said.append(f"{stage}: rejects everything: its effect was exactly 1 in the last {self.window} batches.")
         return replace(self, effects={**self.effects, **effects}), tuple(said)
@@ -208,7 +212,12 @@ def _normalised(
     levels = batch.levels
     if recipe.kl is not None and kl is not None and recipe.kl.into == "sequence_reward":
         reward = reward - recipe.kl.coef * segment_sum(kl, levels.episode_of_token, levels.num_episodes)
-    inputs = {"reward": reward, "votes": votes, "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups}
+    inputs = {
+        "reward": reward,
+        "votes": votes,
+        "group_of_episode": levels.group_of_episode,
+        "num_groups": levels.num_groups,
+    }
     outcome, has_signal = recipe.normalize(inputs)
     ended = _ended_episodes(batch)
     if recipe.not_ended == "zero" and ended is not None:
@@ -216,9 +225,7 @@ def _normalised(
     return outcome, has_signal
 
 
-def _credit(
-    batch: SignalBatch, recipe: Recipe, outcome: PerEpisode, kl: PerToken | None
-) -> tuple[PerToken, PerToken]:
+def _credit(batch: SignalBatch, recipe: Recipe, outcome: PerEpisode, kl: PerToken | None) -> tuple[PerToken, PerToken]:
     per_sequence = outcome[batch.levels.episode_of_sequence]
     if "token_reward" not in recipe.advantage.formula.inputs and batch.token_reward is not None:
         raise SignalError(
@@ -230,7 +237,9 @@ def _credit(
     rewards = token_rewards(penalty, per_sequence, batch.segments, kl_coef=coef)
     if batch.token_reward is not None:
         rewards = rewards + batch.token_reward
-    after = batch.value_after if batch.value_after is not None else per_sequence.new_full((len(per_sequence),), torch.nan)
+    after = (
+        batch.value_after if batch.value_after is not None else per_sequence.new_full((len(per_sequence),), torch.nan)
+    )
     return recipe.advantage(
         {
             "outcome": per_sequence, "token_reward": rewards, "segments": batch.segments, "value_old": batch.value,
@@ -269,7 +278,9 @@ def _batch_metrics(
     with_signal = segment_sum((has_signal & votes).to(torch.long), levels.group_of_episode, levels.num_groups) > 0
     entries: dict[str, Metric] = {
         "reward/episode_mean": Mean.of(batch.reward, batch.scored),
-        "reward/episode_std": Spread.of(torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward)), batch.scored),
+        "reward/episode_std": Spread.of(
+            torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward)), batch.scored
+        ),
         "votes/episode_fraction": Mean.fraction(votes),
         "trains/sequence_fraction": Mean.fraction(trains),
         "groups_without_signal/group_fraction": Mean.fraction(~with_signal),
@@ -288,7 +299,9 @@ def _uncorrected(batch: SignalBatch, recipe: Recipe) -> tuple[str, ...]:
     """Data that drifts although no part of the recipe accounts for it."""
     if batch.logp_old is None or batch.logp_rollout is None or not batch.num_tokens:
         return ()
-    handled = any("engine" in stage.spends or (stage.pair in ("engine", "total")) for stage in (recipe.loss, *recipe.correction))
+    handled = any(
+        "engine" in stage.spends or (stage.pair in ("engine", "total")) for stage in (recipe.loss, *recipe.correction)
+    )
     gap = (batch.logp_old - batch.logp_rollout).abs().mean().item()
     if handled or gap <= DRIFT_WARNING:
         return ()

@@ -186,7 +186,9 @@ def _refuse_missing_old(recipe: Recipe) -> None:
                 "Use ratio = 'total' or anchor = 'rollout', or old = 'recompute'."
             )
     if recipe.kl and recipe.kl.into != "loss":
-        raise SignalError(f"recipe {recipe.name!r}: old = 'absent', and a KL in the reward is one of the old policy. Use into = 'loss'.")
+        raise SignalError(
+            f"recipe {recipe.name!r}: old = 'absent', and a KL in the reward is one of the old policy. Use into = 'loss'."
+        )
 
 
 def _refuse_orders(recipe: Recipe) -> None:
@@ -198,16 +200,22 @@ def _refuse_orders(recipe: Recipe) -> None:
             "the penalty would act nowhere. Use advantage.reward_to_go or advantage.gae, or into = 'sequence_reward'."
         )
     if kl and kl.into != "loss" and kl.part.formula.name == "kl.importance_weighted_k3":
-        raise SignalError(f"recipe {recipe.name!r}: an importance-weighted KL reweights a gradient and has none in a reward. Use into = 'loss'.")
+        raise SignalError(
+            f"recipe {recipe.name!r}: an importance-weighted KL reweights a gradient and has none in a reward. Use into = 'loss'."
+        )
     if kl and kl.into == "sequence_reward" and recipe.not_ended == "zero":
         raise SignalError(
             f"recipe {recipe.name!r}: not_ended = 'zero' keeps the KL penalty and drops the task reward, but kl.into = 'sequence_reward' "
             "has merged the two before. Use kl.into = 'token_reward' or 'loss', or not_ended = 'suppress'."
         )
     if kl and ("logp_anchor" in kl.part.formula.inputs) != (kl.anchor is not None):
-        raise SignalError(f"recipe {recipe.name!r}: {kl.part.formula.name} and kl.anchor = {kl.anchor!r} do not fit; only the importance-weighted KL has an anchor.")
+        raise SignalError(
+            f"recipe {recipe.name!r}: {kl.part.formula.name} and kl.anchor = {kl.anchor!r} do not fit; only the importance-weighted KL has an anchor."
+        )
     if recipe.value and "value_old" not in recipe.advantage.formula.inputs:
-        raise SignalError(f"recipe {recipe.name!r}: has a value term but {recipe.advantage.formula.name} makes no value target. Use advantage.gae.")
+        raise SignalError(
+            f"recipe {recipe.name!r}: has a value term but {recipe.advantage.formula.name} makes no value target. Use advantage.gae."
+        )
     if recipe.loss.part.formula.constant_advantage:
         for stage in recipe.correction:
             if stage.part.formula.stage == "importance" and stage.part.settings.get("level", "token") == "token":

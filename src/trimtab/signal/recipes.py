@@ -36,7 +36,6 @@ def recipe(name: str, **changes: Any) -> Recipe:
     return replace(_RECIPES[name](), **changes)
 
 
-
 def _group() -> Part:
     return part("normalize.mean_std", mean="group", std="group")
 
@@ -210,7 +209,7 @@ def cispo() -> Recipe:
     return Recipe(
         name="cispo",
         summary="The ratio bounds a token's weight and never its gradient.",
-        source="MiniMax 2025, MiniMax-M1, arXiv:2506.13585, no lower bound; upper bound 5 as in SkyRL",
+        source="MiniMax 2025, MiniMax-M1, arXiv:2506.13585, no lower bound; upper bound 5 as in ScaleRL's recipe, arXiv:2510.13786",
         loss=Stage(part("policy_loss.clipped_importance", band=(0.0, 5.0)), anchor="old"),
         normalize=_group(),
         weighting=_token_mean(),

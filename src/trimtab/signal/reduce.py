@@ -17,7 +17,9 @@ LOG_BOUND = 20.0
 and its square still fits float32. SkyRL and verl use the same number."""
 
 
-def segment_sum(values: Num[Tensor, " items"], index: Int[Tensor, " items"], num_segments: int) -> Num[Tensor, " segments"]:
+def segment_sum(
+    values: Num[Tensor, " items"], index: Int[Tensor, " items"], num_segments: int
+) -> Num[Tensor, " segments"]:
     """Sum of the items of each segment."""
     return values.new_zeros(num_segments).index_add(0, index, values)
 

@@ -29,11 +29,18 @@ def clip(reward: PerEpisode, *, low: float, high: float) -> PerEpisode:
     Settings in use: AReaL clips to (-20, 20), OpenRLHF to (-10, 10); name low and high.
     """
     if low >= high:
-        raise SignalError(f"reward.clip: low = {low} is not below high = {high}, so every reward would be equal. Swap them.")
+        raise SignalError(
+            f"reward.clip: low = {low} is not below high = {high}, so every reward would be equal. Swap them."
+        )
     return reward.clamp(low, high)
 
 
-@formula(source="Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 13", scope="episode", promises=_PROMISES, known_as=("DAPO soft overlong",))
+@formula(
+    source="Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 13",
+    scope="episode",
+    promises=_PROMISES,
+    known_as=("DAPO soft overlong",),
+)
 def soft_overlong(
     reward: PerEpisode, length: PerEpisode, *, max_length: Positive, buffer: Positive, factor: float = 1.0
 ) -> PerEpisode:

@@ -41,6 +41,8 @@ def stage_inputs(stage: Stage, available: Mapping[str, Any]) -> dict[str, Any]:
 
 def logratio(ratio: str, available: Mapping[str, Any]) -> PerToken | None:
     """engine = old - rollout, update = current - old, total = current - rollout; None where an end is missing."""
-    later, earlier = {"engine": ("old", "rollout"), "update": ("current", "old"), "total": ("current", "rollout")}[ratio]
+    later, earlier = {"engine": ("old", "rollout"), "update": ("current", "old"), "total": ("current", "rollout")}[
+        ratio
+    ]
     first, second = available.get(f"logp_{later}"), available.get(f"logp_{earlier}")
     return None if first is None or second is None else first - second

@@ -72,7 +72,9 @@ def decide(update: Update, logp_now: PerToken | None = None) -> Decided:
 def _now(update: Update, logp_now: PerToken | None) -> PerToken:
     if logp_now is not None:
         if logp_now.shape != (update.num_tokens,):
-            raise SignalError(f"decide: logp_now has shape {list(logp_now.shape)} for {update.num_tokens} tokens of this update.")
+            raise SignalError(
+                f"decide: logp_now has shape {list(logp_now.shape)} for {update.num_tokens} tokens of this update."
+            )
         return logp_now.detach()
     if update.is_first and "logp_old" in update.whole.fields:
         return update.whole.fields["logp_old"]
@@ -141,7 +143,11 @@ def _check_given(part: Slice, **given: PerToken | None) -> None:
             )
         if values is not None and values.dtype in (torch.float16, torch.bfloat16):
             raise SignalError(f"token_loss: {name} is {values.dtype}, so log-ratios round away. Compute it in float32.")
-    missing = [name for name, term in (("entropy", part.recipe.entropy), ("value", part.recipe.value)) if term and given[name] is None]
+    missing = [
+        name
+        for name, term in (("entropy", part.recipe.entropy), ("value", part.recipe.value))
+        if term and given[name] is None
+    ]
     if missing:
         raise SignalError(f"token_loss: recipe {part.recipe.name!r} has a term on {missing[0]}, which was not given.")
 
@@ -210,7 +216,9 @@ def _metrics(
     keeps, importances, seen = late
     label = part.recipe.loss.part.formula.name
     entries: dict[str, Metric] = {f"loss/{name}": Sum.of(value) for name, value in terms.items()}
-    entries |= {f"weight/{n.removeprefix('weight_')}": Sum.of(v) for n, v in part.fields.items() if n.startswith("weight_")}
+    entries |= {
+        f"weight/{n.removeprefix('weight_')}": Sum.of(v) for n, v in part.fields.items() if n.startswith("weight_")
+    }
     entries["weight/policy"] = Sum.of(torch.where(keep, part.fields["weight_policy"], torch.zeros_like(importance)))
     entries |= observed(label, found, keep, segments)
     if "clipped_tokens" in found:

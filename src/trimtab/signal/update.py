@@ -165,8 +165,11 @@ def _token_key(segments: Segments, sequence_id: Tensor, seed: int) -> TokenIndex
 
     splitmix64's finaliser (Steele et al. 2014); the multipliers are its own, as signed 64-bit numbers.
     """
-    place = torch.arange(segments.num_tokens, device=sequence_id.device) - segments.first_token[segments.sequence_of_token]
-    key = sequence_id[segments.sequence_of_token] * 0x5851F42D4C957F2D + place * 0x14057B7EF767814F + (seed + 1) * 7046029254386353131
+    place = (
+        torch.arange(segments.num_tokens, device=sequence_id.device) - segments.first_token[segments.sequence_of_token]
+    )
+    offset = ((seed + 1) * 0x61C8864680B583EB + 2**63) % 2**64 - 2**63
+    key = sequence_id[segments.sequence_of_token] * 0x5851F42D4C957F2D + place * 0x14057B7EF767814F + offset
     for shift, multiplier in ((30, -4658895280553007687), (27, -7723592293110705685)):
         key = (key ^ ((key >> shift) & ((1 << (64 - shift)) - 1))) * multiplier
     return (key >> 11) & ((1 << 53) - 1)

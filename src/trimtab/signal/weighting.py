@@ -39,7 +39,11 @@ def sequence_mean_token_mean(advantage: PerToken, keep: Keep, segments: Segments
     return _where_kept(1 / (to_tokens(tokens, segments) * _sequences(counted, segments)), keep)
 
 
-@formula(source="Ahmadian et al. 2024, RLOO, arXiv:2402.14740: a sequence's log-prob is a sum", scope="update", promises=_PROMISES)
+@formula(
+    source="Ahmadian et al. 2024, RLOO, arXiv:2402.14740: a sequence's log-prob is a sum",
+    scope="update",
+    promises=_PROMISES,
+)
 def sequence_mean_token_sum(advantage: PerToken, keep: Keep, segments: Segments, *, over: Over = "all") -> PerToken:
     """Tokens add up inside a sequence, sequences are averaged; the weights sum to the mean number of tokens.
 
@@ -49,7 +53,10 @@ def sequence_mean_token_sum(advantage: PerToken, keep: Keep, segments: Segments,
 
 
 @formula(
-    source="Liu et al. 2025, Dr.GRPO, arXiv:2503.20783, sec. 3.2", scope="update", promises=_PROMISES, known_as=("Dr.GRPO",)
+    source="Liu et al. 2025, Dr.GRPO, arXiv:2503.20783, sec. 3.2",
+    scope="update",
+    promises=_PROMISES,
+    known_as=("Dr.GRPO",),
 )
 def constant_divisor(
     advantage: PerToken, keep: Keep, segments: Segments, *, divisor: Positive, over: Over = "all"

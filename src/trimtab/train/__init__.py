@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trimtab.train.settings import EarlyStop, ModelSettings, TrainSettings
+from trimtab.config.train import EarlyStop, ModelSettings, TrainSettings
 
 if TYPE_CHECKING:
     from trimtab.signal import Recipe

@@ -32,7 +32,7 @@ from trimtab.train.policy import Policy, frozen_copy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from trimtab.train.settings import TrainSettings
+    from trimtab.config.train import TrainSettings
 
 
 @dataclass(frozen=True)

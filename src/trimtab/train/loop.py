@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from trimtab.config.train import EarlyStop, TrainSettings
 from trimtab.rollout.assemble import Assembled, Episode, assemble
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import Engine, Sampling
@@ -26,7 +27,6 @@ from trimtab.train.learn import Learner
 from trimtab.train.policy import Policy, frozen_copy, new_policy, published, save
 from trimtab.train.progress import Progress
 from trimtab.train.record import Outcome, Record, Summary, manifest, open_record
-from trimtab.train.settings import EarlyStop, TrainSettings
 from trimtab.train.warmstart import warm_start
 
 SHOWN_ANSWERS = 8

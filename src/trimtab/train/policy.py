@@ -18,7 +18,7 @@ from trimtab.rollout.tokenizer import character_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from trimtab.train.settings import ModelSettings
+    from trimtab.config.train import ModelSettings
 
 CRITIC_FILE = "critic.safetensors"
 MAX_POSITIONS = 1024

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from trimtab.config.train import TrainSettings
     from trimtab.train.record import Summary
-    from trimtab.train.settings import TrainSettings
 
 SPARKS = "▁▂▃▄▅▆▇█"
 ENDINGS = {

@@ -4,7 +4,7 @@ Each is one function `check(subject, case) -> Violation | None` with its stateme
 the way to repair it. They attach to facts (inputs, levels, kinds), never to a function's name.
 """
 
-from trimtab.sentinel.invariants import contract, content, definition, layout, vote  # noqa: F401  declares them
+from trimtab.sentinel.invariants import content, contract, definition, layout, vote  # noqa: F401  declares them
 from trimtab.sentinel.invariants.declare import INVARIANTS, Invariant, Violation
 
 __all__ = ["INVARIANTS", "Invariant", "Violation"]

@@ -18,7 +18,9 @@ def mask_content(subject: Subject, case: Case) -> Violation | None:
     base = run(subject, case.refilled(0.0))
     for content, columns, side in ((-0.75, 0, "right"), (3.5, 2, "right"), (1.25, 1, "left")):
         other = case.refilled(content, extra_columns=columns, side=side)  # type: ignore[arg-type]
-        found = _moved(case, base, run(subject, other), f"filling untrainable cells with {content} and {columns} more columns")
+        found = _moved(
+            case, base, run(subject, other), f"filling untrainable cells with {content} and {columns} more columns"
+        )
         if found:
             return found
     return None
@@ -42,7 +44,12 @@ def nonfinite_isolation(subject: Subject, case: Case) -> Violation | None:
 def _moved(case: Case, base: Seen, other: Seen, what: str) -> Violation | None:
     for name, value in base.values.items():
         if not same(value, other.values[name]):
-            return Violation(f"{what} changes {name}", other.values[name].tolist(), value.tolist(), differing(value, other.values[name]))
+            return Violation(
+                f"{what} changes {name}",
+                other.values[name].tolist(),
+                value.tolist(),
+                differing(value, other.values[name]),
+            )
     for name, gradients in base.gradients.items():
         for leaf, gradient in gradients.items():
             seen = other.gradients[name][leaf]
@@ -68,19 +75,33 @@ def differing(first: Tensor, second: Tensor) -> tuple[int, ...]:
     repair="Build results out of place; clone before writing.",
 )
 def no_aliasing(subject: Subject, case: Case) -> Violation | None:
-    held = case.with_tokens(**{n: v.clone() for n, v in case.tokens.items()}).with_sequences(**{n: v.clone() for n, v in case.sequences.items()})
+    for one in (case, case.compacted()):
+        found = _written(subject, one)
+        if found:
+            return found
+    return _on_views(subject, case.compacted())
+
+
+def _written(subject: Subject, case: Case) -> Violation | None:
+    held = case.with_tokens(**{n: v.clone() for n, v in case.tokens.items()})
+    held = held.with_sequences(**{n: v.clone() for n, v in case.sequences.items()})
     with torch.no_grad():
         out = subject.call(held, subject.options)
-    inputs = [("tokens", case.tokens, held.tokens), ("sequences", case.sequences, held.sequences)]
-    for _, before, after in inputs:
-        for name, values in before.items():
-            if not same(values, after[name], tolerance=0):
-                return Violation(f"the call wrote to its input {name}", after[name].tolist(), values.tolist(), differing(values, after[name]))
-    storages = {v.untyped_storage().data_ptr(): n for _, _, after in inputs for n, v in after.items() if v.numel()}
+    before, after = {**case.tokens, **case.sequences}, {**held.tokens, **held.sequences}
+    for name, values in before.items():
+        if not same(values, after[name], tolerance=0):
+            return Violation(
+                f"the call wrote to its input {name}",
+                after[name].tolist(),
+                values.tolist(),
+                differing(values, after[name]),
+            )
+    storages = {v.untyped_storage().data_ptr(): n for n, v in after.items() if v.numel()}
     for name, result in out.items():
-        if result.value.numel() and result.value.untyped_storage().data_ptr() in storages:
-            return Violation(f"{name} is an alias of the input {storages[result.value.untyped_storage().data_ptr()]}", "shared memory", "a tensor of its own")
-    return _on_views(subject, case)
+        source = storages.get(result.value.untyped_storage().data_ptr()) if result.value.numel() else None
+        if source:
+            return Violation(f"{name} is an alias of the input {source}", "shared memory", "a tensor of its own")
+    return None
 
 
 def _on_views(subject: Subject, case: Case) -> Violation | None:
@@ -95,8 +116,12 @@ def _on_views(subject: Subject, case: Case) -> Violation | None:
         try:
             found = subject.call(views, subject.options)
         except RuntimeError as error:
-            return Violation("the call writes into an expanded view of its input", str(error).splitlines()[0], "no write")
+            return Violation(
+                "the call writes into an expanded view of its input", str(error).splitlines()[0], "no write"
+            )
     for name, result in expected.items():
         if not same(result.value, found[name].value):
-            return Violation(f"{name} differs when inputs are expanded views", found[name].value.tolist(), result.value.tolist())
+            return Violation(
+                f"{name} differs when inputs are expanded views", found[name].value.tolist(), result.value.tolist()
+            )
     return None

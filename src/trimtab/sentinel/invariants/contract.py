@@ -26,7 +26,12 @@ def decision_granularity(subject: Subject, case: Case) -> Violation | None:
             for sequence in range(case.num_sequences):
                 decided = keep[owner == sequence]
                 if decided.numel() and bool(decided.any()) and not bool(decided.all()):
-                    return Violation(f"{name} is not one decision in sequence {sequence}", decided.int().tolist(), "all equal", tuple(((owner == sequence) & keep).nonzero().squeeze(1).tolist()))
+                    return Violation(
+                        f"{name} is not one decision in sequence {sequence}",
+                        decided.int().tolist(),
+                        "all equal",
+                        tuple(((owner == sequence) & keep).nonzero().squeeze(1).tolist()),
+                    )
         if result.scope == "token":
             found = _reads_others(subject, case, name)
             if found:
@@ -39,7 +44,9 @@ def _reads_others(subject: Subject, case: Case, name: str) -> Violation | None:
     base = run(subject, case).values[name]
     places = case.trainable.nonzero().squeeze(1).tolist()
     for index, place in enumerate(places):
-        moved = {n: case.tokens[n].clone().index_fill(0, torch.tensor([place]), -3.0) for n in _LOGPS if n in case.tokens}
+        moved = {
+            n: case.tokens[n].clone().index_fill(0, torch.tensor([place]), -3.0) for n in _LOGPS if n in case.tokens
+        }
         other = run(subject, case.with_tokens(**moved)).values[name]
         others = torch.arange(len(places)) != index
         if not same(base[others], other[others]):

@@ -23,7 +23,12 @@ def equals_definition(subject: Subject, case: Case) -> Violation | None:
             continue
         value = seen.values[name]
         if not same(value.double(), result.value.double(), tolerance=1e-8):
-            return Violation(f"{name} is not what its definition gives", value.tolist(), result.value.tolist(), differing(value, result.value))
+            return Violation(
+                f"{name} is not what its definition gives",
+                value.tolist(),
+                result.value.tolist(),
+                differing(value, result.value),
+            )
     return None
 
 
@@ -46,5 +51,10 @@ def metric_truth(subject: Subject, case: Case) -> Violation | None:
         if result.kind == "observation" and value.dtype != torch.bool:
             return Violation(f"{name} is no flag, so its fraction can leave [0, 1]", str(value.dtype), "bool")
         if name in expected and not same(value.double(), expected[name].value.double(), tolerance=1e-8):
-            return Violation(f"{name} is not what its name says", value.tolist(), expected[name].value.tolist(), differing(value, expected[name].value))
+            return Violation(
+                f"{name} is not what its name says",
+                value.tolist(),
+                expected[name].value.tolist(),
+                differing(value, expected[name].value),
+            )
     return None

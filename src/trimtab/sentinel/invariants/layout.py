@@ -44,14 +44,26 @@ def _joined(
                 return Violation(f"{what} changes {name}", total.tolist(), whole.values[name].tolist())
         elif not same(whole.values[name], torch.cat(pieces), tolerance=tolerance):
             joined = torch.cat(pieces)
-            return Violation(f"{what} changes {name}", joined.tolist(), whole.values[name].tolist(), differing(whole.values[name], joined))
+            return Violation(
+                f"{what} changes {name}",
+                joined.tolist(),
+                whole.values[name].tolist(),
+                differing(whole.values[name], joined),
+            )
     for name, gradients in whole.gradients.items():
         for leaf, gradient in gradients.items():
             if any(name not in one.gradients for one in seen):
-                return Violation(f"{what}: a part's {name} is not connected to its inputs", "no gradient", "a gradient, if only zero")
+                return Violation(
+                    f"{what}: a part's {name} is not connected to its inputs", "no gradient", "a gradient, if only zero"
+                )
             joined = torch.cat([one.gradients[name][leaf] for one in seen])
             if not same(gradient, joined, tolerance=tolerance):
-                return Violation(f"{what} changes d {name} / d {leaf}", joined.tolist(), gradient.tolist(), differing(gradient, joined))
+                return Violation(
+                    f"{what} changes d {name} / d {leaf}",
+                    joined.tolist(),
+                    gradient.tolist(),
+                    differing(gradient, joined),
+                )
     return None
 
 
@@ -71,11 +83,20 @@ def permutation(subject: Subject, case: Case) -> Violation | None:
         for name, result in whole.results.items():
             expected = _reordered(whole.values[name], result.level, places, order)
             if not same(expected, other.values[name]):
-                return Violation(f"order {order} changes {name}", other.values[name].tolist(), expected.tolist(), differing(expected, other.values[name]))
+                return Violation(
+                    f"order {order} changes {name}",
+                    other.values[name].tolist(),
+                    expected.tolist(),
+                    differing(expected, other.values[name]),
+                )
         for name, gradients in whole.gradients.items():
             for leaf, gradient in gradients.items():
                 if not same(gradient[leaves], other.gradients[name][leaf]):
-                    return Violation(f"order {order} changes d {name} / d {leaf}", other.gradients[name][leaf].tolist(), gradient[leaves].tolist())
+                    return Violation(
+                        f"order {order} changes d {name} / d {leaf}",
+                        other.gradients[name][leaf].tolist(),
+                        gradient[leaves].tolist(),
+                    )
     return None
 
 

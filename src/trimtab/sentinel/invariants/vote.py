@@ -22,7 +22,9 @@ def group_isolation(subject: Subject, case: Case) -> Violation | None:
         inside = groups == group
         reward = torch.where(inside, case.sequences["reward"] * 3 + 7, case.sequences["reward"])
         other = run(subject, case.with_sequences(reward=reward))
-        found = _others_moved(subject, case, base.values, other.values, inside, f"changing the rewards of group {group}")
+        found = _others_moved(
+            subject, case, base.values, other.values, inside, f"changing the rewards of group {group}"
+        )
         if found:
             return found
     return None
@@ -49,7 +51,9 @@ def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
     return None
 
 
-def _others_moved(subject: Subject, case: Case, base: object, other: object, changed: torch.Tensor, what: str) -> Violation | None:
+def _others_moved(
+    subject: Subject, case: Case, base: object, other: object, changed: torch.Tensor, what: str
+) -> Violation | None:
     out = subject.call(case, subject.options)
     for name, result in out.items():
         before, after = base[name], other[name]  # type: ignore[index]

@@ -23,7 +23,7 @@ _KINDS: dict[str, tuple[Level, Kind]] = {
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "reward.affine": [{"bias": 0.0, "scale": 1.0}, {"bias": -1.0, "scale": 2.0}],
     "reward.clip": [{"low": -0.5, "high": 1.0}],
-    "reward.soft_overlong": [{"max_length": 4, "buffer": 2, "factor": 1.5}],
+    "reward.soft_overlong": [{"max_length": 4.0, "buffer": 2.0, "factor": 1.5}],
     "reward.not_ended_penalty": [{"amount": 0.5}],
     "reward.not_ended_scale": [{"factor": 0.25}],
     "normalize.mean_std": [
@@ -137,7 +137,15 @@ def _observation(name: str, flags: Tensor) -> Result:
 
 # --- whole recipes ------------------------------------------------------------------------------------------------
 
-PIPELINE_PROMISES = ("mask_content", "nonfinite_isolation", "no_aliasing", "split", "permutation", "suppressed_do_not_vote")
+PIPELINE_PROMISES = (
+    "mask_content",
+    "nonfinite_isolation",
+    "no_aliasing",
+    "split",
+    "permutation",
+    "suppressed_do_not_vote",
+)
+
 
 def recipe_subjects() -> list[Subject]:
     """Every recipe, from padded tensors to loss and gradient."""
@@ -169,15 +177,21 @@ def _run_recipe(chosen: Recipe, case: Case) -> Out:
     )  # fmt: skip
     prepared, _ = prepare(batch, chosen)
     update = next(prepared.updates(1))
-    tokens = torch.cat([whole.token_places([i]) for i in update.sequences.tolist()] or [torch.zeros(0, dtype=torch.long)])
+    tokens = torch.cat(
+        [whole.token_places([i]) for i in update.sequences.tolist()] or [torch.zeros(0, dtype=torch.long)]
+    )
     decided = decide(update, whole.flat("logp_current")[tokens].detach() if chosen.needs_logp_now else None)
     mine = [whole.origin.index(i) for i in case.origin] if case.within is not None else list(range(whole.num_sequences))
     rows = [k for k, s in enumerate(update.sequences.tolist()) if s in mine]
     micro = MicroBatch(decided.whole.take(torch.tensor(rows, dtype=torch.long)), 1, Ledger())
-    own = torch.cat([case.token_places([mine.index(int(s))]) for s in micro.sequences] or [torch.zeros(0, dtype=torch.long)])
+    own = torch.cat(
+        [case.token_places([mine.index(int(s))]) for s in micro.sequences] or [torch.zeros(0, dtype=torch.long)]
+    )
     extra = {"value": case.flat("value")[own]} if chosen.value else {}
     out = token_loss(micro, case.flat("logp_current")[own], **extra)
-    advantage = prepared.advantage[torch.cat([whole.token_places([i]) for i in mine] or [torch.zeros(0, dtype=torch.long)])]
+    advantage = prepared.advantage[
+        torch.cat([whole.token_places([i]) for i in mine] or [torch.zeros(0, dtype=torch.long)])
+    ]
     return {
         "loss": Result(out.loss, "scalar", "loss"),
         "advantage": Result(advantage, "token", "advantage"),

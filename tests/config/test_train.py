@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from trimtab.train.settings import EarlyStop, ModelSettings, TrainSettings
+from trimtab.config.train import EarlyStop, ModelSettings, TrainSettings
 
 
 @pytest.mark.parametrize(
