@@ -17,3 +17,15 @@ def halved(logratio: PerToken, *, factor: float, **ignored: Any) -> tuple[PerTok
 def undecorated(logratio: PerToken) -> PerToken:
     """Not a formula."""
     return logratio
+
+
+@formula(source="a test", stage="keep", scope="token", promises=("no_aliasing",))
+def wants_too_much(logratio: PerToken, temperature_field: PerToken) -> tuple[Tensor, dict[str, Tensor]]:
+    """Asks for an input that nobody provides."""
+    return logratio > temperature_field, {}
+
+
+@formula(source="a test", stage="policy_loss", scope="token", consumes="ratio", promises=("split", "on_policy_identity"))
+def leaky(logp_current: PerToken, logp_anchor: PerToken, advantage: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
+    """A surrogate with a planted bug: it forgets the sign of the advantage."""
+    return -(logp_current - logp_anchor.detach()).exp() * advantage.abs(), {}

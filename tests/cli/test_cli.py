@@ -1,0 +1,147 @@
+"""The command line as a person meets it: help that teaches, output that reads, refusals without a traceback."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from trimtab.cli import app, main
+from trimtab.errors import ConfigError
+from trimtab.sentinel import INVARIANTS
+from trimtab.signal import METRICS, catalog, names
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["check"], ["catalog"], ["explain"]])
+def test_every_command_teaches_itself(command: list[str]) -> None:
+    result = invoke(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+    assert len(result.output.splitlines()) > 8
+
+
+def test_the_catalogue_as_json_holds_everything() -> None:
+    data = json.loads(invoke("catalog", "--format", "json").output)
+    assert {entry["name"] for entry in data["formulas"]} == set(catalog())
+    assert [entry["name"] for entry in data["recipes"]] == names()
+    assert {entry["name"] for entry in data["invariants"]} == set(INVARIANTS)
+    assert len(data["metrics"]) == len(METRICS)
+
+
+def test_the_catalogue_as_text_names_every_formula() -> None:
+    output = invoke("catalog").output
+    assert all(name in output for name in (*catalog(), *names(), *INVARIANTS))
+
+
+@pytest.mark.parametrize("name", [*names(), *catalog(), *INVARIANTS, "ess_engine/token", "keep.veto/rejected_sequences", "TIS", "gae"])
+def test_everything_can_be_explained(name: str) -> None:
+    result = invoke("explain", name)
+    assert result.exit_code == 0
+    assert len(result.output) > 80
+
+
+def test_explaining_a_run_file_shows_what_will_run(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text('recipe = "dapo"\n[off_policy_correction]\noutlier_token_is_threshold_high = 100.0\n', encoding="utf-8")
+    output = " ".join(invoke("explain", str(run)).output.split())
+    assert "keep.veto" in output
+    assert "stands alone" in output
+    assert "needs: logp_old, logp_rollout" in output
+
+
+def test_explain_announces_the_extra_forward_pass(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text('recipe = "tis"\nsignal.loss = { formula = "covariance_clipped", anchor = "old" }\n', encoding="utf-8")
+    assert "one forward pass without gradient" in " ".join(invoke("explain", str(run)).output.split())
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"nothing is called 'geometic_band'; did you mean 'geometric_band'"):
+        CliRunner().invoke(app, ["explain", "geometic_band"], catch_exceptions=False)
+
+
+def test_check_holds_and_says_on_how_many_cases() -> None:
+    result = invoke("check", "keep.token_band", "--examples", "3")
+    assert result.exit_code == 0
+    assert "keep.token_band: 8 of 8 checks hold on 1 subjects" in result.output
+
+
+def test_check_reports_a_finding_with_exit_code_one_and_the_smallest_case(tmp_path: Path) -> None:
+    out = tmp_path / "verdicts.json"
+    result = invoke("check", "outside_formulas.leaky", "--format", "json", "--out", str(out))
+    assert result.exit_code == 1
+    found = [v for v in json.loads(out.read_text(encoding="utf-8"))["verdicts"] if v["status"] == "bug"]
+    assert [v["invariant"] for v in found] == ["on_policy_identity"]
+    assert len(found[0]["case"]["kinds"]) <= 2
+    assert invoke("check", "outside_formulas.leaky").stdout.startswith("BUG  policy_loss.leaky  on_policy_identity")
+
+
+def test_the_same_seed_finds_the_same_counter_example() -> None:
+    first, second = (invoke("check", "outside_formulas.leaky", "--format", "json", "--seed", "5").output for _ in range(2))
+    assert first == second
+
+
+def test_a_refusal_is_one_message_on_stderr_and_exit_code_two(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["trimtab", "explain", "no_such.toml"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "trimtab: no_such.toml: there is no such file. Name a TOML run file.\n"
+
+
+def without_extras(*words: str) -> subprocess.CompletedProcess[str]:
+    """The command in a fresh interpreter in which no optional package can be imported."""
+    code = (
+        "import sys\n"
+        "for name in ('hypothesis', 'transformers', 'matplotlib', 'tokenizers', 'safetensors'): sys.modules[name] = None\n"
+        f"sys.argv = ['trimtab', *{list(words)!r}]\n"
+        "from trimtab.cli import main\nmain()\n"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("check", "trimtab"), 'trimtab: the sentinel needs hypothesis: pip install "trimtab[sentinel]"\n'),
+        (("train",), 'trimtab: trimtab train needs transformers: pip install "trimtab[train]"\n'),
+    ],
+)
+def test_a_missing_extra_is_one_sentence_with_the_line_to_install(words: tuple[str, ...], sentence: str) -> None:
+    done = without_extras(*words)
+    assert (done.returncode, done.stderr) == (2, sentence)
+
+
+def test_the_catalogue_needs_no_extra() -> None:
+    done = without_extras("catalog", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["recipes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train.stepz=3"], "there is no key 'train.stepz'; did you mean 'steps'"),
+        (["train.steps=zero"], "train.steps = 'zero' is not possible"),
+        (["train.steps=0"], "train.steps = 0 is not possible"),
+        (["recipe=dappo"], "no entry is called 'dappo'; did you mean 'dapo'"),
+        (["no_such_file.toml"], "there is no such file"),
+        (["train.steps"], "there is no such file"),
+        (["recipe=dapo", "signal.weighting.formula=token_mena"], "did you mean 'weighting.token_mean'"),
+        (["signal.loss={formula='clipped', anchor='old', clip=3}"], r"has no setting \['clip'\]; it takes \['band'\]"),
+        (["signal.not_ended=drop"], "signal.not_ended = 'drop' is not possible"),
+        (["off_policy_correction.tis_ratio_type=tokens"], "off_policy_correction.tis_ratio_type = 'tokens' is not possible"),
+        (["train=3"], "train = 3 is not possible"),
+        (["recipe.x=3", "recipe.y=4"], "recipe = .* is not possible"),
+    ],
+)  # fmt: skip
+def test_a_bad_run_is_refused_before_anything_is_written(words: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CliRunner().invoke(app, ["train", *words, "--run-dir", str(tmp_path / "run")], catch_exceptions=False)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,124 @@
+"""The docs are true: their code runs, their tables name what exists, the generated pages are current."""
+
+import importlib
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import trimtab
+from trimtab.cli import app
+from trimtab.cli.catalog import catalogue_page, paper_page
+from trimtab.config import parse_run
+from trimtab.sentinel import INVARIANTS
+from trimtab.signal import catalog, names
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(language: str) -> list[object]:
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        code = re.findall(rf"^[ ]*```{language}\n(.*?)^[ ]*```", text, re.S | re.M)
+        found += [pytest.param(block, id=f"{page.name}-{i}") for i, block in enumerate(code)]
+    return found
+
+
+def dedent(block: str) -> str:
+    import textwrap
+
+    return textwrap.dedent(block)
+
+
+@pytest.mark.parametrize("block", blocks("python"))
+def test_every_python_block_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a script of its own, with nothing else imported."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "example"}
+    exec(compile(dedent(block), "example", "exec"), namespace)
+    assert len(namespace) > 2
+
+
+@pytest.mark.parametrize("block", blocks("toml"))
+def test_every_toml_block_loads_and_trains_a_gradient(block: str) -> None:
+    chosen = parse_run(tomllib.loads(block)).build_recipe()
+    torch.manual_seed(0)
+    old = -0.1 - torch.rand(4, 6, dtype=torch.float64)
+    logp = (old - 0.01).clone().requires_grad_()
+    loss, metrics = trimtab.loss(
+        logp, recipe=chosen, mask=torch.ones(4, 6), logp_old=old, logp_rollout=old - 0.002, logp_ref=old,
+        reward=torch.tensor([1.0, 0, 0, 1]), group=torch.tensor([0, 0, 1, 1]), ended=torch.ones(4, dtype=torch.bool),
+    )  # fmt: skip
+    loss.backward()
+    assert logp.grad is not None
+    assert logp.grad.abs().sum() > 0
+    assert metrics["kept/token_fraction"] == 1.0
+
+
+def test_the_generated_pages_are_current() -> None:
+    assert (ROOT / "docs/catalogue.md").read_text(encoding="utf-8") == catalogue_page()
+    assert (ROOT / "docs/paper_index.md").read_text(encoding="utf-8") == paper_page()
+
+
+def test_the_readme_counts_what_there_is() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{len(catalog())} formulas, {len(names())} recipes" in text
+    assert f"{len(INVARIANTS)} invariants" in text
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def origin_rows() -> list[object]:
+    text = (ROOT / "docs/origins.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("| ")]
+    found = [row for row in rows if row[0].strip("| ") != "requirement"]
+    return [pytest.param(*[c.strip("`| ") for c in row[1:]], id=row[0].strip("| ")[:60]) for row in found]
+
+
+@pytest.mark.parametrize(("function", "test", "command", "page"), origin_rows())
+def test_every_row_of_the_origins_names_what_exists(function: str, test: str, command: str, page: str) -> None:
+    assert resolve(function) is not None
+    path, _, name = test.partition("::")
+    assert re.search(rf"^def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.M)
+    assert (ROOT / page).exists()
+    words = shlex.split(command)
+    assert words[0] == "trimtab"
+    assert words[1] in {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+
+
+def resolve(path: str) -> object:
+    parts = path.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[cut:]:
+            found = getattr(found, name)
+        return found
+    raise AssertionError(path)
+
+
+@pytest.mark.parametrize("command", sorted({p.values[2] for p in origin_rows() if " explain " in p.values[2]}))  # type: ignore[attr-defined]
+def test_every_explain_command_of_the_origins_answers(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    result = CliRunner().invoke(app, shlex.split(command)[1:])
+    assert result.exit_code == 0, result.output
+    assert len(result.output) > 60
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda p: p.name)
+def test_every_example_run_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    assert parse_run(tomllib.loads(path.read_text(encoding="utf-8"))).build_recipe().name

@@ -1,0 +1,113 @@
+"""Layouts both ways: every trainable token returns to its cell, and nothing else is ever read."""
+
+import pytest
+import torch
+
+from trimtab.errors import SignalError
+from trimtab.signal import SignalBatch, prepare, recipe
+from trimtab.signal.layout import Segments, list_cells, packed_cells, padded_cells
+from trimtab.signal.reduce import last_token, sequence_any, sequence_mean, sequence_sum, to_tokens
+from trimtab.signal.update import select
+
+MASK = torch.tensor([[False, True, True, False], [True, False, True, True], [False, False, False, False]])
+CODES = 1000 * torch.arange(3)[:, None] + torch.arange(4.0)[None, :]
+"""Position codes: the value says which row and column it came from."""
+
+
+def test_every_trainable_token_returns_to_its_cell_and_others_get_the_named_fill() -> None:
+    cells, segments = padded_cells(MASK)
+    flat = cells.gather(CODES)
+    assert flat.tolist() == [1.0, 2.0, 1000.0, 1002.0, 1003.0]
+    assert segments.token_counts.tolist() == [2, 3, 0]
+    torch.testing.assert_close(cells.scatter(flat, fill=-7.0), torch.where(MASK, CODES, -7.0))
+
+
+def test_gradients_go_to_the_cell_they_came_from() -> None:
+    cells, _ = padded_cells(MASK)
+    source = CODES.clone().requires_grad_()
+    cells.gather(source).square().sum().backward()
+    torch.testing.assert_close(source.grad, torch.where(MASK, 2 * CODES, 0.0))
+    tokens = torch.ones(5, requires_grad=True)
+    (cells.scatter(tokens, fill=0.0) * CODES).sum().backward()
+    assert tokens.grad.tolist() == [1.0, 2.0, 1000.0, 1002.0, 1003.0]
+
+
+def test_padded_list_and_packed_give_the_same_batch() -> None:
+    rows = [slice(0, 4), slice(0, 3), slice(1, 4)]
+    logp = -torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+    lengths = [4, 3, 3]
+    kept = [MASK[i][rows[i]] for i in range(3)]
+    values = [logp[i][rows[i]] for i in range(3)]
+    padded = torch.zeros(3, 4, dtype=torch.bool)
+    padded_logp = torch.full((3, 4), 9.0)
+    for i, (mask, value) in enumerate(zip(kept, values, strict=True)):
+        padded[i, 4 - lengths[i] :], padded_logp[i, 4 - lengths[i] :] = mask, value
+    common = {"reward": torch.tensor([1.0, 0.0, 2.0]), "group": torch.tensor([5, 5, 9])}
+    boundaries = torch.tensor([0, 4, 7, 10])
+    batches = [
+        SignalBatch.from_padded(padded, logp_old=padded_logp, **common),
+        SignalBatch.from_list(kept, logp_old=values, **common),
+        SignalBatch.from_packed(torch.cat(kept), boundaries, logp_old=torch.cat(values), **common),
+    ]
+    for other in batches[1:]:
+        assert torch.equal(other.logp_old, batches[0].logp_old)
+        assert torch.equal(other.levels.token_counts, batches[0].levels.token_counts)
+        assert torch.equal(other.levels.group_of_episode, batches[0].levels.group_of_episode)
+    restored = batches[1].cells.scatter_list(batches[1].logp_old, fill=0.0)
+    assert [r.shape[0] for r in restored] == lengths
+    assert torch.equal(restored[1][kept[1]], values[1][kept[1]])
+
+
+def test_scatter_list_is_for_lists() -> None:
+    cells, _ = padded_cells(MASK)
+    with pytest.raises(SignalError, match="did not come from a list"):
+        cells.scatter_list(torch.zeros(5), fill=0.0)
+
+
+def test_empty_layouts_are_layouts() -> None:
+    for cells, segments in (list_cells([]), packed_cells(torch.zeros(0, dtype=torch.bool), torch.tensor([0]))):
+        assert segments.num_tokens == segments.num_sequences == 0
+        assert cells.gather([] if cells.lengths is not None else torch.zeros(0)).numel() == 0
+
+
+def test_reductions_stay_inside_their_sequence_whatever_stands_in_the_next() -> None:
+    segments = Segments.from_counts(torch.tensor([2, 0, 2]), 4)
+    values = torch.tensor([1.0, 2.0, float("nan"), float("inf")])
+    assert sequence_sum(values, segments)[:2].tolist() == [3.0, 0.0]
+    assert sequence_mean(values, segments, torch.tensor([True, False, True, True]))[:2].tolist() == [1.0, 0.0]
+    assert sequence_any(values > 1.5, segments).tolist() == [True, False, True]
+    assert to_tokens(torch.tensor([7.0, 8.0, 9.0]), segments).tolist() == [7.0, 7.0, 9.0, 9.0]
+    sequences, last = last_token(segments)
+    assert (sequences.tolist(), last.tolist()) == ([0, 2], [1, 3])
+
+
+def test_selecting_sequences_selects_their_tokens_in_the_asked_order() -> None:
+    segments = Segments.from_counts(torch.tensor([2, 0, 3, 1]), 6)
+    cut, tokens = select(segments, torch.tensor([2, 0]))
+    assert cut.token_counts.tolist() == [3, 2]
+    assert tokens.tolist() == [2, 3, 4, 0, 1]
+
+
+def test_a_reward_on_a_dropped_token_moves_to_the_last_trainable_token_before_it() -> None:
+    rewards = torch.tensor([[0.0, 0.5, 0.0, 2.0], [0.0, 1.0, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    batch = SignalBatch.from_padded(MASK, reward=torch.zeros(3), group=torch.tensor([0, 0, 0]), token_reward=rewards)
+    assert batch.token_reward.tolist() == [0.5, 2.0, 1.0, 0.25, 0.0]
+
+
+def test_padding_pays_no_token_reward_where_the_attention_is_known() -> None:
+    rewards = torch.full((3, 4), float("nan"))
+    rewards[:, :3] = torch.tensor([0.0, 1.0, 0.0])
+    attention = torch.tensor([[1, 1, 1, 0]] * 3)
+    mask = torch.tensor([[False, True, True, False]] * 3)
+    batch = SignalBatch.from_padded(mask, attention=attention, reward=torch.zeros(3), group=torch.zeros(3, dtype=torch.long), token_reward=rewards)
+    assert batch.token_reward.tolist() == [1.0, 0.0] * 3
+
+
+def test_an_episode_cut_into_sequences_votes_once() -> None:
+    """miles: splitting one rollout into three segments must not change anybody's advantage."""
+    reward, group = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 0])
+    whole = SignalBatch.from_list([torch.ones(2)] * 3, reward=reward, group=group)
+    cut = SignalBatch.from_list([torch.ones(2)] * 5, reward=reward, group=group, episode=torch.tensor([0, 0, 0, 1, 2]))
+    base = prepare(whole, recipe("start_on_policy"))[0].advantage
+    split = prepare(cut, recipe("start_on_policy"))[0].advantage
+    assert split[::2].tolist() == [base[0], base[0], base[0], base[2], base[4]]
