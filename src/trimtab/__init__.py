@@ -23,5 +23,16 @@ from trimtab.signal import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "Recipe", "SignalBatch", "catalog", "decide", "formula", "loss", "part", "prepare", "recipe", "signal", "step", "token_loss",
-]  # fmt: skip
+    "Recipe",
+    "SignalBatch",
+    "catalog",
+    "decide",
+    "formula",
+    "loss",
+    "part",
+    "prepare",
+    "recipe",
+    "signal",
+    "step",
+    "token_loss",
+]

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import trimtab
+from trimtab.signal.recipes import FORMULA_MODULES
 
 HERE = Path(__file__).parent
 
@@ -18,6 +19,13 @@ def golden_tests() -> dict[str, set[str]]:
                 attributes = {part.attr for part in parts if isinstance(part, ast.Attribute)}
                 tests[node.name] = attributes | {part.id for part in parts if isinstance(part, ast.Name)}
     return tests
+
+
+def test_every_file_with_formulas_is_one_that_recipes_import() -> None:
+    """The catalogue holds what was imported, so a file left out of FORMULA_MODULES might be missing from it."""
+    source = Path(trimtab.signal.__file__).parent
+    declaring = {file.stem for file in source.glob("*.py") if "\n@formula(" in file.read_text(encoding="utf-8")}
+    assert declaring == {module.__name__.rpartition(".")[2] for module in FORMULA_MODULES}
 
 
 def test_every_formula_has_a_golden_case_that_calls_it() -> None:

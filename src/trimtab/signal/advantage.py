@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.formula import Unit, formula
-from trimtab.signal.layout import PerSequence, PerToken, Segments, SequenceFlag
+from trimtab.signal.layout import PerSequence, PerToken, Segments, SequenceFlag, places
 from trimtab.signal.reduce import last_token, to_tokens
 
 Credit = tuple[PerToken, PerToken]
@@ -60,11 +60,12 @@ def gae(
     Undefined when a sequence was cut off and value_after is not finite there (raises).
     """
     boundary = torch.where(ended, torch.zeros_like(value_after), value_after)
-    unknown = (~torch.isfinite(boundary) & (segments.token_counts > 0)).nonzero().squeeze(1).tolist()
+    unknown = places(~torch.isfinite(boundary) & (segments.token_counts > 0))
     if unknown:
         raise SignalError(
-            f"gae: sequences {unknown[:8]} did not end by themselves and have no finite value_after, so the state they were "
-            "cut off in has no value. Give value_after for them, or suppress them with not_ended."
+            f"gae: sequences {unknown[:8]} did not end by themselves and have no finite value_after, "
+            "so the state they were cut off in has no value. "
+            "Give value_after for them, or suppress them with not_ended."
         )
     delta = token_reward + gamma * _next_value(value_old, boundary, segments) - value_old
     advantage = discounted_sum(delta, segments, gamma * lam)
@@ -78,7 +79,7 @@ def _next_value(value: PerToken, boundary: PerSequence, segments: Segments) -> P
 
 
 def discounted_sum(values: PerToken, segments: Segments, discount: float) -> PerToken:
-    """sum_{s >= t} discount^(s - t) * values_s inside each sequence, by doubling: log2(length) passes over the tokens."""
+    """sum_{s >= t} discount^(s - t) * values_s inside each sequence, by doubling: log2(length) passes over tokens."""
     place = torch.arange(values.shape[0], device=values.device)
     remaining = to_tokens(segments.first_token + segments.token_counts, segments) - place
     longest = int(segments.token_counts.max()) if segments.num_sequences else 0

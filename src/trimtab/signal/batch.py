@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from trimtab.errors import SignalError
@@ -27,12 +27,14 @@ from trimtab.signal.layout import (
     list_cells,
     packed_cells,
     padded_cells,
+    places,
+    renumbered,
 )
 
 TokenField = Tensor | Sequence[Tensor]
 
 LOGP_SLACK = 1e-4
-"""How far above 0 a log-prob may lie: float32 log-softmax rounding stays below 1e-5, a probability or a loss does not."""
+"""How far above 0 a log-prob may lie: float32 log-softmax rounding stays below 1e-5, a probability or loss does not."""
 
 LOGPS = ("logp_old", "logp_rollout", "logp_ref")
 FLOATS = (*LOGPS, "value", "token_reward")
@@ -71,7 +73,7 @@ class SignalBatch:
     turn: TokenIndex | None = None
     version: TokenIndex | None = None
     """Version of the parameters that sampled each token."""
-    extra: Mapping[str, PerToken] = field(default_factory=dict)
+    extra: Mapping[str, PerToken] = field(default_factory=dict[str, PerToken])
 
     @property
     def num_tokens(self) -> int:
@@ -112,11 +114,12 @@ class SignalBatch:
             values = self.extra[name] if name in self.extra else getattr(self, name)
             if values is not None:
                 _check_tokens(name, values, self.segments, is_logp=name in LOGPS)
-        wrong = (~torch.isfinite(self.reward) & self.scored).nonzero().squeeze(1).tolist()
+        wrong = places(~torch.isfinite(self.reward) & self.scored)
         if wrong:
             raise SignalError(
-                f"SignalBatch: reward is {self.reward[wrong[0]].item()} at episode {wrong[0]} ({len(wrong)} in all), so every "
-                "baseline it enters would be too. Mark failed rewards with scored=False, or repair the reward function."
+                f"SignalBatch: reward is {self.reward[wrong[0]].item()} at episode {wrong[0]} ({len(wrong)} in all), "
+                "so every baseline it enters would be too. "
+                "Mark failed rewards with scored=False, or repair the reward function."
             )
         return self
 
@@ -132,9 +135,9 @@ def _as_flags(trainable: Tensor) -> Tensor:
     flags = trainable != 0
     odd = (trainable != flags.to(trainable.dtype)).nonzero()
     if odd.shape[0]:
-        at = tuple(odd[0].tolist())
+        at = [int(place) for place in odd[0]]
         raise SignalError(
-            f"SignalBatch: trainable is {trainable[at].item()} at {list(at)}, so it is neither in nor out. "
+            f"SignalBatch: trainable is {trainable[tuple(at)].item()} at {at}, so it is neither in nor out. "
             "It holds 0 and 1; a soft weight belongs in the loss weighting."
         )
     return flags
@@ -149,7 +152,8 @@ def _build(
         raise SignalError(f"SignalBatch: has no field {unknown}; other token fields go into extra={{name: tensor}}.")
     named = [n for n in (*FLOATS, *INTEGERS) if n != "token_reward" and given.get(n) is not None]
     tokens = {n: cells.gather(given[n], n).detach() for n in named}
-    extra = {n: cells.gather(values, n).detach() for n, values in (given.get("extra") or {}).items()}
+    others: Mapping[str, TokenField] = given.get("extra") or {}
+    extra = {n: cells.gather(values, n).detach() for n, values in others.items()}
     levels = _levels(segments, given.get("episode"), reward, group)
     floats = [tokens[n].dtype for n in FLOATS if n in tokens]
     dtype = floats[0] if floats else torch.get_default_dtype()
@@ -181,8 +185,7 @@ def _levels(segments: Segments, episode: Tensor | None, reward: Tensor, group: T
         )
     if group.dtype.is_floating_point:
         raise SignalError("SignalBatch: group holds floats, so equal prompts might not compare equal. Give integers.")
-    _, compact = torch.unique(group, return_inverse=True)
-    return Levels(segments, episode, compact, int(compact.max()) + 1 if compact.numel() else 0)
+    return Levels(segments, episode, *renumbered(group))
 
 
 def _ended(
@@ -193,14 +196,15 @@ def _ended(
         return None if ended is None else ended.bool()
     if ended != "shorter_than_row" or attention is None or width is None:
         raise SignalError(
-            f"SignalBatch: ended = {ended!r} cannot be read. Give a bool a sequence, or 'shorter_than_row' together with the "
-            "padded batch's attention mask."
+            f"SignalBatch: ended = {ended!r} cannot be read. Give a bool a sequence, "
+            "or 'shorter_than_row' together with the padded batch's attention mask."
         )
     shorter = _as_flags(attention).sum(1) < width
     if not bool(shorter.any()):
         warnings.warn(
-            f"SignalBatch: ended = 'shorter_than_row' finds no row shorter than the width {width}, so no sequence counts as "
-            "ended. If the batch was cropped to its longest row, give the finish reasons instead.",
+            f"SignalBatch: ended = 'shorter_than_row' finds no row shorter than the width {width}, "
+            "so no sequence counts as ended. "
+            "If the batch was cropped to its longest row, give the finish reasons instead.",
             stacklevel=4,
         )
     return shorter
@@ -213,10 +217,10 @@ def _moved_reward(
     if reward is None:
         return None
     if not isinstance(reward, Tensor):
-        reward = cells._joined(reward, "token_reward")  # pyright: ignore[reportPrivateUsage]
+        reward = cells.joined(reward, "token_reward")
     if attention is not None:
         reward = torch.where(_as_flags(attention), reward, torch.zeros_like(reward))
-    flat, owner = reward.reshape(-1), _owner_of_cell(cells, reward)
+    flat, owner = reward.reshape(-1), cells.owners("token_reward")
     size = flat.shape[0]
     is_token = torch.zeros(size, dtype=torch.long, device=flat.device).index_fill(0, cells.index, 1)
     target = is_token.cumsum(0) - 1
@@ -228,29 +232,26 @@ def _moved_reward(
     if bool(lost.any()):
         at = int(paid[lost][0])
         raise SignalError(
-            f"SignalBatch: token_reward is {flat[at].item()} at cell {at}, before the first trainable token of its sequence, so no "
-            "action can be credited. Put it on a later token, or add it to the episode's reward."
+            f"SignalBatch: token_reward is {flat[at].item()} at cell {at}, before the first trainable token of its "
+            "sequence, so no action can be credited. Put it on a later token, or add it to the episode's reward."
         )
     return flat.new_zeros(segments.num_tokens).index_add(0, home, flat[paid])
 
 
-def _owner_of_cell(cells: Cells, reward: Tensor) -> Int[Tensor, " cells"]:
-    if len(cells.shape) == 2:
-        return torch.arange(cells.shape[0], device=reward.device).repeat_interleave(cells.shape[1])
-    if cells.lengths is not None:
-        lengths = torch.tensor(cells.lengths, device=reward.device)
-        return torch.arange(len(cells.lengths), device=reward.device).repeat_interleave(lengths)
-    raise SignalError("SignalBatch: token_reward needs the padded or list layout, where a cell's sequence is known.")
-
-
 def _check_levels(batch: SignalBatch) -> None:
     levels = batch.levels
-    per_sequence = {"episode": levels.episode_of_sequence, "sequence_id": batch.sequence_id, "length": batch.length,
-                    "ended": batch.ended, "value_after": batch.value_after}  # fmt: skip
+    per_sequence = {
+        "episode": levels.episode_of_sequence,
+        "sequence_id": batch.sequence_id,
+        "length": batch.length,
+        "ended": batch.ended,
+        "value_after": batch.value_after,
+    }
     for name, values in per_sequence.items():
         if values is not None and values.shape != (levels.num_sequences,):
             raise SignalError(
-                f"SignalBatch: {name} has shape {list(values.shape)} for {levels.num_sequences} sequences. Give one entry a sequence."
+                f"SignalBatch: {name} has shape {list(values.shape)} for {levels.num_sequences} sequences. "
+                "Give one entry a sequence."
             )
     if batch.scored.shape != batch.reward.shape:
         raise SignalError(
@@ -259,8 +260,8 @@ def _check_levels(batch: SignalBatch) -> None:
     episodes = levels.episode_of_sequence
     if episodes.numel() and (int(episodes.min()) < 0 or int(episodes.max()) >= levels.num_episodes):
         raise SignalError(
-            f"SignalBatch: a sequence names episode {int(episodes.max())} but there are {levels.num_episodes} rewards, so it has "
-            "none. Give one reward and one group an episode."
+            f"SignalBatch: a sequence names episode {int(episodes.max())} but there are {levels.num_episodes} rewards, "
+            "so it has none. Give one reward and one group an episode."
         )
     ids = batch.sequence_id
     if torch.unique(ids).numel() != ids.numel():
@@ -272,8 +273,8 @@ def _check_levels(batch: SignalBatch) -> None:
 def _check_tokens(name: str, values: Float[Tensor, " _"], segments: Segments, *, is_logp: bool) -> None:
     if values.dtype in (torch.float16, torch.bfloat16):
         raise SignalError(
-            f"SignalBatch: {name} is {str(values.dtype).removeprefix('torch.')}, so differences of log-probs round away (to 0 or "
-            "0.06 near -8). Compute it in float32: logits.float().log_softmax(-1)."
+            f"SignalBatch: {name} is {str(values.dtype).removeprefix('torch.')}, so differences of log-probs round "
+            "away (to 0 or 0.06 near -8). Compute it in float32: logits.float().log_softmax(-1)."
         )
     if not values.dtype.is_floating_point:
         raise SignalError(f"SignalBatch: {name} holds {values.dtype}, not floats. Give float32 or float64.")
@@ -281,14 +282,16 @@ def _check_tokens(name: str, values: Float[Tensor, " _"], segments: Segments, *,
     if bool(bad.any()):
         first = int(bad.nonzero()[0])
         raise SignalError(
-            f"SignalBatch: {name} is {values[first].item()} at {int(bad.sum())} trainable tokens (first: {_place(first, segments)}), so "
-            "their gradient is undefined. Drop them with trainable, or repair what produced them."
+            f"SignalBatch: {name} is {values[first].item()} at {int(bad.sum())} trainable tokens "
+            f"(first: {_place(first, segments)}), so their gradient is undefined. "
+            "Drop them with trainable, or repair what produced them."
         )
     if is_logp and bool((values > LOGP_SLACK).any()):
         first = int((values > LOGP_SLACK).nonzero()[0])
         raise SignalError(
-            f"SignalBatch: {name} is {values[first].item():.6g} at {_place(first, segments)}, and a log-prob is never above 0, so this is "
-            "something else (a probability, a loss with its sign, an unnormalised logit). Give log-probs."
+            f"SignalBatch: {name} is {values[first].item():.6g} at {_place(first, segments)}, "
+            "and a log-prob is never above 0, so this is something else "
+            "(a probability, a loss with its sign, an unnormalised logit). Give log-probs."
         )
 
 

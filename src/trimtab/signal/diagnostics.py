@@ -13,7 +13,8 @@ from trimtab.signal.reduce import bounded_exp, sequence_any, sequence_sum
 def drift(name: str, logratio: PerToken, segments: Segments) -> Metrics:
     """Everything about one ratio, over all tokens given, before any truncation.
 
-    logratio = later - earlier policy, on tokens sampled from (near) the earlier: k1 and k3 estimate KL(earlier || later).
+    logratio = later - earlier policy, on tokens sampled from (near) the earlier, so
+    k1 and k3 estimate KL(earlier || later).
     """
     exact = logratio.detach().double()
     ratio, product = bounded_exp(exact), bounded_exp(sequence_sum(exact, segments))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.metadata import entry_points
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 from trimtab.errors import SignalError, unknown_name
 
@@ -144,7 +144,7 @@ def formula(
             if name in _CATALOG:
                 raise SignalError(f"{name}: is defined twice, so a recipe could mean either. Rename one.")
             _CATALOG[name] = entry
-        fn.__formula__ = entry  # type: ignore[attr-defined]
+        fn.__formula__ = entry  # pyright: ignore[reportFunctionMemberAccess]  any function takes attributes
         return fn
 
     return declare
@@ -192,15 +192,16 @@ def _outside(path: str, stage: str) -> Formula:
         fn = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise SignalError(
-            f"formula: {path!r} cannot be imported ({error}). A formula outside the package is named by its dotted path, "
-            "package.module.function, and must be importable from here."
+            f"formula: {path!r} cannot be imported ({error}). A formula outside the package is named by its dotted "
+            "path, package.module.function, and must be importable from here."
         ) from error
     entry = getattr(fn, "__formula__", None)
     if isinstance(entry, Formula):
         return entry
     raise SignalError(
-        f"formula: {path!r} is a {type(fn).__name__} without @trimtab.formula(...), so its scope and what it consumes are "
-        f"unknown. Decorate it, with stage={stage!r} if its file has another name."
+        f"formula: {path!r} is a {type(fn).__name__} without @trimtab.formula(...), "
+        "so its scope and what it consumes are unknown. "
+        f"Decorate it, with stage={stage!r} if its file has another name."
     )
 
 
@@ -209,7 +210,7 @@ class Part:
     """A formula with its settings, checked: what a recipe is made of."""
 
     formula: Formula
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __call__(self, available: Mapping[str, Any]) -> Any:
         """Run the formula on the inputs it names."""
@@ -230,7 +231,10 @@ class Part:
 
 
 def _plain(value: Any) -> str:
-    return f"({', '.join(f'{v:g}' for v in value)})" if isinstance(value, tuple) else f"{value}"
+    if not isinstance(value, tuple):
+        return f"{value}"
+    bounds = cast("tuple[float, ...]", value)
+    return f"({', '.join(f'{bound:g}' for bound in bounds)})"
 
 
 def pick(entry: Formula, available: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ sequence after sequence, trainable ones only. It knows nothing of rewards, log-p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -108,7 +109,7 @@ class Cells:
     def gather(self, field: Tensor | Sequence[Tensor], name: str = "field") -> Tensor:
         """The trainable tokens of a field, flat; differentiable."""
         if not isinstance(field, Tensor):
-            field = self._joined(field, name)
+            field = self.joined(field, name)
         if tuple(field.shape) != self.shape:
             raise SignalError(
                 f"SignalBatch: {name} has shape {list(field.shape)} but trainable has {list(self.shape)}, "
@@ -130,9 +131,20 @@ class Cells:
             raise SignalError(
                 "scatter_list: this batch did not come from a list, so there are no entries. Use scatter."
             )
-        return list(self.scatter(tokens, fill=fill).split(list(self.lengths)))
+        return list(torch.split(self.scatter(tokens, fill=fill), list(self.lengths)))
 
-    def _joined(self, entries: Sequence[Tensor], name: str) -> Tensor:
+    def owners(self, name: str) -> Int[Tensor, " cells"]:
+        """The sequence of every cell, trainable or not; `name` is the field that asks."""
+        device = self.index.device
+        if len(self.shape) == 2:
+            return torch.arange(self.shape[0], device=device).repeat_interleave(self.shape[1])
+        if self.lengths is not None:
+            lengths = torch.tensor(self.lengths, device=device)
+            return torch.arange(len(self.lengths), device=device).repeat_interleave(lengths)
+        raise SignalError(f"SignalBatch: {name} needs the padded or list layout, where a cell's sequence is known.")
+
+    def joined(self, entries: Sequence[Tensor], name: str) -> Tensor:
+        """A field in the list layout as one flat tensor."""
         if self.lengths is None:
             raise SignalError(f"SignalBatch: {name} is a list but trainable is one tensor. Give both the same layout.")
         lengths = tuple(entry.shape[0] if entry.ndim == 1 else -1 for entry in entries)
@@ -147,6 +159,17 @@ class Cells:
                 "so its tokens cannot be told apart. Give one 1-D tensor a sequence, of equal lengths."
             )
         return torch.cat(list(entries)) if entries else torch.zeros(0)
+
+
+def places(flags: Bool[Tensor, " _"]) -> list[int]:
+    """Where the flags are true, as plain numbers: for messages."""
+    return cast("list[int]", flags.nonzero().squeeze(1).tolist())
+
+
+def renumbered(group: Tensor) -> tuple[Tensor, int]:
+    """Any group names as 0, 1, … in their order, and how many there are."""
+    index = cast("Tensor", torch.unique(group, return_inverse=True)[1])
+    return index, int(index.max()) + 1 if index.numel() else 0
 
 
 def padded_cells(trainable: Bool[Tensor, "rows width"]) -> tuple[Cells, Segments]:

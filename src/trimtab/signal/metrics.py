@@ -8,11 +8,24 @@ what it means, over which population, and the range it can take; a test holds ev
 import fnmatch
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError, unknown_name
+
+Kind = TypeVar("Kind")
+
+
+@runtime_checkable
+class Mergeable(Protocol):
+    """Anything that joins another of its own kind."""
+
+    def merge(self: Kind, other: Kind, /) -> Kind: ...
+
+
+Merging = TypeVar("Merging", bound=Mergeable)
 
 
 @dataclass(frozen=True)
@@ -105,7 +118,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class SampleSize:
-    """Effective sample size as a share: (sum w)^2 / (n * sum w^2); 1 when all weights agree, 1/n when one has it all."""
+    """Effective sample size as a share: (sum w)^2 / (n * sum w^2); 1 when all weights agree, 1/n when one has all."""
 
     total: Tensor
     square: Tensor
@@ -169,22 +182,20 @@ class Metrics(Mapping[str, Metric]):
     def merge(self, other: "Metrics") -> "Metrics":
         return Metrics(_merged(self.entries, other.entries), _merged(self.histograms, other.histograms))
 
-    def values(self) -> dict[str, float]:  # type: ignore[override]
+    def values(self) -> dict[str, float]:  # pyright: ignore[reportIncompatibleMethodOverride]  numbers, not metrics
         """Plain numbers; the one place where the device is asked. A metric with nothing to report is left out."""
         if not self.entries:
             return {}
         pairs = [metric.value() for metric in self.entries.values()]
-        numbers = torch.stack([pair[0].double() for pair in pairs]).tolist()
-        present = torch.stack([pair[1] for pair in pairs]).tolist()
+        numbers = cast("list[float]", torch.stack([pair[0].double() for pair in pairs]).tolist())
+        present = cast("list[bool]", torch.stack([pair[1] for pair in pairs]).tolist())
         return {name: number for name, number, there in zip(self.entries, numbers, present, strict=True) if there}
 
 
-def _merged(
-    first: Mapping[str, "Metric | Histogram"], second: Mapping[str, "Metric | Histogram"]
-) -> dict[str, "Metric | Histogram"]:  # type: ignore[type-arg]
+def _merged(first: Mapping[str, Merging], second: Mapping[str, Merging]) -> dict[str, Merging]:
     joined = dict(first)
     for name, metric in second.items():
-        joined[name] = joined[name].merge(metric) if name in joined else metric  # type: ignore[arg-type]
+        joined[name] = joined[name].merge(metric) if name in joined else metric
     return joined
 
 
@@ -215,18 +226,23 @@ _BATCH = "all trainable tokens of the batch, before votes and rejection"
 METRICS = (
     MetricSpec("reward/episode_mean", "task reward before shaping", "scored episodes"),
     MetricSpec("reward/episode_std", "standard deviation (ddof 0) of the task reward", "scored episodes", 0.0),
-    MetricSpec("votes/episode_fraction", "episodes whose reward enters baselines, std and filters", "all episodes", 0.0, 1.0),
+    MetricSpec("votes/episode_fraction", "episodes whose reward enters baselines, std and filters",
+        "all episodes", 0.0, 1.0),
     MetricSpec("trains/sequence_fraction", "sequences whose tokens are in the loss", "all sequences", 0.0, 1.0),
     MetricSpec("ended/sequence_fraction", "sequences that ended by themselves", "all sequences", 0.0, 1.0),
-    MetricSpec("groups_without_signal/group_fraction", "groups left with fewer voters than their formula needs", "all groups", 0.0, 1.0),
-    MetricSpec("constant_groups/group_fraction", "groups whose voters all have the same task reward", "groups with voters", 0.0, 1.0),
+    MetricSpec("groups_without_signal/group_fraction", "groups left with fewer voters than their formula needs",
+        "all groups", 0.0, 1.0),
+    MetricSpec("constant_groups/group_fraction", "groups whose voters all have the same task reward",
+        "groups with voters", 0.0, 1.0),
     MetricSpec("advantage/token_mean", "advantage as the loss sees it", _TRAINING),
     MetricSpec("advantage/token_std", "standard deviation (ddof 0) of the advantage", _TRAINING, 0.0),
     MetricSpec("kl_ref/token_mean", "raw KL of old (of current, when it acts in the loss) to the reference", _TRAINING),
     MetricSpec("logratio_*/token_abs_mean", "mean |log-ratio|: how far the two policies are apart", _BATCH, 0.0),
     MetricSpec("logratio_*/token_abs_max", "largest |log-ratio|", _BATCH, 0.0),
-    MetricSpec("drift/engine_token_abs_mean", "mean |old - rollout| on tokens sampled by the current version: engine alone", _BATCH, 0.0),
-    MetricSpec("drift/staleness_token_abs_mean", "mean |old - rollout| on tokens of older versions: engine and staleness", _BATCH, 0.0),
+    MetricSpec("drift/engine_token_abs_mean",
+        "mean |old - rollout| on tokens sampled by the current version: engine alone", _BATCH, 0.0),
+    MetricSpec("drift/staleness_token_abs_mean",
+        "mean |old - rollout| on tokens of older versions: engine and staleness", _BATCH, 0.0),
     MetricSpec("drift/stale_token_fraction", "tokens sampled by an older version", _BATCH, 0.0, 1.0),
     MetricSpec("ratio_*/token_mean", "mean ratio before any truncation", _BATCH, 0.0),
     MetricSpec("ratio_*/token_std", "standard deviation (ddof 0) of the ratio before any truncation", _BATCH, 0.0),
@@ -237,7 +253,8 @@ METRICS = (
     MetricSpec("ratio_*/sequence_min", "smallest product", "sequences with tokens", 0.0),
     MetricSpec("ratio_*/sequence_max", "largest product", "sequences with tokens", 0.0),
     MetricSpec("ess_*/token", "effective sample size of the token ratios, as a share", _BATCH, 0.0, 1.0),
-    MetricSpec("ess_*/sequence", "effective sample size of the sequence products, as a share", "sequences with tokens", 0.0, 1.0),
+    MetricSpec("ess_*/sequence", "effective sample size of the sequence products, as a share",
+        "sequences with tokens", 0.0, 1.0),
     MetricSpec("k1_*/token_mean", "k1 estimate of the KL from the earlier to the later policy", _BATCH),
     MetricSpec("k3_*/token_mean", "k3 estimate of the same KL", _BATCH, 0.0),
     MetricSpec("*/rejected_tokens", "tokens this stage rejects", _TRAINING, 0.0, 1.0),
@@ -248,18 +265,21 @@ METRICS = (
     MetricSpec("*/under_low_tokens", "tokens below the stage's lower bound", _TRAINING, 0.0, 1.0),
     MetricSpec("*/over_high_sequences", "sequences above the stage's upper bound", "sequences that train", 0.0, 1.0),
     MetricSpec("*/under_low_sequences", "sequences below the stage's lower bound", "sequences that train", 0.0, 1.0),
-    MetricSpec("*/drifted_sequences", "sequences past delta, whatever the sign of their advantage", "sequences that train", 0.0, 1.0),
+    MetricSpec("*/drifted_sequences", "sequences past delta, whatever the sign of their advantage",
+        "sequences that train", 0.0, 1.0),
     MetricSpec("*/exponent_bounded_tokens", "tokens whose exponent met the ±20 bound", _TRAINING, 0.0, 1.0),
     MetricSpec("*/importance_mean", "mean importance of this stage", _TRAINING, 0.0),
     MetricSpec("*/alone", "effect of this stage by itself: share rejected, or mean |importance - 1|", _TRAINING, 0.0),
     MetricSpec("*/on_top", "effect of this stage where all others keep the token", _TRAINING, 0.0),
     MetricSpec("kept/token_fraction", "tokens every correction keeps", _TRAINING, 0.0, 1.0),
     MetricSpec("kept/sequence_fraction", "sequences with a kept token", "sequences that train", 0.0, 1.0),
-    MetricSpec("voted_then_rejected/sequence_fraction", "sequences rejected whole after their reward had voted", "sequences that train", 0.0, 1.0),
+    MetricSpec("voted_then_rejected/sequence_fraction", "sequences rejected whole after their reward had voted",
+        "sequences that train", 0.0, 1.0),
     MetricSpec("effective_batch/tokens", "kept tokens with an advantage other than 0", "the optimiser step", 0.0),
     MetricSpec("effective_batch/sequences", "sequences with such a token", "the optimiser step", 0.0),
     MetricSpec("effective_batch/token_fraction", "share of the tokens that train", _TRAINING, 0.0, 1.0),
-    MetricSpec("*/clipped_tokens", "tokens whose gradient the clip stops (whose weight it bounds, for a bounded importance)", _KEPT, 0.0, 1.0),
+    MetricSpec("*/clipped_tokens",
+        "tokens whose gradient the clip stops (whose weight it bounds, for a bounded importance)", _KEPT, 0.0, 1.0),
     MetricSpec("*/clipped_positive_tokens", "the same among tokens of positive advantage", _KEPT, 0.0, 1.0),
     MetricSpec("*/clipped_negative_tokens", "the same among tokens of negative advantage", _KEPT, 0.0, 1.0),
     MetricSpec("*/capped_tokens", "tokens at the dual-clip ceiling", _KEPT, 0.0, 1.0),

@@ -14,15 +14,13 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.formula import formula
-from trimtab.signal.layout import EpisodeFlag, EpisodeIndex, PerEpisode
+from trimtab.signal.layout import EpisodeFlag, EpisodeIndex, PerEpisode, places
 from trimtab.signal.reduce import segment_sum
 
 Level = Literal["none", "group", "batch"]
 Normalized = tuple[PerEpisode, EpisodeFlag]
 
-_PROMISES = (
-    "no_aliasing", "permutation", "group_isolation", "suppressed_do_not_vote", "equals_definition",
-)  # fmt: skip
+_PROMISES = ("no_aliasing", "permutation", "group_isolation", "suppressed_do_not_vote", "equals_definition")
 
 
 @formula(source="Williams 1992, REINFORCE, without a baseline", scope="episode", promises=_PROMISES)
@@ -150,7 +148,7 @@ def _spread(
 
 def _refuse_lone(where: str, group_of_episode: EpisodeIndex, num_groups: int, *, when: bool = True) -> None:
     size = segment_sum(torch.ones_like(group_of_episode), group_of_episode, num_groups)
-    alone = (size[group_of_episode] == 1).nonzero().squeeze(1).tolist()
+    alone = places(size[group_of_episode] == 1)
     if when and alone:
         raise SignalError(
             f"{where}: episodes {alone[:8]} are alone in their group, so there is no other reward to compare with. "

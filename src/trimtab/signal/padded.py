@@ -36,7 +36,8 @@ def loss(
     chosen = named(recipe) if isinstance(recipe, str) else recipe
     if logp.shape != mask.shape:
         raise SignalError(
-            f"loss: logp has shape {list(logp.shape)} and mask {list(mask.shape)}, so tokens do not match. Give both [rows, width]."
+            f"loss: logp has shape {list(logp.shape)} and mask {list(mask.shape)}, so tokens do not match. "
+            "Give both [rows, width]."
         )
     batch = SignalBatch.from_padded(mask, reward=reward, group=group, value=value_old, **fields)
     prepared, _ = prepare(batch, chosen)

@@ -216,7 +216,10 @@ def covariance_in_band(
 def covariance_largest(
     logp_current: PerToken, advantage: PerToken, keep: Keep, token_key: TokenIndex, *, fraction: Unit = 2e-3
 ) -> Keep:
-    """The `fraction` of kept tokens with the largest covariance of advantage and log-prob; equal ones by `token_key`."""
+    """The `fraction` of kept tokens with the largest covariance of advantage and log-prob; equal ones by `token_key`.
+
+    cov_t = (A_t - mean A) * (logp_current_t - mean logp_current), means over kept tokens of the update
+    """
     return _smallest(-_covariance(logp_current, advantage, keep), keep, _share(keep, fraction), token_key)
 
 

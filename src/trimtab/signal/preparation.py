@@ -15,7 +15,7 @@ from torch import Tensor
 from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.diagnostics import drift, drift_by_age, observed, stage_effects
-from trimtab.signal.layout import EpisodeFlag, Keep, PerEpisode, PerToken, SequenceFlag
+from trimtab.signal.layout import EpisodeFlag, Keep, PerEpisode, PerToken, SequenceFlag, places
 from trimtab.signal.metrics import Mean, Metric, Metrics, Spread
 from trimtab.signal.normalize import whiten
 from trimtab.signal.recipe import Recipe
@@ -32,11 +32,11 @@ DRIFT_WARNING = 0.01
 class SignalState:
     """What one batch hands to the next: the recent effect of every correction stage."""
 
-    effects: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    effects: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
     window: int = 20
 
     def observe(self, values: Mapping[str, float]) -> tuple["SignalState", tuple[str, ...]]:
-        """Take in a batch's metric values; warn of a stage that is switched on and does nothing, or rejects everything."""
+        """Take in a batch's metric values; warn of a stage that is switched on and does nothing or rejects all."""
         effects = {
             name: (*self.effects.get(name, ()), value)[-self.window :]
             for name, value in values.items()
@@ -126,8 +126,9 @@ def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
     missing = sorted(name for name in recipe.needs & carried if getattr(batch, name) is None)
     if missing:
         raise SignalError(
-            f"prepare: recipe {recipe.name!r} needs {', '.join(missing)}, which the batch does not carry, so its correction or penalty "
-            "would silently not act. Record them in the rollout, or choose a recipe that does without (trimtab explain)."
+            f"prepare: recipe {recipe.name!r} needs {', '.join(missing)}, which the batch does not carry, "
+            "so its correction or penalty would silently not act. "
+            "Record them in the rollout, or choose a recipe that does without (trimtab explain)."
         )
 
 
@@ -229,8 +230,8 @@ def _credit(batch: SignalBatch, recipe: Recipe, outcome: PerEpisode, kl: PerToke
     per_sequence = outcome[batch.levels.episode_of_sequence]
     if "token_reward" not in recipe.advantage.formula.inputs and batch.token_reward is not None:
         raise SignalError(
-            f"prepare: the batch carries token_reward but {recipe.advantage.formula.name} reads none, so it would be lost. Use "
-            "advantage.reward_to_go or advantage.gae, or add it to the episode's reward."
+            f"prepare: the batch carries token_reward but {recipe.advantage.formula.name} reads none, "
+            "so it would be lost. Use advantage.reward_to_go or advantage.gae, or add it to the episode's reward."
         )
     coef = recipe.kl.coef if recipe.kl is not None and recipe.kl.into == "token_reward" else 0.0
     penalty = kl if kl is not None and coef else per_sequence.new_zeros(batch.num_tokens)
@@ -250,11 +251,12 @@ def _credit(batch: SignalBatch, recipe: Recipe, outcome: PerEpisode, kl: PerToke
 
 def _refuse_varying(advantage: PerToken, batch: SignalBatch, recipe: Recipe) -> None:
     first = to_tokens(advantage[batch.segments.first_token.clamp(max=max(advantage.shape[0] - 1, 0))], batch.segments)
-    varies = sequence_any(advantage != first, batch.segments).nonzero().squeeze(1).tolist()
+    varies = places(sequence_any(advantage != first, batch.segments))
     if varies:
         raise SignalError(
-            f"prepare: the advantage varies inside sequences {varies[:8]}, but {recipe.loss.part.formula.name} shares one gradient among a "
-            "sequence's tokens, so one token's credit would train another. Use policy_loss.geometric_clipped_token."
+            f"prepare: the advantage varies inside sequences {varies[:8]}, but {recipe.loss.part.formula.name} shares "
+            "one gradient among a sequence's tokens, so one token's credit would train another. "
+            "Use policy_loss.geometric_clipped_token."
         )
 
 
@@ -306,6 +308,7 @@ def _uncorrected(batch: SignalBatch, recipe: Recipe) -> tuple[str, ...]:
     if handled or gap <= DRIFT_WARNING:
         return ()
     return (
-        f"the sampler differs from the trainer by {gap:.3g} a token (mean |old - rollout|) and recipe {recipe.name!r} corrects for none of "
-        "it, so every update is bent. Add a correction (docs/off_policy_correction.md), or find the cause.",
+        f"the sampler differs from the trainer by {gap:.3g} a token (mean |old - rollout|) and recipe {recipe.name!r} "
+        "corrects for none of it, so every update is bent. "
+        "Add a correction (docs/off_policy_correction.md), or find the cause.",
     )

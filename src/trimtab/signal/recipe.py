@@ -23,6 +23,9 @@ FACTORS: dict[str, frozenset[str]] = {
 }
 """Which factors of current/rollout a ratio is made of: engine = old/rollout, update = current/old."""
 
+RATIO_TO: dict[Anchor, Ratio] = {"old": "update", "rollout": "total"}
+"""The ratio of the current policy to an anchor."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -46,7 +49,7 @@ class Stage:
     @property
     def pair(self) -> Ratio | None:
         """The ratio this stage is about, whichever way it was named."""
-        return self.ratio or {"old": "update", "rollout": "total", None: None}[self.anchor]  # type: ignore[return-value]
+        return self.ratio or (RATIO_TO[self.anchor] if self.anchor else None)
 
     @property
     def spends(self) -> frozenset[str]:
@@ -90,7 +93,7 @@ class Recipe:
     summary: str = ""
     reward: tuple[Part, ...] = ()
     not_ended: Literal["train", "suppress", "zero"] = "train"
-    """What becomes of an episode that did not end: train as it is; leave vote and loss; zero task reward after normalising."""
+    """An episode that did not end: trains as it is; neither votes nor trains; zero task reward after normalising."""
     filter_constant_groups: bool = False
     advantage: Part = field(default_factory=lambda: part("advantage.broadcast"))
     whiten: bool = False
@@ -169,9 +172,9 @@ def _refuse_double_count(recipe: Recipe) -> None:
             if factor in spent and not recipe.allow_double_count:
                 pair = {"engine": "old/rollout", "update": "current/old"}[factor]
                 raise SignalError(
-                    f"recipe {recipe.name!r}: {spent[factor]} already carries {pair} and {stage} would count that factor twice, so "
-                    "every off-policy token is corrected past the truth. Drop one of them, choose another ratio or anchor, "
-                    "or say allow_double_count = true."
+                    f"recipe {recipe.name!r}: {spent[factor]} already carries {pair} and {stage} would count that "
+                    "factor twice, so every off-policy token is corrected past the truth. Drop one of them, "
+                    "choose another ratio or anchor, or say allow_double_count = true."
                 )
             spent[factor] = str(stage)
 
@@ -182,12 +185,13 @@ def _refuse_missing_old(recipe: Recipe) -> None:
     for stage in (recipe.loss, *recipe.correction):
         if stage.pair in ("engine", "update"):
             raise SignalError(
-                f"recipe {recipe.name!r}: old = 'absent' but {stage} compares with the old policy, which is then unknown. "
-                "Use ratio = 'total' or anchor = 'rollout', or old = 'recompute'."
+                f"recipe {recipe.name!r}: old = 'absent' but {stage} compares with the old policy, "
+                "which is then unknown. Use ratio = 'total' or anchor = 'rollout', or old = 'recompute'."
             )
     if recipe.kl and recipe.kl.into != "loss":
         raise SignalError(
-            f"recipe {recipe.name!r}: old = 'absent', and a KL in the reward is one of the old policy. Use into = 'loss'."
+            f"recipe {recipe.name!r}: old = 'absent', and a KL in the reward is one of the old policy. "
+            "Use into = 'loss'."
         )
 
 
@@ -196,31 +200,36 @@ def _refuse_orders(recipe: Recipe) -> None:
     kl = recipe.kl
     if kl and kl.into == "token_reward" and not tokenwise:
         raise SignalError(
-            f"recipe {recipe.name!r}: kl.into = 'token_reward' with {recipe.advantage.formula.name}, which reads no token rewards, so "
-            "the penalty would act nowhere. Use advantage.reward_to_go or advantage.gae, or into = 'sequence_reward'."
+            f"recipe {recipe.name!r}: kl.into = 'token_reward' with {recipe.advantage.formula.name}, "
+            "which reads no token rewards, so the penalty would act nowhere. "
+            "Use advantage.reward_to_go or advantage.gae, or into = 'sequence_reward'."
         )
     if kl and kl.into != "loss" and kl.part.formula.name == "kl.importance_weighted_k3":
         raise SignalError(
-            f"recipe {recipe.name!r}: an importance-weighted KL reweights a gradient and has none in a reward. Use into = 'loss'."
+            f"recipe {recipe.name!r}: an importance-weighted KL reweights a gradient and has none in a reward. "
+            "Use into = 'loss'."
         )
     if kl and kl.into == "sequence_reward" and recipe.not_ended == "zero":
         raise SignalError(
-            f"recipe {recipe.name!r}: not_ended = 'zero' keeps the KL penalty and drops the task reward, but kl.into = 'sequence_reward' "
-            "has merged the two before. Use kl.into = 'token_reward' or 'loss', or not_ended = 'suppress'."
+            f"recipe {recipe.name!r}: not_ended = 'zero' keeps the KL penalty and drops the task reward, "
+            "but kl.into = 'sequence_reward' has merged the two before. "
+            "Use kl.into = 'token_reward' or 'loss', or not_ended = 'suppress'."
         )
     if kl and ("logp_anchor" in kl.part.formula.inputs) != (kl.anchor is not None):
         raise SignalError(
-            f"recipe {recipe.name!r}: {kl.part.formula.name} and kl.anchor = {kl.anchor!r} do not fit; only the importance-weighted KL has an anchor."
+            f"recipe {recipe.name!r}: {kl.part.formula.name} and kl.anchor = {kl.anchor!r} do not fit; "
+            "only the importance-weighted KL has an anchor."
         )
     if recipe.value and "value_old" not in recipe.advantage.formula.inputs:
         raise SignalError(
-            f"recipe {recipe.name!r}: has a value term but {recipe.advantage.formula.name} makes no value target. Use advantage.gae."
+            f"recipe {recipe.name!r}: has a value term but {recipe.advantage.formula.name} makes no value target. "
+            "Use advantage.gae."
         )
     if recipe.loss.part.formula.constant_advantage:
         for stage in recipe.correction:
             if stage.part.formula.stage == "importance" and stage.part.settings.get("level", "token") == "token":
                 raise SignalError(
-                    f"recipe {recipe.name!r}: {recipe.loss.part.formula.name} shares one gradient among a sequence's tokens, and {stage} varies "
-                    "inside it, so tokens would leak weight into one another. Use level = 'sequence' or 'geometric', or "
-                    "policy_loss.geometric_clipped_token."
+                    f"recipe {recipe.name!r}: {recipe.loss.part.formula.name} shares one gradient among a sequence's "
+                    f"tokens, and {stage} varies inside it, so tokens would leak weight into one another. "
+                    "Use level = 'sequence' or 'geometric', or policy_loss.geometric_clipped_token."
                 )

@@ -8,9 +8,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 from trimtab.errors import SignalError, unknown_name
-from trimtab.signal import advantage, correction, kl, normalize, policy_loss, reward, value_loss, weighting  # noqa: F401  declares the formulas
+from trimtab.signal import advantage, correction, kl, normalize, policy_loss, reward, value_loss, weighting
 from trimtab.signal.formula import Part, part
 from trimtab.signal.recipe import KL, Recipe, Stage, Term
+
+FORMULA_MODULES = (reward, kl, normalize, advantage, correction, policy_loss, value_loss, weighting)
+"""The files whose formulas a recipe can name: importing one declares what is in it."""
 
 _RECIPES: dict[str, Callable[[], Recipe]] = {}
 
@@ -61,7 +64,8 @@ def start_on_policy() -> Recipe:
     return Recipe(
         name="start_on_policy",
         summary="Start here, step 1: sampler and trainer agree and every batch is used once.",
-        source="Zheng et al. 2025, Stabilizing RL with LLMs, arXiv:2512.01374: on-policy, plain policy gradient is the most stable",
+        source="Zheng et al. 2025, Stabilizing RL with LLMs, arXiv:2512.01374: "
+        "on-policy, plain policy gradient is the most stable",
         loss=_reinforce(),
         normalize=_group(),
         weighting=_token_mean(),
@@ -86,7 +90,8 @@ def start_engine_mismatch() -> Recipe:
 def start_async() -> Recipe:
     return Recipe(
         name="start_async",
-        summary="Start here, step 3: rollouts are stale. One bounded sequence factor corrects engine and staleness together.",
+        summary="Start here, step 3: rollouts are stale. "
+        "One bounded sequence factor corrects engine and staleness together.",
         source="slime #2084 (current against rollout); Liu et al. 2025, When Speed Kills Stability (sequence level)",
         loss=_reinforce(),
         normalize=_group(),
@@ -209,7 +214,8 @@ def cispo() -> Recipe:
     return Recipe(
         name="cispo",
         summary="The ratio bounds a token's weight and never its gradient.",
-        source="MiniMax 2025, MiniMax-M1, arXiv:2506.13585, no lower bound; upper bound 5 as in ScaleRL's recipe, arXiv:2510.13786",
+        source="MiniMax 2025, MiniMax-M1, arXiv:2506.13585, no lower bound; "
+        "upper bound 5 as in ScaleRL's recipe, arXiv:2510.13786",
         loss=Stage(part("policy_loss.clipped_importance", band=(0.0, 5.0)), anchor="old"),
         normalize=_group(),
         weighting=_token_mean(),
@@ -272,7 +278,8 @@ def deepseek_v32() -> Recipe:
     return Recipe(
         name="deepseek_v32",
         summary="PPO clip against the sampler, off-policy sequence masking, importance-weighted KL.",
-        source="DeepSeek-AI 2025, DeepSeek-V3.2, arXiv:2512.02556; delta is unpublished, 0.1 lies in Trinity's tested range; KL 1e-3",
+        source="DeepSeek-AI 2025, DeepSeek-V3.2, arXiv:2512.02556; "
+        "delta is unpublished, 0.1 lies in Trinity's tested range; KL 1e-3",
         loss=Stage(part("policy_loss.clipped", band=(0.8, 1.2)), anchor="rollout"),
         normalize=_group_mean(),
         weighting=part("weighting.sequence_mean_token_mean"),

@@ -79,8 +79,8 @@ def _now(update: Update, logp_now: PerToken | None) -> PerToken:
     if update.is_first and "logp_old" in update.whole.fields:
         return update.whole.fields["logp_old"]
     raise SignalError(
-        f"decide: recipe {update.whole.recipe.name!r} decides about the current policy across sequences, so it needs logp_now. Run the "
-        "model over update.sequences without gradient and pass the log-probs."
+        f"decide: recipe {update.whole.recipe.name!r} decides about the current policy across sequences, "
+        "so it needs logp_now. Run the model over update.sequences without gradient and pass the log-probs."
     )
 
 
@@ -89,12 +89,12 @@ def _late(recipe: Recipe) -> dict[str, Stage]:
 
 
 def _weights(whole: Slice, recipe: Recipe, keep: Keep) -> dict[str, Tensor]:
-    """Each term's share per token; the policy's over what is kept so far, a regulariser's over everything that trains."""
+    """Each term's share per token: the policy's over what is kept so far, a regulariser's over all that trains."""
     everything = torch.ones_like(keep)
     inputs: dict[str, Any] = {"advantage": whole.fields["advantage"], "segments": whole.segments}
     weights = {"weight_policy": recipe.weighting({**inputs, "keep": keep})}
-    terms = {"kl": recipe.kl if recipe.kl and recipe.kl.into == "loss" else None, "entropy": recipe.entropy,
-             "value": recipe.value, "nll": recipe.nll}  # fmt: skip
+    kl = recipe.kl if recipe.kl and recipe.kl.into == "loss" else None
+    terms = {"kl": kl, "entropy": recipe.entropy, "value": recipe.value, "nll": recipe.nll}
     for name, term in terms.items():
         if term is not None:
             weights[f"weight_{name}"] = recipe.weighting({**inputs, "keep": keep if term.on == "kept" else everything})
@@ -138,8 +138,8 @@ def _check_given(part: Slice, **given: PerToken | None) -> None:
     for name, values in given.items():
         if values is not None and values.shape != (part.num_tokens,):
             raise SignalError(
-                f"token_loss: {name} has shape {list(values.shape)} for {part.num_tokens} trainable tokens, so numbers and tokens would not "
-                "match. Give one number a token, in the order of micro.sequences."
+                f"token_loss: {name} has shape {list(values.shape)} for {part.num_tokens} trainable tokens, "
+                "so numbers and tokens would not match. Give one number a token, in the order of micro.sequences."
             )
         if values is not None and values.dtype in (torch.float16, torch.bfloat16):
             raise SignalError(f"token_loss: {name} is {values.dtype}, so log-ratios round away. Compute it in float32.")
@@ -183,9 +183,13 @@ def _kl(recipe: Recipe, available: Mapping[str, Any], logp_current: PerToken) ->
 
 
 def _regularisers(
-    part: Slice, available: Mapping[str, Any], logp_current: PerToken, kl: PerToken | None, entropy: PerToken | None,
+    part: Slice,
+    available: Mapping[str, Any],
+    logp_current: PerToken,
+    kl: PerToken | None,
+    entropy: PerToken | None,
     value: PerToken | None,
-) -> dict[str, Scalar]:  # fmt: skip
+) -> dict[str, Scalar]:
     recipe, fields = part.recipe, part.fields
     terms: dict[str, Scalar] = {}
     if recipe.kl is not None and kl is not None:
@@ -203,14 +207,23 @@ def _regularisers(
 
 def _watch(loss: Scalar, weight: Tensor, micro: MicroBatch) -> None:
     """Let the ledger see the gradient that reaches this loss: 1, unless the caller scaled it."""
+
+    def spend(gradient: Tensor) -> None:
+        micro.ledger.record(gradient, weight)
+
     if loss.requires_grad:
-        loss.register_hook(lambda gradient: micro.ledger.record(gradient, weight))
+        loss.register_hook(spend)
 
 
 def _metrics(
-    part: Slice, available: Mapping[str, Any], terms: Mapping[str, Scalar], keep: Keep, importance: PerToken,
-    found: Mapping[str, Tensor], late: Decisions,
-) -> Metrics:  # fmt: skip
+    part: Slice,
+    available: Mapping[str, Any],
+    terms: Mapping[str, Scalar],
+    keep: Keep,
+    importance: PerToken,
+    found: Mapping[str, Tensor],
+    late: Decisions,
+) -> Metrics:
     segments, advantage = part.segments, part.fields["advantage"]
     everything = torch.ones_like(keep)
     keeps, importances, seen = late

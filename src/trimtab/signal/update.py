@@ -6,14 +6,15 @@ current policy and looks across sequences. Slices carry their numbers with them;
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal.layout import Segments, TokenIndex
+from trimtab.signal.layout import Segments, SequenceIndex, TokenIndex
 from trimtab.signal.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Decided:
         A sequence longer than max_tokens gets a micro-batch of its own. Ranks that must take the same number of
         micro-batches name `num`; some may then be empty, and give a zero loss that is connected to nothing but itself.
         """
-        counts = self.whole.segments.token_counts.tolist()
+        counts = self.whole.segments.token_counts
         if (max_tokens is None) == (num is None):
             raise SignalError("split: name either max_tokens or num, so that it is clear which one gives way.")
         for start, stop in _cuts(counts, max_tokens, num):
@@ -110,23 +111,23 @@ class Decided:
             yield MicroBatch(self.whole.take(chosen), self.data_parallel, self.ledger)
 
     def shard(self, rank: int, ranks: int) -> "Decided":
-        """This rank's sequences. The loss is multiplied by the number of ranks, since DDP and FSDP2 average gradients."""
+        """This rank's sequences. The loss is multiplied by the number of ranks, for DDP and FSDP2 average gradients."""
         if not 0 <= rank < ranks:
             raise SignalError(f"shard: rank {rank} of {ranks} does not exist.")
-        bounds = _cuts(self.whole.segments.token_counts.tolist(), None, ranks)
-        start, stop = bounds[rank]
+        start, stop = _cuts(self.whole.segments.token_counts, None, ranks)[rank]
         chosen = torch.arange(start, stop, device=self.whole.sequences.device)
         return Decided(self.whole.take(chosen), ranks, Ledger())
 
     def check_spent(self, *, grad_scale: float = 1.0, tolerance: float = 1e-4) -> None:
-        """Raise unless the gradients that flowed back used every weight once: no division on top, no micro-batch left out."""
+        """Raise unless the gradients that flowed back used every weight once: none divided again, none left out."""
         expected = self.whole.fields["weight_policy"].double().sum().item()
         spent = sum(((g.double() * w.double()).item() for g, w in self.ledger.entries), 0.0) / grad_scale
         if abs(spent - expected) > tolerance * max(abs(expected), 1e-12):
             raise SignalError(
-                f"check_spent: the weights of this optimiser step add up to {expected:.6g} but {spent:.6g} flowed back, so its gradient is "
-                f"off by {spent / expected if expected else float('nan'):.4g}. Call backward once on each micro-batch's loss as it is: the "
-                "denominator is already in it, also across micro-batches and ranks."
+                f"check_spent: the weights of this optimiser step add up to {expected:.6g} but {spent:.6g} flowed "
+                f"back, so its gradient is off by {spent / expected if expected else float('nan'):.4g}. "
+                "Call backward once on each micro-batch's loss as it is: the denominator is already in it, "
+                "also across micro-batches and ranks."
             )
 
 
@@ -137,11 +138,11 @@ def updates_of(prepared: "Prepared", num: int, together: str) -> Iterator[Update
     levels = prepared.batch.levels
     training = prepared.trains.nonzero().squeeze(1)
     unit = levels.group_of_episode[levels.episode_of_sequence[training]] if together == "group" else training
-    names = torch.unique(unit)
+    names = cast("Tensor", torch.unique(unit))
     if num < 1 or num > max(len(names), 1):
         raise SignalError(
-            f"updates: {num} optimiser steps from {len(names)} {together}s that train, so a step would have no data. Use fewer steps, or "
-            "together='sequence'."
+            f"updates: {num} optimiser steps from {len(names)} {together}s that train, so a step would have no data. "
+            "Use fewer steps, or together='sequence'."
         )
     whole = _whole(prepared)
     for place, chunk in enumerate(names.tensor_split(num)):
@@ -152,10 +153,17 @@ def updates_of(prepared: "Prepared", num: int, together: str) -> Iterator[Update
 def _whole(prepared: "Prepared") -> Slice:
     batch = prepared.batch
     carried = {
-        "logp_old": batch.logp_old, "logp_rollout": batch.logp_rollout, "logp_ref": batch.logp_ref, "value_old": batch.value,
-        "advantage": prepared.advantage, "returns": prepared.returns, "keep": prepared.keep, "importance": prepared.importance,
-        "token_key": _token_key(batch.segments, batch.sequence_id, prepared.seed), **batch.extra,
-    }  # fmt: skip
+        "logp_old": batch.logp_old,
+        "logp_rollout": batch.logp_rollout,
+        "logp_ref": batch.logp_ref,
+        "value_old": batch.value,
+        "advantage": prepared.advantage,
+        "returns": prepared.returns,
+        "keep": prepared.keep,
+        "importance": prepared.importance,
+        "token_key": _token_key(batch.segments, batch.sequence_id, prepared.seed),
+        **batch.extra,
+    }
     everything = torch.arange(batch.levels.num_sequences, device=batch.reward.device)
     return Slice(prepared.recipe, everything, batch.segments, {n: v for n, v in carried.items() if v is not None})
 
@@ -184,14 +192,14 @@ def select(segments: Segments, chosen: Sequences) -> tuple[Segments, TokenIndex]
     return cut, torch.arange(total, device=chosen.device) + offset[cut.sequence_of_token]
 
 
-def _cuts(counts: list[int], max_tokens: int | None, num: int | None) -> list[tuple[int, int]]:
+def _cuts(counts: SequenceIndex, max_tokens: int | None, num: int | None) -> list[tuple[int, int]]:
     if num is not None:
         edges = [len(counts) * i // num for i in range(num + 1)]
-        return list(zip(edges[:-1], edges[1:], strict=True))
+        return list(pairwise(edges))
     assert max_tokens is not None
     cuts: list[tuple[int, int]] = []
     start = held = 0
-    for i, count in enumerate(counts):
+    for i, count in enumerate(cast("list[int]", counts.tolist())):
         if i > start and held + count > max_tokens:
             cuts.append((start, i))
             start, held = i, 0
