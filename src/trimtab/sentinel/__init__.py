@@ -16,8 +16,18 @@ if TYPE_CHECKING:
     from trimtab.sentinel.search import Verdict, check
 
 __all__ = [
-    "INVARIANTS", "CannotRepresent", "Case", "Invariant", "Out", "Result", "Subject", "Verdict", "Violation", "check", "run",
-]  # fmt: skip
+    "INVARIANTS",
+    "CannotRepresent",
+    "Case",
+    "Invariant",
+    "Out",
+    "Result",
+    "Subject",
+    "Verdict",
+    "Violation",
+    "check",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from trimtab.signal.layout import Levels, Segments
+from trimtab.signal.layout import Levels, Segments, renumbered
 
 Side = Literal["left", "right"]
 
@@ -71,9 +71,7 @@ class Case:
 
     @cached_property
     def levels(self) -> Levels:
-        _, group = torch.unique(self.sequences["group"], return_inverse=True)
-        each = torch.arange(self.num_sequences)
-        return Levels(self.segments, each, group, int(group.max()) + 1 if self.num_sequences else 0)
+        return Levels(self.segments, torch.arange(self.num_sequences), *renumbered(self.sequences["group"]))
 
     def cannot(self, why: str) -> CannotRepresent:
         """`raise case.cannot("groups of unequal size")`."""
@@ -182,8 +180,8 @@ class Case:
 
     def token_places(self, chosen: Sequence[int]) -> Tensor:
         """Where the trainable tokens of some sequences lie among this case's trainable tokens."""
-        first, counts = self.segments.first_token.tolist(), self.segments.token_counts.tolist()
-        places = [torch.arange(first[i], first[i] + counts[i]) for i in chosen]
+        first, after = self.segments.first_token, self.segments.first_token + self.segments.token_counts
+        places = [torch.arange(int(first[i]), int(after[i])) for i in chosen]
         return torch.cat(places) if places else torch.zeros(0, dtype=torch.long)
 
     def as_data(self) -> dict[str, Any]:

@@ -7,7 +7,9 @@ reductions, one token at a time. `equals_definition` and `metric_truth` compare 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+
+from torch import Tensor
 
 from trimtab.sentinel.case import Case
 
@@ -31,10 +33,14 @@ class Plain:
 
 def plain(case: Case) -> Plain:
     """The trainable tokens of a case, as numbers."""
-    row_of = case.segments.sequence_of_token.tolist()
+    row_of = cast("list[int]", case.segments.sequence_of_token.tolist())
     rows = [[t for t, row in enumerate(row_of) if row == i] for i in range(case.num_sequences)]
-    tokens = {name: values[case.trainable].tolist() for name, values in case.tokens.items()}
-    return Plain(tokens, {name: values.tolist() for name, values in case.sequences.items()}, rows, row_of)
+    tokens = {name: _numbers(values[case.trainable]) for name, values in case.tokens.items()}
+    return Plain(tokens, {name: _numbers(values) for name, values in case.sequences.items()}, rows, row_of)
+
+
+def _numbers(values: Tensor) -> list[float]:
+    return cast("list[float]", values.tolist())
 
 
 def _exp(x: float) -> float:

@@ -73,7 +73,7 @@ def check(subject: Subject, name: str, *, seed: int = 0, examples: int = 25) -> 
         database=None,
         deadline=None,
         phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]  typed as its metaclass
     )
     @hypothesis.given(cases(subject.reads))
     def probe(case: Case) -> None:
@@ -191,7 +191,7 @@ def directed() -> Iterator[Case]:
         "long": ("paaaaaaa", "paoaoaoa", "pa", "paaa"),
     }
     drifts = {"ragged": (0.05, 1.0), "single": (1.0,), "empty": (1.0,), "long": (0.3, 60.0)}
-    for name, drift in [(name, drift) for name in shapes for drift in drifts[name]]:
+    for name, drift in [(shape, size) for shape in shapes for size in drifts[shape]]:
         kinds = tuple(tuple(row) for row in shapes[name])
         total, count = sum(map(len, kinds)), len(kinds)
         base = -0.1 - random(total)

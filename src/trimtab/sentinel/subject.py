@@ -1,7 +1,8 @@
 """A subject: one function, called on a case, with its results named. The only place that runs foreign code.
 
-`call(case, options)` takes what it wants from the case's views and returns `Out`. Everything an invariant may rely on is
-in the facts: which inputs it reads, and the level and kind of each result. Everything applies unless waived with a reason.
+`call(case, options)` takes what it wants from the case's views and returns `Out`. Everything an invariant may rely on
+is in the facts: which inputs it reads, and the level and kind of each result. Everything applies unless waived with a
+reason.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,13 +47,13 @@ class Subject:
     name: str
     call: Call
     inputs: frozenset[str]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     combine: Literal["sum"] | Callable[[list[Tensor], list[Case]], Tensor] = "sum"
     couples: Literal["token", "sequence", "group", "batch"] = "sequence"
     definition: Call | None = None
     promises: tuple[str, ...] | None = None
     """The invariants it is held to; None for all."""
-    waived: Mapping[str, str] = field(default_factory=dict)
+    waived: Mapping[str, str] = field(default_factory=dict[str, str])
     exact: bool = True
     """Parts must give the whole's numbers bit for bit in float64."""
     reads: frozenset[str] | None = None
@@ -83,10 +84,10 @@ def run(subject: Subject, case: Case) -> Seen:
     gradients: dict[str, dict[str, Tensor]] = {}
     for name, result in out.items():
         if result.kind in ("loss", "term", "importance") and result.value.requires_grad:
-            found = torch.autograd.grad(result.value.sum(), list(leaves.values()), allow_unused=True, retain_graph=True)
-            gradients[name] = {
-                n: torch.zeros_like(v) if g is None else g for (n, v), g in zip(leaves.items(), found, strict=True)
-            }
+            found = torch.autograd.grad(
+                result.value.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True
+            )
+            gradients[name] = dict(zip(leaves, found, strict=True))
     return Seen({n: r.value.detach().clone() for n, r in out.items()}, out, gradients)
 
 

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.invariants.declare import Violation, invariant
+from trimtab.sentinel.case import Case, Side
+from trimtab.sentinel.invariants.declare import Violation, invariant, numbers
 from trimtab.sentinel.subject import Seen, Subject, run, same
+from trimtab.signal.layout import places
 
 
 @invariant(
@@ -16,8 +17,9 @@ from trimtab.sentinel.subject import Seen, Subject, run, same
 )
 def mask_content(subject: Subject, case: Case) -> Violation | None:
     base = run(subject, case.refilled(0.0))
-    for content, columns, side in ((-0.75, 0, "right"), (3.5, 2, "right"), (1.25, 1, "left")):
-        other = case.refilled(content, extra_columns=columns, side=side)  # type: ignore[arg-type]
+    fillings: tuple[tuple[float, int, Side], ...] = ((-0.75, 0, "right"), (3.5, 2, "right"), (1.25, 1, "left"))
+    for content, columns, side in fillings:
+        other = case.refilled(content, extra_columns=columns, side=side)
         found = _moved(
             case, base, run(subject, other), f"filling untrainable cells with {content} and {columns} more columns"
         )
@@ -46,17 +48,17 @@ def _moved(case: Case, base: Seen, other: Seen, what: str) -> Violation | None:
         if not same(value, other.values[name]):
             return Violation(
                 f"{what} changes {name}",
-                other.values[name].tolist(),
-                value.tolist(),
+                numbers(other.values[name]),
+                numbers(value),
                 differing(value, other.values[name]),
             )
     for name, gradients in base.gradients.items():
         for leaf, gradient in gradients.items():
             seen = other.gradients[name][leaf]
             if not same(gradient[case.trainable], seen[case.trainable]):
-                return Violation(f"{what} changes d {name} / d {leaf}", seen.tolist(), gradient.tolist())
+                return Violation(f"{what} changes d {name} / d {leaf}", numbers(seen), numbers(gradient))
             if bool((seen[~case.trainable] != 0).any()):
-                return Violation(f"{what}: d {name} / d {leaf} is not 0 at untrainable tokens", seen.tolist(), 0.0)
+                return Violation(f"{what}: d {name} / d {leaf} is not 0 at untrainable tokens", numbers(seen), 0.0)
     return None
 
 
@@ -65,13 +67,15 @@ def differing(first: Tensor, second: Tensor) -> tuple[int, ...]:
     if first.shape != second.shape or first.ndim != 1:
         return ()
     apart = ~torch.isclose(first.double(), second.double(), rtol=1e-9, atol=1e-9, equal_nan=True)
-    return tuple(apart.nonzero().squeeze(1).tolist())
+    return tuple(places(apart))
 
 
 @invariant(
     statement="A call leaves its inputs as they were, also stride-0 views, and hands back no alias of them.",
-    why="What is logged afterwards is read from the same tensors: an in-place write changes the record, not only the result.",
-    bug="slime #2114: PPO reward shaping multiplied the stored KL by -kl_coef in place, so the logged KL was the shaped reward.",
+    why="What is logged afterwards is read from the same tensors: "
+    "an in-place write changes the record, not only the result.",
+    bug="slime #2114: PPO reward shaping multiplied the stored KL by -kl_coef in place, "
+    "so the logged KL was the shaped reward.",
     repair="Build results out of place; clone before writing.",
 )
 def no_aliasing(subject: Subject, case: Case) -> Violation | None:
@@ -92,8 +96,8 @@ def _written(subject: Subject, case: Case) -> Violation | None:
         if not same(values, after[name], tolerance=0):
             return Violation(
                 f"the call wrote to its input {name}",
-                after[name].tolist(),
-                values.tolist(),
+                numbers(after[name]),
+                numbers(values),
                 differing(values, after[name]),
             )
     storages = {v.untyped_storage().data_ptr(): n for n, v in after.items() if v.numel()}
@@ -122,6 +126,6 @@ def _on_views(subject: Subject, case: Case) -> Violation | None:
     for name, result in expected.items():
         if not same(result.value, found[name].value):
             return Violation(
-                f"{name} differs when inputs are expanded views", found[name].value.tolist(), result.value.tolist()
+                f"{name} differs when inputs are expanded views", numbers(found[name].value), numbers(result.value)
             )
     return None

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor
 
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.subject import Subject
@@ -16,6 +19,11 @@ class Violation:
     expected: object
     positions: tuple[int, ...] = ()
     """Trainable tokens (or sequences, for a sequence result) at which it shows."""
+
+
+def numbers(values: Tensor) -> object:
+    """A result as plain numbers, for a violation."""
+    return cast("object", values.tolist())
 
 
 Check = Callable[[Subject, Case], Violation | None]

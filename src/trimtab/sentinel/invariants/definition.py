@@ -4,8 +4,8 @@ import torch
 
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.invariants.content import differing
-from trimtab.sentinel.invariants.declare import Violation, invariant
-from trimtab.sentinel.subject import Subject, run, same
+from trimtab.sentinel.invariants.declare import Violation, invariant, numbers
+from trimtab.sentinel.subject import Out, Subject, run, same
 
 
 @invariant(
@@ -25,22 +25,24 @@ def equals_definition(subject: Subject, case: Case) -> Violation | None:
         if not same(value.double(), result.value.double(), tolerance=1e-8):
             return Violation(
                 f"{name} is not what its definition gives",
-                value.tolist(),
-                result.value.tolist(),
+                numbers(value),
+                numbers(result.value),
                 differing(value, result.value),
             )
     return None
 
 
 @invariant(
-    statement="A metric or observation equals its recomputation, stays inside its range, and is told apart by sequence or token.",
-    why="People steer by these numbers; one that cannot move, or shows something else than its name, hides the failure.",
+    statement="A metric or observation equals its recomputation, stays inside its range, "
+    "and is told apart by sequence or token.",
+    why="People steer by these numbers; "
+    "one that cannot move, or shows something else than its name, hides the failure.",
     bug="TRL 488025cd8: the clip fraction counted ratios outside the band even where min() does not clip.",
     repair="Recompute it from raw trainable tokens; craft an input that must give 0 and one that must give 1.",
 )
 def metric_truth(subject: Subject, case: Case) -> Violation | None:
     seen = run(subject, case)
-    expected = subject.definition(case, subject.options) if subject.definition is not None else {}
+    expected: Out = subject.definition(case, subject.options) if subject.definition is not None else {}
     for name, result in seen.results.items():
         if result.kind not in ("metric", "observation"):
             continue
@@ -53,8 +55,8 @@ def metric_truth(subject: Subject, case: Case) -> Violation | None:
         if name in expected and not same(value.double(), expected[name].value.double(), tolerance=1e-8):
             return Violation(
                 f"{name} is not what its name says",
-                value.tolist(),
-                expected[name].value.tolist(),
+                numbers(value),
+                numbers(expected[name].value),
                 differing(value, expected[name].value),
             )
     return None

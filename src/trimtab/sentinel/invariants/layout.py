@@ -7,12 +7,13 @@ from torch import Tensor
 
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.invariants.content import differing
-from trimtab.sentinel.invariants.declare import Violation, invariant
+from trimtab.sentinel.invariants.declare import Violation, invariant, numbers
 from trimtab.sentinel.subject import Seen, Subject, run, same
 
 
 @invariant(
-    statement="Parts add up to the whole: values and gradients do not depend on how the batch is cut into micro-batches.",
+    statement="Parts add up to the whole: "
+    "values and gradients do not depend on how the batch is cut into micro-batches.",
     why="Micro-batches are a matter of memory. A mean of means weighs a token by the company it happens to keep.",
     bug="verl #3741, SkyRL #925, prime-rl #583, open-instruct #1137 and five more: a token mean taken per micro-batch.",
     repair="Compute weights once over the optimiser step; let the loss only sum.",
@@ -39,15 +40,15 @@ def _joined(
     for name, result in whole.results.items():
         pieces = [one.values[name] for one in seen]
         if result.level == "scalar":
-            total = sum(pieces[1:], pieces[0]) if subject.combine == "sum" else subject.combine(pieces, parts)  # type: ignore[operator]
+            total = sum(pieces[1:], pieces[0]) if subject.combine == "sum" else subject.combine(pieces, parts)
             if not same(whole.values[name], total):
-                return Violation(f"{what} changes {name}", total.tolist(), whole.values[name].tolist())
+                return Violation(f"{what} changes {name}", numbers(total), numbers(whole.values[name]))
         elif not same(whole.values[name], torch.cat(pieces), tolerance=tolerance):
             joined = torch.cat(pieces)
             return Violation(
                 f"{what} changes {name}",
-                joined.tolist(),
-                whole.values[name].tolist(),
+                numbers(joined),
+                numbers(whole.values[name]),
                 differing(whole.values[name], joined),
             )
     for name, gradients in whole.gradients.items():
@@ -60,8 +61,8 @@ def _joined(
             if not same(gradient, joined, tolerance=tolerance):
                 return Violation(
                     f"{what} changes d {name} / d {leaf}",
-                    joined.tolist(),
-                    gradient.tolist(),
+                    numbers(joined),
+                    numbers(gradient),
                     differing(gradient, joined),
                 )
     return None
@@ -85,8 +86,8 @@ def permutation(subject: Subject, case: Case) -> Violation | None:
             if not same(expected, other.values[name]):
                 return Violation(
                     f"order {order} changes {name}",
-                    other.values[name].tolist(),
-                    expected.tolist(),
+                    numbers(other.values[name]),
+                    numbers(expected),
                     differing(expected, other.values[name]),
                 )
         for name, gradients in whole.gradients.items():
@@ -94,8 +95,8 @@ def permutation(subject: Subject, case: Case) -> Violation | None:
                 if not same(gradient[leaves], other.gradients[name][leaf]):
                     return Violation(
                         f"order {order} changes d {name} / d {leaf}",
-                        other.gradients[name][leaf].tolist(),
-                        gradient[leaves].tolist(),
+                        numbers(other.gradients[name][leaf]),
+                        numbers(gradient[leaves]),
                     )
     return None
 
@@ -107,6 +108,6 @@ def _reordered(values: Tensor, level: str, places: Tensor, order: list[int]) -> 
 
 
 def _leaf_places(case: Case, order: list[int]) -> Tensor:
-    starts = case.cu_seqlens.tolist()
-    places = [torch.arange(starts[i], starts[i + 1]) for i in order]
+    starts = case.cu_seqlens
+    places = [torch.arange(int(starts[i]), int(starts[i + 1])) for i in order]
     return torch.cat(places) if places else torch.zeros(0, dtype=torch.long)

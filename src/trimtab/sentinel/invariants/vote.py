@@ -1,16 +1,19 @@
 """Who may move whom: groups, and samples that were suppressed."""
 
 import torch
+from torch import Tensor
 
 from trimtab.sentinel.case import Case
-from trimtab.sentinel.invariants.declare import Violation, invariant
-from trimtab.sentinel.subject import Subject, run, same
+from trimtab.sentinel.invariants.declare import Violation, invariant, numbers
+from trimtab.sentinel.subject import Seen, Subject, run, same
+from trimtab.signal.layout import places
 
 
 @invariant(
     statement="A group's results depend on that group's samples only.",
     why="Prompts differ in difficulty: a baseline that mixes them rewards easy prompts and punishes hard ones.",
-    bug="slime's _post_process_rewards: one missing sample turns per-prompt normalisation into whole-batch normalisation.",
+    bug="slime's _post_process_rewards: "
+    "one missing sample turns per-prompt normalisation into whole-batch normalisation.",
     repair="Group by prompt identity, never by position or by a fixed group size.",
 )
 def group_isolation(subject: Subject, case: Case) -> Violation | None:
@@ -18,13 +21,11 @@ def group_isolation(subject: Subject, case: Case) -> Violation | None:
         return None
     base = run(subject, case)
     groups = case.sequences["group"]
-    for group in torch.unique(groups).tolist():
+    for group in sorted({int(group) for group in groups}):
         inside = groups == group
         reward = torch.where(inside, case.sequences["reward"] * 3 + 7, case.sequences["reward"])
         other = run(subject, case.with_sequences(reward=reward))
-        found = _others_moved(
-            subject, case, base.values, other.values, inside, f"changing the rewards of group {group}"
-        )
+        found = _others_moved(case, base, other, inside, f"changing the rewards of group {group}")
         if found:
             return found
     return None
@@ -33,7 +34,8 @@ def group_isolation(subject: Subject, case: Case) -> Violation | None:
 @invariant(
     statement="A sample whose reward or loss is suppressed moves nobody: no baseline, no spread, no filter.",
     why="A sample that is not trusted to train is not trusted to judge the others.",
-    bug="AReaL #1351: rewards are normalised before no-EOS rows are zeroed, so such a row shifts everybody (-49.5 in the example).",
+    bug="AReaL #1351: rewards are normalised before no-EOS rows are zeroed, "
+    "so such a row shifts everybody (-49.5 in the example).",
     repair="Decide who votes first; take every statistic over the voters; zero the suppressed afterwards.",
 )
 def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
@@ -45,24 +47,21 @@ def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
         reward = torch.where(suppressed, torch.full_like(case.sequences["reward"], value), case.sequences["reward"])
         other = run(subject, case.with_sequences(reward=reward))
         what = f"setting the reward of the suppressed sequences to {value:g}"
-        found = _others_moved(subject, case, base.values, other.values, suppressed, what)
+        found = _others_moved(case, base, other, suppressed, what)
         if found:
             return found
     return None
 
 
-def _others_moved(
-    subject: Subject, case: Case, base: object, other: object, changed: torch.Tensor, what: str
-) -> Violation | None:
-    out = subject.call(case, subject.options)
-    for name, result in out.items():
-        before, after = base[name], other[name]  # type: ignore[index]
+def _others_moved(case: Case, base: Seen, other: Seen, changed: Tensor, what: str) -> Violation | None:
+    for name, result in base.results.items():
+        before, after = base.values[name], other.values[name]
         if result.level == "scalar":
             continue
         outside = ~changed if result.level == "sequence" else ~changed[case.segments.sequence_of_token]
         if before.shape[0] != outside.shape[0]:
             return Violation(f"{name} has {before.shape[0]} entries", before.shape[0], outside.shape[0])
         if not same(before[outside], after[outside]):
-            apart = tuple(((before != after) & outside).nonzero().squeeze(1).tolist())
-            return Violation(f"{what} changes {name} of others", after.tolist(), before.tolist(), apart)
+            apart = tuple(places((before != after) & outside))
+            return Violation(f"{what} changes {name} of others", numbers(after), numbers(before), apart)
     return None

@@ -28,12 +28,17 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "reward.not_ended_scale": [{"factor": 0.25}],
     "normalize.mean_std": [
         {"mean": mean, "std": std, "ddof": ddof, "eps": 1e-6}
-        for mean, std, ddof in (("group", "group", 1), ("group", "none", 1), ("batch", "batch", 0), ("group", "batch", 1), ("none", "group", 0))
+        for mean, std, ddof in (
+            ("group", "group", 1), ("group", "none", 1), ("batch", "batch", 0),
+            ("group", "batch", 1), ("none", "group", 0),
+        )
     ],
     "advantage.reward_to_go": [{"gamma": 1.0}, {"gamma": 0.5}],
     "advantage.gae": [{"gamma": 1.0, "lam": 0.95}, {"gamma": 0.9, "lam": 0.5}],
     "importance.truncated": [
-        {"level": level, "band": band} for level, band in (("token", (0.0, 2.0)), ("sequence", (0.0, 5.0)), ("geometric", (0.8, 1.25)))
+        {"level": "token", "band": (0.0, 2.0)},
+        {"level": "sequence", "band": (0.0, 5.0)},
+        {"level": "geometric", "band": (0.8, 1.25)},
     ],
     "keep.token_band": [{"band": (0.5, 2.0)}],
     "keep.product_band": [{"band": (0.5, 2.0)}],
@@ -122,13 +127,15 @@ def _inputs(entry: Formula, given: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _results(entry: Formula, returned: Any) -> Out:
+def _results(entry: Formula, returned: Tensor | tuple[Tensor, Tensor | dict[str, Tensor]]) -> Out:
+    """What a formula gives: its value alone, with its observations, or (an advantage) with its returns."""
     level, kind = _KINDS[entry.stage]
-    value, rest = returned if isinstance(returned, tuple) else (returned, {})
-    out = {"value": Result(value, level, kind, entry.scope)}
-    if isinstance(rest, dict):
-        return out | {name: _observation(name, flags) for name, flags in rest.items()}
-    return out
+    value, rest = returned if isinstance(returned, tuple) else (returned, None)
+    seen = rest if isinstance(rest, dict) else {}
+    return {
+        "value": Result(value, level, kind, entry.scope),
+        **{name: _observation(name, flags) for name, flags in seen.items()},
+    }
 
 
 def _observation(name: str, flags: Tensor) -> Result:
@@ -177,23 +184,21 @@ def _run_recipe(chosen: Recipe, case: Case) -> Out:
     )  # fmt: skip
     prepared, _ = prepare(batch, chosen)
     update = next(prepared.updates(1))
-    tokens = torch.cat(
-        [whole.token_places([i]) for i in update.sequences.tolist()] or [torch.zeros(0, dtype=torch.long)]
-    )
+    sequences = [int(s) for s in update.sequences]
+    tokens = whole.token_places(sequences)
     decided = decide(update, whole.flat("logp_current")[tokens].detach() if chosen.needs_logp_now else None)
     mine = [whole.origin.index(i) for i in case.origin] if case.within is not None else list(range(whole.num_sequences))
-    rows = [k for k, s in enumerate(update.sequences.tolist()) if s in mine]
+    rows = [k for k, s in enumerate(sequences) if s in mine]
     micro = MicroBatch(decided.whole.take(torch.tensor(rows, dtype=torch.long)), 1, Ledger())
-    own = torch.cat(
-        [case.token_places([mine.index(int(s))]) for s in micro.sequences] or [torch.zeros(0, dtype=torch.long)]
-    )
+    own = case.token_places([mine.index(int(s)) for s in micro.sequences])
     extra = {"value": case.flat("value")[own]} if chosen.value else {}
     out = token_loss(micro, case.flat("logp_current")[own], **extra)
-    advantage = prepared.advantage[
-        torch.cat([whole.token_places([i]) for i in mine] or [torch.zeros(0, dtype=torch.long)])
-    ]
+    advantage = prepared.advantage[whole.token_places(mine)]
     return {
         "loss": Result(out.loss, "scalar", "loss"),
         "advantage": Result(advantage, "token", "advantage"),
-        **{f"metric:{n}": Result(out.metrics[n].total, "scalar", "metric") for n in ("loss/policy", "weight/policy")},
+        **{
+            f"metric:{n}": Result(out.metrics[n].value()[0], "scalar", "metric")
+            for n in ("loss/policy", "weight/policy")
+        },
     }
