@@ -12,7 +12,7 @@ from trimtab.errors import TrimtabError
 
 def main() -> None:
     """Run the command; a refusal is one message on stderr, never a traceback."""
-    warnings.showwarning = _show  # type: ignore[assignment]
+    warnings.showwarning = _show
     try:
         app()
     except TrimtabError as error:
@@ -20,7 +20,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def _show(message: Warning | str, category: type[Warning], *_: object) -> None:
+def _show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     print(f"trimtab: {message}", file=sys.stderr)
 
 

@@ -69,8 +69,8 @@ def train(
 ) -> None:
     """Train a small language model by RL on this machine, and write metrics, a summary and a report.
 
-    With no arguments: a tiny transformer, warm-started by a few supervised steps, learns to reverse five digits in under
-    a minute on two CPU cores. Everything that was decided is in the run folder; open report.html to look at it.
+    With no arguments: a tiny transformer, warm-started by a few supervised steps, learns to reverse five digits in
+    under a minute on two CPU cores. Everything that was decided is in the run folder; open report.html to look at it.
 
     Example: trimtab train examples/tis.toml train.steps=60 --seed 1
     """

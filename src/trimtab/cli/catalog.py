@@ -16,17 +16,26 @@ def catalog_data() -> dict[str, Any]:
     """Everything there is, as plain data."""
     recipes = [recipe(name) for name in names()]
     return {
-        "recipes": [{"name": r.name, "summary": r.summary, "source": r.source, "needs": sorted(r.needs)} for r in recipes],
+        "recipes": [
+            {"name": r.name, "summary": r.summary, "source": r.source, "needs": sorted(r.needs)} for r in recipes
+        ],
         "formulas": [
             {
-                "name": f.name, "summary": f.summary, "source": f.source, "scope": f.scope, "consumes": f.consumes,
-                "known_as": list(f.known_as), "promises": list(f.promises), "inputs": list(f.inputs), "settings": list(f.settings),
+                "name": f.name,
+                "summary": f.summary,
+                "source": f.source,
+                "scope": f.scope,
+                "consumes": f.consumes,
+                "known_as": list(f.known_as),
+                "promises": list(f.promises),
+                "inputs": list(f.inputs),
+                "settings": list(f.settings),
             }
             for f in catalog().values()
         ],
         "invariants": [{"name": i.name, "statement": i.statement} for i in INVARIANTS.values()],
         "metrics": [_metric(m) for m in METRICS],
-    }  # fmt: skip
+    }
 
 
 def _metric(spec: MetricSpec) -> dict[str, Any]:

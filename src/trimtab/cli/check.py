@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress
 
 from trimtab.signal import find
 from trimtab.signal.formula import PROMISES
+
+if TYPE_CHECKING:
+    from trimtab.sentinel import Verdict, Violation
 
 
 def run_check(target: str, seed: int, examples: int, output: str, out: Path | None) -> int:
@@ -25,7 +28,7 @@ def run_check(target: str, seed: int, examples: int, output: str, out: Path | No
     return 1 if found else 2 if unrun else 0
 
 
-def _verdicts(target: str, seed: int, examples: int, *, show: bool) -> list[Any]:
+def _verdicts(target: str, seed: int, examples: int, *, show: bool) -> "list[Verdict]":
     from trimtab.sentinel import check
     from trimtab.sentinel.targets.trimtab import VARIANTS, bind, formula_subjects, recipe_subjects
 
@@ -36,7 +39,7 @@ def _verdicts(target: str, seed: int, examples: int, *, show: bool) -> list[Any]
         settings = {n: p.default for n, p in entry.settings.items() if p.default is not p.empty}
         subjects = [bind(entry, variant) for variant in VARIANTS.get(entry.name, [settings])]
     work = [(subject, promise) for subject in subjects for promise in subject.promises or PROMISES]
-    verdicts: list[Any] = []
+    verdicts: list[Verdict] = []
     with Progress(console=Console(stderr=True), transient=True, disable=not show) as progress:
         task = progress.add_task(f"checking {target}", total=len(work))
         for subject, promise in work:
@@ -46,7 +49,7 @@ def _verdicts(target: str, seed: int, examples: int, *, show: bool) -> list[Any]
     return verdicts
 
 
-def _text(target: str, seed: int, verdicts: list[Any]) -> str:
+def _text(target: str, seed: int, verdicts: "list[Verdict]") -> str:
     lines: list[str] = []
     for verdict in verdicts:
         if verdict.status == "holds":
@@ -58,6 +61,7 @@ def _text(target: str, seed: int, verdicts: list[Any]) -> str:
                 f"  observed: {verdict.violation.observed}",
                 f"  expected: {verdict.violation.expected}",
             ]
+        if verdict.case is not None:
             lines.append(f"  smallest case: {json.dumps(verdict.case.as_data())}")
         if verdict.reason:
             lines.append(f"  {verdict.reason}")
@@ -70,14 +74,26 @@ def _text(target: str, seed: int, verdicts: list[Any]) -> str:
     return "\n".join(lines)
 
 
-def _json(target: str, seed: int, verdicts: list[Any]) -> str:
+def _json(target: str, seed: int, verdicts: "list[Verdict]") -> str:
     rows = [
         {
-            "subject": v.subject, "invariant": v.invariant, "status": v.status, "exercised": v.exercised, "reason": v.reason,
-            "violation": None if v.violation is None else {"what": v.violation.what, "observed": v.violation.observed,
-                                                           "expected": v.violation.expected, "positions": list(v.violation.positions)},
+            "subject": v.subject,
+            "invariant": v.invariant,
+            "status": v.status,
+            "exercised": v.exercised,
+            "reason": v.reason,
+            "violation": None if v.violation is None else _violation(v.violation),
             "case": None if v.case is None else v.case.as_data(),
         }
         for v in verdicts
-    ]  # fmt: skip
+    ]
     return json.dumps({"target": target, "seed": seed, "verdicts": rows}, indent=2, sort_keys=True)
+
+
+def _violation(found: "Violation") -> dict[str, Any]:
+    return {
+        "what": found.what,
+        "observed": found.observed,
+        "expected": found.expected,
+        "positions": list(found.positions),
+    }

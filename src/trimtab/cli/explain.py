@@ -30,7 +30,10 @@ def explain_name(name: str, overrides: list[str], console: Console) -> None:
     if any(name == spec.name for spec in METRICS) or ("/" in name and _is_metric(name)):
         spec = metric_spec(name)
         console.print(
-            f"[bold]{name}[/]  metric\n  {spec.means}\n  population: {spec.population}\n  range: [{spec.low:g}, {spec.high:g}]",
+            f"[bold]{name}[/]  metric\n"
+            f"  {spec.means}\n"
+            f"  population: {spec.population}\n"
+            f"  range: [{spec.low:g}, {spec.high:g}]",
             highlight=False,
         )
         shown = True
@@ -48,7 +51,10 @@ def _unknown(name: str) -> str:
     ]
     near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-    return f"explain: nothing is called {name!r}{hint} Recipes are {', '.join(names())}; trimtab catalog lists all the rest."
+    return (
+        f"explain: nothing is called {name!r}{hint} "
+        f"Recipes are {', '.join(names())}; trimtab catalog lists all the rest."
+    )
 
 
 def _formulas(name: str) -> list[Formula]:
@@ -81,7 +87,9 @@ def _is_metric(name: str) -> bool:
 def show_recipe(one: Recipe, console: Console, title: str | None = None) -> None:
     """The formulas that will run, in order, with their sources; then what they need and cost."""
     console.print(
-        f"[bold]{title or one.name}[/]  recipe{f' ({one.name})' if title else ''}\n  {one.summary}\n  source: {one.source}\n",
+        f"[bold]{title or one.name}[/]  recipe{f' ({one.name})' if title else ''}\n"
+        f"  {one.summary}\n"
+        f"  source: {one.source}\n",
         highlight=False,
     )
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")

@@ -6,6 +6,13 @@ from trimtab.config.signal import SignalTable, build_recipe, explain_recipe
 from trimtab.config.train import TrainSettings
 
 __all__ = [
-    "OffPolicyCorrection", "RunFile", "SignalTable", "TrainSettings", "build_recipe", "explain_recipe", "load_run", "parse_run",
+    "OffPolicyCorrection",
+    "RunFile",
+    "SignalTable",
+    "TrainSettings",
+    "build_recipe",
+    "explain_recipe",
+    "load_run",
+    "parse_run",
     "source_metrics",
-]  # fmt: skip
+]

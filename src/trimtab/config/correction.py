@@ -4,7 +4,7 @@ The block says which correction stages are on; it becomes stages of a recipe, so
 """
 
 import warnings
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -47,12 +47,12 @@ class OffPolicyCorrection(BaseModel):
         """`use_tis` and `tis_imp_ratio_cap` still load, and say what to write."""
         if not isinstance(given, dict):
             return given
-        keys: dict[str, Any] = dict(given)  # pyright: ignore[reportUnknownArgumentType]
+        keys = dict(cast("dict[str, Any]", given))
         use, cap = keys.pop("use_tis", None), keys.pop("tis_imp_ratio_cap", None)
         if cap is not None and cap <= 0:
             raise ConfigError(
-                f"off_policy_correction: tis_imp_ratio_cap = {cap}, so every token would weigh nothing. It is above 0; write "
-                "token_tis_ratio_clip_high = 2.0."
+                f"off_policy_correction: tis_imp_ratio_cap = {cap}, so every token would weigh nothing. It is above 0; "
+                "write token_tis_ratio_clip_high = 2.0."
             )
         if use is not None or cap is not None:
             written = 'tis_ratio_type = "token"' if use else "leave tis_ratio_type out"

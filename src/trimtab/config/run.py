@@ -4,7 +4,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -68,9 +68,10 @@ def _override(table: dict[str, Any], override: str) -> None:
     *parents, leaf = key.strip().split(".")
     place = table
     for parent in parents:
-        place = place.setdefault(parent, {})
-        if not isinstance(place, dict):
+        inner = place.setdefault(parent, {})
+        if not isinstance(inner, dict):
             raise ConfigError(f"override {override!r}: {parent} holds a value, not a table.")
+        place = cast("dict[str, Any]", inner)
     place[leaf] = _value(text.strip())
 
 

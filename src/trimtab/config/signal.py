@@ -94,7 +94,8 @@ class SignalTable(BaseModel):
     loss: StageTable | None = None
     """The policy loss."""
     weighting: PartTable | None = None
-    """The denominator: token_mean, sequence_mean_token_mean, sequence_mean_token_sum, constant_divisor; over all or kept."""
+    """The denominator: token_mean, sequence_mean_token_mean, sequence_mean_token_sum, constant_divisor;
+    over all tokens or the kept ones."""
     kl: KLTable | Off | None = None
     """Penalty for leaving the reference, or "none"."""
     entropy: TermTable | Off | None = None
