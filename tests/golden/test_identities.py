@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import permutations
 from math import inf
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def drawn(seed: int = 0, spread: float = 0.4) -> tuple[Tensor, Tensor, Tensor]:
     return current.clamp(max=0), old.clamp(max=0), rollout
 
 
-def recipe(loss: Stage, *correction: Stage, **changes: object) -> Recipe:
+def recipe(loss: Stage, *correction: Stage, **changes: Any) -> Recipe:
     chosen = Recipe(
         name="identity",
         loss=loss,
@@ -46,7 +47,7 @@ def recipe(loss: Stage, *correction: Stage, **changes: object) -> Recipe:
         weighting=part("weighting.sequence_mean_token_mean"),
         correction=correction,
     )
-    return replace(chosen, **changes)  # type: ignore[arg-type]
+    return replace(chosen, **changes)
 
 
 REINFORCE = Stage(part("policy_loss.reinforce"))

@@ -22,5 +22,6 @@ def test_every_invariant_has_two_planted_bugs(invariant: str) -> None:
 def test_the_planted_bug_is_caught_with_a_small_counter_example(invariant: str, subject: Subject) -> None:
     verdict = check(subject, invariant, seed=0, examples=30)
     assert verdict.status == "bug"
-    assert verdict.case is not None and verdict.violation is not None
+    assert verdict.violation is not None
+    assert verdict.case is not None
     assert verdict.case.num_sequences <= 4

@@ -314,7 +314,10 @@ def test_s4_warns_when_no_row_is_shorter_than_the_width() -> None:
 
 
 def test_s5_the_bound_applies_to_the_sum_and_never_to_tokens_before_it() -> None:
-    """Token log-ratios +25 and -25 sum to 0, so the sequence ratio is 1; bounding tokens first would still give 1, so use +25, -23."""
+    """Token log-ratios +25 and -23 sum to 2; bounded at 20 before the sum, they would give 0.
+
+    (+25 and -25 would not tell: both ways give 0.)
+    """
     importance, _ = truncated(flat(25, -23), segments(2), level="sequence", band=(0.0, 10.0))
     torch.testing.assert_close(importance, flat(math.exp(2), math.exp(2)))
 
