@@ -38,7 +38,7 @@ WEIGHTINGS = {
 }
 CORRECTION = (
     Stage(part("importance.truncated", level="sequence", band=(0.0, 2.0)), ratio="engine"),
-    Stage(part("keep.veto", low=0.75), ratio="engine"),
+    Stage(part("keep.veto", low=0.9), ratio="engine"),
     Stage(part("keep.negative_drift", delta=0.02), anchor="rollout"),
 )
 """An importance, a decision before the vote, and one that needs the current policy."""
@@ -143,7 +143,7 @@ def test_rejected_and_unscored_rows_get_exactly_zero_policy_gradient(loss: str, 
     one, given = chosen(loss, weighting), samples()
     prepared = door(given, one)
     rejected = ~prepared.batch.cells.scatter(prepared.keep.double(), fill=1.0).bool()
-    assert rejected.any()
+    assert rejected[prepared.trains].any()
     got = gradient(given, one)[0]
     assert (got[rejected] == 0).all()
     assert (got[[4, 7]] == 0).all()
@@ -261,3 +261,18 @@ def test_terms_have_their_own_population() -> None:
         loss.backward()
         assert (logp.grad.abs().sum() > 0) == acts
         assert metrics["weight/policy"] == 0.0
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, "outside"])
+@pytest.mark.parametrize("content", [float("nan"), float("-inf"), -500.0])
+def test_what_the_current_policy_says_about_a_rejected_token_never_matters(loss: str, content: float) -> None:
+    """Selected on the way in: a zero weight afterwards would still send 0 × NaN back through a formula's own exponential."""
+    given = samples()
+    losses = {**LOSSES, "outside": Stage(part("outside_formulas.leaky"), anchor="old")}
+    one = recipe("tis", loss=losses[loss], correction=(Stage(part("keep.veto", low=0.9), ratio="engine"),))
+    prepared = door(given, one)
+    rejected = ~prepared.batch.cells.scatter(prepared.keep.double(), fill=1.0).bool()
+    assert rejected[prepared.trains].any()
+    whole, _, _ = gradient(given, one)
+    other, _, _ = gradient({**given, "logp": torch.where(rejected, content, given["logp"])}, one)
+    assert torch.equal(other, whole)
