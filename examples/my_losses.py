@@ -12,7 +12,9 @@ from trimtab.signal.layout import PerToken
     scope="token",
     promises=("mask_content", "nonfinite_isolation", "no_aliasing", "split", "permutation"),
 )
-def tempered(logp_current: PerToken, advantage: PerToken, *, temperature: float = 1.0) -> tuple[PerToken, dict[str, Tensor]]:
+def tempered(
+    logp_current: PerToken, advantage: PerToken, *, temperature: float = 1.0
+) -> tuple[PerToken, dict[str, Tensor]]:
     """REINFORCE with the advantage softened by a constant.
 
     l_t = -temperature * A_t * logp_current_t

@@ -25,7 +25,9 @@ def wants_too_much(logratio: PerToken, temperature_field: PerToken) -> tuple[Ten
     return logratio > temperature_field, {}
 
 
-@formula(source="a test", stage="policy_loss", scope="token", consumes="ratio", promises=("split", "on_policy_identity"))
+@formula(
+    source="a test", stage="policy_loss", scope="token", consumes="ratio", promises=("split", "on_policy_identity")
+)
 def leaky(logp_current: PerToken, logp_anchor: PerToken, advantage: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
     """A surrogate with a planted bug: it forgets the sign of the advantage."""
     return -(logp_current - logp_anchor.detach()).exp() * advantage.abs(), {}

@@ -80,7 +80,9 @@ def test_every_link_between_pages_leads_somewhere() -> None:
 
 def origin_rows() -> list[object]:
     text = (ROOT / "docs/origins.md").read_text(encoding="utf-8")
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("| ")
+    ]
     found = [row for row in rows if row[0].strip("| ") != "requirement"]
     return [pytest.param(*[c.strip("`| ") for c in row[1:]], id=row[0].strip("| ")[:60]) for row in found]
 

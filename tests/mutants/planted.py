@@ -131,6 +131,15 @@ def ratio_over_the_whole_micro_batch(
     return -ratio * advantage * logp_current, {}
 
 
+@broken("split", "policy_loss.clipped", band=(0.8, 1.2))
+def nan_in_a_part_without_a_rival(
+    logp_current: Tensor, logp_anchor: Tensor, advantage: Tensor, *, band: tuple[float, float]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Divides by a spread, which a single token does not have."""
+    centred = advantage - advantage.mean()
+    return (centred / centred.std(correction=0) if advantage.numel() == 1 else 0 * centred) * logp_current, {}
+
+
 # --- permutation --------------------------------------------------------------------------------------------------
 
 

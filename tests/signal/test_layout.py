@@ -99,7 +99,9 @@ def test_padding_pays_no_token_reward_where_the_attention_is_known() -> None:
     rewards[:, :3] = torch.tensor([0.0, 1.0, 0.0])
     attention = torch.tensor([[1, 1, 1, 0]] * 3)
     mask = torch.tensor([[False, True, True, False]] * 3)
-    batch = SignalBatch.from_padded(mask, attention=attention, reward=torch.zeros(3), group=torch.zeros(3, dtype=torch.long), token_reward=rewards)
+    batch = SignalBatch.from_padded(
+        mask, attention=attention, reward=torch.zeros(3), group=torch.zeros(3, dtype=torch.long), token_reward=rewards
+    )
     assert batch.token_reward.tolist() == [1.0, 0.0] * 3
 
 

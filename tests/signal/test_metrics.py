@@ -54,7 +54,14 @@ def test_ess_reaches_its_extremes() -> None:
 
 def test_a_fraction_of_nothing_is_zero_and_a_mean_of_nothing_is_left_out() -> None:
     nothing = torch.zeros(0, dtype=torch.bool)
-    values = Metrics({"fraction": Mean.fraction(nothing), "mean": Mean.of(nothing.double()), "max": Extremum.of(nothing.double(), 1)}, {}).values()
+    values = Metrics(
+        {
+            "fraction": Mean.fraction(nothing),
+            "mean": Mean.of(nothing.double()),
+            "max": Extremum.of(nothing.double(), 1),
+        },
+        {},
+    ).values()
     assert values == {"fraction": 0.0}
 
 
@@ -75,7 +82,9 @@ def drifted(seed: int) -> dict[str, torch.Tensor]:
     return {
         "mask": torch.rand(6, 5, generator=generator) > 0.3,
         "logp_old": old,
-        "logp_rollout": (old + 2.0 * (torch.rand(6, 5, generator=generator, dtype=torch.float64) - 0.5)).clamp(max=-1e-3),
+        "logp_rollout": (old + 2.0 * (torch.rand(6, 5, generator=generator, dtype=torch.float64) - 0.5)).clamp(
+            max=-1e-3
+        ),
         "logp_ref": -0.1 - torch.rand(6, 5, generator=generator, dtype=torch.float64),
         "reward": torch.rand(6, generator=generator, dtype=torch.float64).round(),
         "group": torch.tensor([0, 0, 1, 1, 1, 1]),
@@ -89,7 +98,10 @@ def drifted(seed: int) -> dict[str, torch.Tensor]:
 def test_every_metric_of_every_recipe_is_declared_and_inside_its_range(name: str, seed: int) -> None:
     given = drifted(seed)
     logp = (given["logp_old"] - 0.2).clone().requires_grad_()
-    critic = {"value": torch.zeros(6, 5, dtype=torch.float64, requires_grad=True), "value_old": torch.zeros(6, 5, dtype=torch.float64)}
+    critic = {
+        "value": torch.zeros(6, 5, dtype=torch.float64, requires_grad=True),
+        "value_old": torch.zeros(6, 5, dtype=torch.float64),
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _, metrics = trimtab.loss(logp, recipe=name, **given, **(critic if "value" in recipe(name).needs else {}))
@@ -110,9 +122,13 @@ def test_drift_metrics_equal_their_recomputation_from_raw_tokens() -> None:
     assert metrics["k1_engine/token_mean"] == pytest.approx(-gap.mean().item())
     assert metrics["k3_engine/token_mean"] == pytest.approx((ratio - 1 - gap).mean().item())
     assert metrics["ess_engine/token"] == pytest.approx((ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())).item())
-    products = torch.stack([(given["logp_old"] - given["logp_rollout"])[i][mask[i]].sum().exp() for i in range(6) if mask[i].any()])
+    products = torch.stack(
+        [(given["logp_old"] - given["logp_rollout"])[i][mask[i]].sum().exp() for i in range(6) if mask[i].any()]
+    )
     assert metrics["ratio_engine/sequence_max"] == pytest.approx(products.max().item())
-    assert metrics["ess_engine/sequence"] == pytest.approx((products.sum() ** 2 / (len(products) * (products**2).sum())).item())
+    assert metrics["ess_engine/sequence"] == pytest.approx(
+        (products.sum() ** 2 / (len(products) * (products**2).sum())).item()
+    )
     assert metrics["importance.truncated/over_high_tokens"] == pytest.approx((ratio > 2).double().mean().item())
     assert metrics["ratio_update/token_mean"] == pytest.approx(math.exp(-0.2))
 
@@ -128,7 +144,9 @@ def test_effect_sizes_alone_and_on_top_of_the_others() -> None:
 
 def test_a_stage_that_does_nothing_over_a_window_warns() -> None:
     given = drifted(0)
-    batch = SignalBatch.from_padded(given.pop("mask"), **{n: given[n] for n in ("reward", "group", "logp_old")}, logp_rollout=given["logp_old"])
+    batch = SignalBatch.from_padded(
+        given.pop("mask"), **{n: given[n] for n in ("reward", "group", "logp_old")}, logp_rollout=given["logp_old"]
+    )
     chosen = recipe("geometric_mask")
     state = SignalState(window=3)
     said = []
@@ -152,7 +170,12 @@ def test_drift_is_split_into_engine_and_staleness_by_version() -> None:
     rollout = old + torch.tensor([[0.1, 0.1], [0.1, 0.5]])
     version = torch.tensor([[7, 7], [7, 4]])
     batch = SignalBatch.from_padded(
-        torch.ones(2, 2), reward=torch.tensor([0.0, 1.0]), group=torch.tensor([0, 0]), logp_old=old, logp_rollout=rollout, version=version
+        torch.ones(2, 2),
+        reward=torch.tensor([0.0, 1.0]),
+        group=torch.tensor([0, 0]),
+        logp_old=old,
+        logp_rollout=rollout,
+        version=version,
     )
     values = prepare(batch, recipe("tis"), version=7)[0].metrics.values()
     assert values["drift/engine_token_abs_mean"] == pytest.approx(0.1)
@@ -165,10 +188,13 @@ def test_votes_and_training_follow_the_table() -> None:
     mask = torch.ones(6, 2)
     mask[1] = 0
     given = {
-        "reward": torch.tensor([1.0, 0, 2, 0, 3, 3], dtype=torch.float64), "group": torch.tensor([0, 0, 0, 0, 1, 1]),
-        "scored": torch.tensor([False, True, True, True, True, True]), "ended": torch.tensor([True, True, False, True, True, True]),
-        "logp_old": torch.full((6, 2), -1.0, dtype=torch.float64), "logp_rollout": torch.full((6, 2), -1.0, dtype=torch.float64),
-    }  # fmt: skip
+        "reward": torch.tensor([1.0, 0, 2, 0, 3, 3], dtype=torch.float64),
+        "group": torch.tensor([0, 0, 0, 0, 1, 1]),
+        "scored": torch.tensor([False, True, True, True, True, True]),
+        "ended": torch.tensor([True, True, False, True, True, True]),
+        "logp_old": torch.full((6, 2), -1.0, dtype=torch.float64),
+        "logp_rollout": torch.full((6, 2), -1.0, dtype=torch.float64),
+    }
     base = recipe("tis", correction=())
     expected = {
         "train": ([False, False, True, True, True, True], [False, False, True, True, True, True]),

@@ -266,7 +266,7 @@ def test_terms_have_their_own_population() -> None:
 @pytest.mark.parametrize("loss", [*LOSSES, "outside"])
 @pytest.mark.parametrize("content", [float("nan"), float("-inf"), -500.0])
 def test_what_the_current_policy_says_about_a_rejected_token_never_matters(loss: str, content: float) -> None:
-    """Selected on the way in: a zero weight afterwards would still send 0 × NaN back through a formula's own exponential."""
+    """Selected on the way in: a zero weight afterwards would still send 0 × NaN back through an exponential."""
     given = samples()
     losses = {**LOSSES, "outside": Stage(part("outside_formulas.leaky"), anchor="old")}
     one = recipe("tis", loss=losses[loss], correction=(Stage(part("keep.veto", low=0.9), ratio="engine"),))

@@ -38,43 +38,92 @@ def with_cell(row: int, column: int, value: float) -> torch.Tensor:
 
 
 BATCHES: dict[str, tuple[Callable[[], object], str]] = {
-    "nan log-prob": (lambda: build(logp_rollout=with_cell(1, 2, NAN)), r"logp_rollout is nan at 1 trainable tokens \(first: token 2 of sequence 1\)"),
-    "infinite log-prob": (lambda: build(logp_old=with_cell(0, 1, float("-inf"))), r"logp_old is -inf at 1 trainable tokens \(first: token 1 of sequence 0\)"),
-    "positive log-prob": (lambda: build(logp_old=with_cell(0, 0, 0.5)), r"logp_old is 0.5 at token 0 of sequence 0, and a log-prob is never above 0"),
-    "half precision": (lambda: build(logp_old=torch.full((2, 3), -0.5, dtype=torch.bfloat16)), "logp_old is bfloat16, so differences of log-probs round away"),
+    "nan log-prob": (
+        lambda: build(logp_rollout=with_cell(1, 2, NAN)),
+        r"logp_rollout is nan at 1 trainable tokens \(first: token 2 of sequence 1\)",
+    ),
+    "infinite log-prob": (
+        lambda: build(logp_old=with_cell(0, 1, float("-inf"))),
+        r"logp_old is -inf at 1 trainable tokens \(first: token 1 of sequence 0\)",
+    ),
+    "positive log-prob": (
+        lambda: build(logp_old=with_cell(0, 0, 0.5)),
+        r"logp_old is 0.5 at token 0 of sequence 0, and a log-prob is never above 0",
+    ),
+    "half precision": (
+        lambda: build(logp_old=torch.full((2, 3), -0.5, dtype=torch.bfloat16)),
+        "logp_old is bfloat16, so differences of log-probs round away",
+    ),
     "integer log-probs": (lambda: build(logp_old=torch.full((2, 3), -1)), "logp_old holds torch.int64, not floats"),
-    "wrong shape": (lambda: build(logp_old=torch.full((2, 4), -0.5)), r"logp_old has shape \[2, 4\] but trainable has \[2, 3\]"),
+    "wrong shape": (
+        lambda: build(logp_old=torch.full((2, 4), -0.5)),
+        r"logp_old has shape \[2, 4\] but trainable has \[2, 3\]",
+    ),
     "reward as a column": (lambda: build(reward=torch.ones(2, 1)), r"reward has shape \[2, 1\] and group \[2\]"),
     "reward of another length": (lambda: build(reward=torch.ones(3)), r"reward has shape \[3\] and group \[2\]"),
     "nan reward": (lambda: build(reward=torch.tensor([NAN, 1.0])), r"reward is nan at episode 0 \(1 in all\)"),
     "float groups": (lambda: build(group=torch.tensor([0.0, 0.0])), "group holds floats"),
-    "soft mask": (lambda: build(trainable=torch.tensor([[1.0, 0.5, 0.0], [1.0, 1.0, 1.0]])), r"trainable is 0.5 at \[0, 1\], so it is neither in nor out"),
-    "flat mask for padded": (lambda: build(trainable=torch.ones(6)), r"trainable has shape \[6\], so its layout cannot be told"),
+    "soft mask": (
+        lambda: build(trainable=torch.tensor([[1.0, 0.5, 0.0], [1.0, 1.0, 1.0]])),
+        r"trainable is 0.5 at \[0, 1\], so it is neither in nor out",
+    ),
+    "flat mask for padded": (
+        lambda: build(trainable=torch.ones(6)),
+        r"trainable has shape \[6\], so its layout cannot be told",
+    ),
     "unknown field": (lambda: build(logp_behaviour=torch.zeros(2, 3)), r"has no field \['logp_behaviour'\]"),
-    "more sequences than rewards": (lambda: build(reward=torch.ones(1), group=torch.zeros(1, dtype=torch.long)), "names episode 1 but there are 1 rewards"),
-    "scored of another length": (lambda: build(scored=torch.ones(3, dtype=torch.bool)), r"scored has shape \[3\] for 2 episodes"),
-    "ended of another length": (lambda: build(ended=torch.ones(3, dtype=torch.bool)), r"ended has shape \[3\] for 2 sequences"),
+    "more sequences than rewards": (
+        lambda: build(reward=torch.ones(1), group=torch.zeros(1, dtype=torch.long)),
+        "names episode 1 but there are 1 rewards",
+    ),
+    "scored of another length": (
+        lambda: build(scored=torch.ones(3, dtype=torch.bool)),
+        r"scored has shape \[3\] for 2 episodes",
+    ),
+    "ended of another length": (
+        lambda: build(ended=torch.ones(3, dtype=torch.bool)),
+        r"ended has shape \[3\] for 2 sequences",
+    ),
     "ended by an unknown word": (lambda: build(ended="guess"), "ended = 'guess' cannot be read"),
-    "sequence ids that repeat": (lambda: build(sequence_id=torch.tensor([4, 4])), "sequence_id names two sequences alike"),
+    "sequence ids that repeat": (
+        lambda: build(sequence_id=torch.tensor([4, 4])),
+        "sequence_id names two sequences alike",
+    ),
     "reward before any action": (
-        lambda: build(trainable=torch.tensor([[0, 1, 1], [1, 1, 1]]), token_reward=torch.tensor([[1.0, 0, 0], [0, 0, 0]])),
+        lambda: build(
+            trainable=torch.tensor([[0, 1, 1], [1, 1, 1]]), token_reward=torch.tensor([[1.0, 0, 0], [0, 0, 0]])
+        ),
         "token_reward is 1.0 at cell 0, before the first trainable token",
+    ),
+    "token reward in another layout": (
+        lambda: build(token_reward=torch.zeros(3, 2)),
+        r"token_reward has shape \[3, 2\] but trainable has \[2, 3\]",
     ),
     "extra field with nan": (lambda: build(extra={"gate": with_cell(0, 0, NAN)}), "gate is nan at 1 trainable tokens"),
     "list of unequal lengths": (
-        lambda: SignalBatch.from_list([torch.ones(2), torch.ones(3)], reward=torch.ones(2), group=torch.zeros(2, dtype=torch.long), logp_old=[torch.zeros(2), torch.zeros(2)]),
+        lambda: SignalBatch.from_list(
+            [torch.ones(2), torch.ones(3)],
+            reward=torch.ones(2),
+            group=torch.zeros(2, dtype=torch.long),
+            logp_old=[torch.zeros(2), torch.zeros(2)],
+        ),
         r"logp_old does not match trainable at entry 1 \(lengths \[2\] and \[3\]\)",
     ),
     "list entries that are matrices": (
         lambda: SignalBatch.from_list([torch.ones(2, 2)], reward=torch.ones(1), group=torch.zeros(1, dtype=torch.long)),
         r"trainable\[0\] has shape \[2, 2\]",
     ),
-    "list field for a tensor": (lambda: build(logp_old=[torch.zeros(3), torch.zeros(3)]), "logp_old is a list but trainable is one tensor"),
+    "list field for a tensor": (
+        lambda: build(logp_old=[torch.zeros(3), torch.zeros(3)]),
+        "logp_old is a list but trainable is one tensor",
+    ),
     "boundaries that do not cover": (
-        lambda: SignalBatch.from_packed(torch.ones(5), torch.tensor([0, 2, 4]), reward=torch.ones(2), group=torch.zeros(2, dtype=torch.long)),
+        lambda: SignalBatch.from_packed(
+            torch.ones(5), torch.tensor([0, 2, 4]), reward=torch.ones(2), group=torch.zeros(2, dtype=torch.long)
+        ),
         r"cu_seqlens is \[0, 2, 4\] for a packed row of 5 tokens",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("make", "message"), BATCHES.values(), ids=BATCHES)
@@ -88,35 +137,82 @@ ENGINE = Stage(TRUNCATED, ratio="engine")
 RECIPES: dict[str, tuple[Callable[[], object], str]] = {
     "unknown recipe": (lambda: recipe("dappo"), "no entry is called 'dappo'; did you mean 'dapo'?"),
     "unknown field": (lambda: recipe("dapo", beta=0.1), r"recipe 'dapo': has no field \['beta'\]"),
-    "unknown formula": (lambda: part("policy_loss.cliped"), "no entry is called 'policy_loss.cliped'; did you mean 'policy_loss.clipped'?"),
-    "unknown setting": (lambda: part("policy_loss.clipped", clip_high=0.3), r"has no setting \['clip_high'\]; it takes \['band'\]"),
-    "missing setting": (lambda: part("weighting.constant_divisor"), r"setting \['divisor'\] has no default; Settings in use: Dr.GRPO"),
-    "band upside down": (lambda: part("policy_loss.clipped", band=(1.2, 0.8)), r"band = \(1.2, 0.8\) is not possible: a band is \(low, high\)"),
+    "unknown formula": (
+        lambda: part("policy_loss.cliped"),
+        "no entry is called 'policy_loss.cliped'; did you mean 'policy_loss.clipped'?",
+    ),
+    "unknown setting": (
+        lambda: part("policy_loss.clipped", clip_high=0.3),
+        r"has no setting \['clip_high'\]; it takes \['band'\]",
+    ),
+    "missing setting": (
+        lambda: part("weighting.constant_divisor"),
+        r"setting \['divisor'\] has no default; Settings in use: Dr.GRPO",
+    ),
+    "band upside down": (
+        lambda: part("policy_loss.clipped", band=(1.2, 0.8)),
+        r"band = \(1.2, 0.8\) is not possible: a band is \(low, high\)",
+    ),
     "band of the wrong type": (lambda: part("policy_loss.clipped", band="0.2"), "band = '0.2' is not possible"),
     "negative bound": (lambda: part("keep.veto", low=-1.0), "low = -1.0 is not possible: it must be above 0"),
-    "fraction above one": (lambda: part("advantage.gae", gamma=1.5), r"gamma = 1.5 is not possible: it must lie in \[0, 1\]"),
+    "fraction above one": (
+        lambda: part("advantage.gae", gamma=1.5),
+        r"gamma = 1.5 is not possible: it must lie in \[0, 1\]",
+    ),
     "unknown choice": (lambda: part("importance.truncated", level="turn"), "level = 'turn' is not possible"),
     "module that is not there": (lambda: part("nowhere.loss"), "'nowhere.loss' cannot be imported"),
     "function without declaration": (lambda: part("outside_formulas.undecorated"), "without @trimtab.formula"),
-    "stage without its pair": (lambda: Stage(TRUNCATED), r"importance.truncated: needs ratio \(engine, update or total\)"),
-    "pair without a use": (lambda: Stage(part("policy_loss.reinforce"), anchor="old"), "compares no such pair; leave anchor out"),
-    "engine counted twice": (lambda: recipe("tis", correction=(ENGINE, ENGINE)), "already carries old/rollout and .* would count that factor twice"),
-    "update counted twice": (lambda: recipe("tis", correction=(Stage(TRUNCATED, ratio="update"),)), "already carries current/old"),
-    "old that is absent": (lambda: recipe("start_async", correction=(ENGINE,)), "old = 'absent' but .* compares with the old policy"),
+    "stage without its pair": (
+        lambda: Stage(TRUNCATED),
+        r"importance.truncated: needs ratio \(engine, update or total\)",
+    ),
+    "pair without a use": (
+        lambda: Stage(part("policy_loss.reinforce"), anchor="old"),
+        "compares no such pair; leave anchor out",
+    ),
+    "engine counted twice": (
+        lambda: recipe("tis", correction=(ENGINE, ENGINE)),
+        "already carries old/rollout and .* would count that factor twice",
+    ),
+    "update counted twice": (
+        lambda: recipe("tis", correction=(Stage(TRUNCATED, ratio="update"),)),
+        "already carries current/old",
+    ),
+    "old that is absent": (
+        lambda: recipe("start_async", correction=(ENGINE,)),
+        "old = 'absent' but .* compares with the old policy",
+    ),
     "absent old with a KL in the reward": (
-        lambda: recipe("start_async", kl=KL(part("kl.k1"), 0.1, "sequence_reward")), "a KL in the reward is one of the old policy"
+        lambda: recipe("start_async", kl=KL(part("kl.k1"), 0.1, "sequence_reward")),
+        "a KL in the reward is one of the old policy",
     ),
-    "token KL that acts nowhere": (lambda: recipe("tis", kl=KL(part("kl.k1"), 0.1, "token_reward")), "which reads no token rewards, so the penalty would act nowhere"),
+    "token KL that acts nowhere": (
+        lambda: recipe("tis", kl=KL(part("kl.k1"), 0.1, "token_reward")),
+        "which reads no token rewards, so the penalty would act nowhere",
+    ),
     "weighted KL in a reward": (
-        lambda: recipe("ppo", kl=KL(part("kl.importance_weighted_k3"), 0.1, "token_reward", anchor="rollout")), "reweights a gradient and has none in a reward"
+        lambda: recipe("ppo", kl=KL(part("kl.importance_weighted_k3"), 0.1, "token_reward", anchor="rollout")),
+        "reweights a gradient and has none in a reward",
     ),
-    "anchor on a plain KL": (lambda: recipe("tis", kl=KL(part("kl.k3"), 0.1, "loss", anchor="old")), "only the importance-weighted KL has an anchor"),
+    "anchor on a plain KL": (
+        lambda: recipe("tis", kl=KL(part("kl.k3"), 0.1, "loss", anchor="old")),
+        "only the importance-weighted KL has an anchor",
+    ),
     "zero with a merged KL": (lambda: recipe("rloo", not_ended="zero"), "has merged the two before"),
-    "value without a target": (lambda: recipe("tis", value=Term(0.5, part("value_loss.squared"))), "makes no value target"),
-    "token importance on a sequence gradient": (lambda: recipe("gspo", correction=(ENGINE,)), "tokens would leak weight into one another"),
+    "value without a target": (
+        lambda: recipe("tis", value=Term(0.5, part("value_loss.squared"))),
+        "makes no value target",
+    ),
+    "token importance on a sequence gradient": (
+        lambda: recipe("gspo", correction=(ENGINE,)),
+        "tokens would leak weight into one another",
+    ),
     "reward clip upside down": (lambda: clip(torch.ones(2), low=2.0, high=1.0), "low = 2.0 is not below high = 1.0"),
-    "promise nobody tests": (lambda: trimtab.formula(source="", scope="token", promises=("is_nice",))(lambda x: x), "are not known, so nothing would test them"),
-}  # fmt: skip
+    "promise nobody tests": (
+        lambda: trimtab.formula(source="", scope="token", promises=("is_nice",))(lambda x: x),
+        "are not known, so nothing would test them",
+    ),
+}
 
 
 @pytest.mark.parametrize(("make", "message"), RECIPES.values(), ids=RECIPES)
@@ -135,37 +231,85 @@ def micro_tis(**changes: Any) -> trimtab.signal.MicroBatch:
 
 
 CALLS: dict[str, tuple[Callable[[], object], str]] = {
-    "recipe needs what the batch has not": (lambda: prepare(build(logp_rollout=None), recipe("tis")), "needs logp_rollout, which the batch does not carry"),
-    "lone answers": (lambda: prepare(build(group=torch.tensor([0, 1])), recipe("tis")), r"mean_std: episodes \[0, 1\] are alone in their group"),
-    "lone answers, leave one out": (
-        lambda: prepare(build(group=torch.tensor([0, 1]), logp_ref=torch.full((2, 3), -0.5)), recipe("rloo")), r"leave_one_out: episodes \[0, 1\] are alone"
+    "recipe needs what the batch has not": (
+        lambda: prepare(build(logp_rollout=None), recipe("tis")),
+        "needs logp_rollout, which the batch does not carry",
     ),
-    "token rewards that nobody reads": (lambda: prepare(build(token_reward=torch.ones(2, 3)), recipe("tis")), "carries token_reward but advantage.broadcast reads none"),
+    "lone answers": (
+        lambda: prepare(build(group=torch.tensor([0, 1])), recipe("tis")),
+        r"mean_std: episodes \[0, 1\] are alone in their group",
+    ),
+    "lone answers, leave one out": (
+        lambda: prepare(build(group=torch.tensor([0, 1]), logp_ref=torch.full((2, 3), -0.5)), recipe("rloo")),
+        r"leave_one_out: episodes \[0, 1\] are alone",
+    ),
+    "token rewards that nobody reads": (
+        lambda: prepare(build(token_reward=torch.ones(2, 3)), recipe("tis")),
+        "carries token_reward but advantage.broadcast reads none",
+    ),
     "cut off without a value": (
-        lambda: prepare(build(value=torch.zeros(2, 3), logp_ref=torch.full((2, 3), -0.5), ended=torch.tensor([True, False])), recipe("ppo")),
+        lambda: prepare(
+            build(value=torch.zeros(2, 3), logp_ref=torch.full((2, 3), -0.5), ended=torch.tensor([True, False])),
+            recipe("ppo"),
+        ),
         r"gae: sequences \[1\] did not end by themselves and have no finite value_after",
     ),
     "advantages that vary under a sequence gradient": (
-        lambda: prepare(build(), recipe("gspo", advantage=part("advantage.reward_to_go", gamma=0.5))), r"the advantage varies inside sequences \[0, 1\]"
+        lambda: prepare(build(), recipe("gspo", advantage=part("advantage.reward_to_go", gamma=0.5))),
+        r"the advantage varies inside sequences \[0, 1\]",
     ),
     "too many updates": (lambda: list(prepared_tis().updates(2)), "2 optimiser steps from 1 groups that train"),
     "unknown togetherness": (lambda: list(prepared_tis().updates(1, together="row")), "together = 'row'"),
-    "split by nothing": (lambda: list(decide(next(prepared_tis().updates(1))).split()), "name either max_tokens or num"),
-    "rank that does not exist": (lambda: decide(next(prepared_tis().updates(1))).shard(2, 2), "rank 2 of 2 does not exist"),
-    "log-probs of another length": (lambda: token_loss(micro_tis(), torch.zeros(4)), r"logp_current has shape \[4\] for 5 trainable tokens"),
-    "log-probs in half precision": (lambda: token_loss(micro_tis(), torch.zeros(5, dtype=torch.bfloat16)), "log-ratios round away"),
-    "entropy term without entropy": (lambda: token_loss(micro_tis(entropy=Term(0.01)), torch.zeros(5)), "has a term on entropy, which was not given"),
+    "an extra field that takes the advantage's place": (
+        lambda: prepare(build(extra={"advantage": torch.ones(2, 3)}), recipe("tis")),
+        r"extra names \['advantage'\], which the pipeline makes itself",
+    ),
+    "split into nothing": (
+        lambda: list(decide(next(prepared_tis().updates(1))).split(num=0)),
+        "0 is no size for a micro-batch",
+    ),
+    "split by nothing": (
+        lambda: list(decide(next(prepared_tis().updates(1))).split()),
+        "name either max_tokens or num",
+    ),
+    "rank that does not exist": (
+        lambda: decide(next(prepared_tis().updates(1))).shard(2, 2),
+        "rank 2 of 2 does not exist",
+    ),
+    "log-probs of another length": (
+        lambda: token_loss(micro_tis(), torch.zeros(4)),
+        r"logp_current has shape \[4\] for 5 trainable tokens",
+    ),
+    "log-probs in half precision": (
+        lambda: token_loss(micro_tis(), torch.zeros(5, dtype=torch.bfloat16)),
+        "log-ratios round away",
+    ),
+    "entropy term without entropy": (
+        lambda: token_loss(micro_tis(entropy=Term(0.01)), torch.zeros(5)),
+        "has a term on entropy, which was not given",
+    ),
     "a step of nothing": (lambda: step([]), "there is no micro-batch"),
     "loss with another mask": (
-        lambda: trimtab.loss(torch.zeros(2, 2), recipe="tis", mask=torch.ones(2, 3), reward=torch.ones(2), group=torch.zeros(2, dtype=torch.long)),
+        lambda: trimtab.loss(
+            torch.zeros(2, 2),
+            recipe="tis",
+            mask=torch.ones(2, 3),
+            reward=torch.ones(2),
+            group=torch.zeros(2, dtype=torch.long),
+        ),
         r"logp has shape \[2, 2\] and mask \[2, 3\]",
     ),
     "unknown input of an outside formula": (
-        lambda: prepare(build(), recipe("tis", correction=(Stage(part("outside_formulas.wants_too_much"), ratio="engine"),))),
+        lambda: prepare(
+            build(), recipe("tis", correction=(Stage(part("outside_formulas.wants_too_much"), ratio="engine"),))
+        ),
         r"takes \['temperature_field'\], which the pipeline does not know",
     ),
-    "a metric nobody declared": (lambda: trimtab.signal.metric_spec("made/up_name"), "no entry is called 'made/up_name'"),
-}  # fmt: skip
+    "a metric nobody declared": (
+        lambda: trimtab.signal.metric_spec("made/up_name"),
+        "no entry is called 'made/up_name'",
+    ),
+}
 
 
 @pytest.mark.parametrize(("make", "message"), CALLS.values(), ids=CALLS)

@@ -1,8 +1,9 @@
 """`trimtab check`: run promises through the sentinel and show what failed."""
 
 import json
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 from rich.progress import Progress
@@ -87,7 +88,9 @@ def _json(target: str, seed: int, verdicts: "list[Verdict]") -> str:
         }
         for v in verdicts
     ]
-    return json.dumps({"target": target, "seed": seed, "verdicts": rows}, indent=2, sort_keys=True)
+    return json.dumps(
+        _finite({"target": target, "seed": seed, "verdicts": rows}), indent=2, sort_keys=True, allow_nan=False
+    )
 
 
 def _violation(found: "Violation") -> dict[str, Any]:
@@ -97,3 +100,14 @@ def _violation(found: "Violation") -> dict[str, Any]:
         "expected": found.expected,
         "positions": list(found.positions),
     }
+
+
+def _finite(data: Any) -> Any:
+    """The same data with "nan", "inf" and "-inf" as words, which JSON has no numbers for."""
+    if isinstance(data, float) and not math.isfinite(data):
+        return str(data)
+    if isinstance(data, dict):
+        return {str(key): _finite(value) for key, value in cast("dict[object, Any]", data).items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in cast("list[Any]", data)]
+    return data

@@ -95,6 +95,4 @@ def same(first: Tensor, second: Tensor, *, tolerance: float = 1e-9) -> bool:
     """Equal within a relative tolerance, NaN equal to NaN; exactly equal when the tolerance is 0."""
     if first.shape != second.shape:
         return False
-    if tolerance == 0 or not first.dtype.is_floating_point:
-        return bool(torch.equal(torch.nan_to_num(first.double()), torch.nan_to_num(second.double())))
     return bool(torch.allclose(first.double(), second.double(), rtol=tolerance, atol=tolerance, equal_nan=True))

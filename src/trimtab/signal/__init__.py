@@ -7,9 +7,11 @@ from trimtab.signal.batch import SignalBatch
 from trimtab.signal.formula import Formula, Part, catalog, find, formula, part
 from trimtab.signal.metrics import METRICS, Metrics, metric_spec
 from trimtab.signal.padded import loss
-from trimtab.signal.preparation import Prepared, SignalState, prepare
+from trimtab.signal.parallel import ProcessGroup, Reducer, gathered
+from trimtab.signal.preparation import Prepared, prepare
 from trimtab.signal.recipe import KL, Recipe, Stage, Term
 from trimtab.signal.recipes import names, recipe
+from trimtab.signal.state import SignalState
 from trimtab.signal.step import StepResult, TokenLoss, decide, step, token_loss
 from trimtab.signal.update import Decided, MicroBatch, Update
 
@@ -22,7 +24,9 @@ __all__ = [
     "MicroBatch",
     "Part",
     "Prepared",
+    "ProcessGroup",
     "Recipe",
+    "Reducer",
     "SignalBatch",
     "SignalState",
     "Stage",
@@ -34,6 +38,7 @@ __all__ = [
     "decide",
     "find",
     "formula",
+    "gathered",
     "loss",
     "metric_spec",
     "names",

@@ -110,12 +110,16 @@ class Cells:
         """The trainable tokens of a field, flat; differentiable."""
         if not isinstance(field, Tensor):
             field = self.joined(field, name)
+        self.check_shape(field, name)
+        return field.reshape(-1)[self.index]
+
+    def check_shape(self, field: Tensor, name: str) -> None:
+        """Raise unless a field has the layout of `trainable`."""
         if tuple(field.shape) != self.shape:
             raise SignalError(
                 f"SignalBatch: {name} has shape {list(field.shape)} but trainable has {list(self.shape)}, "
                 "so its tokens cannot be told apart. Give every token field the layout of trainable."
             )
-        return field.reshape(-1)[self.index]
 
     def scatter(self, tokens: Tensor, *, fill: float) -> Tensor:
         """A field in the caller's layout with `tokens` in the trainable cells and `fill` elsewhere; differentiable."""

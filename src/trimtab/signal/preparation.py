@@ -5,8 +5,8 @@ advantages → whiten → clip. Corrections that read neither the advantage nor 
 that what they reject moves nobody.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.diagnostics import drift, drift_by_age, observed, stage_effects
+from trimtab.signal.formula import INPUTS
 from trimtab.signal.layout import EpisodeFlag, Keep, PerEpisode, PerToken, SequenceFlag, places
 from trimtab.signal.metrics import Mean, Metric, Metrics, Spread
 from trimtab.signal.normalize import whiten
@@ -22,36 +23,12 @@ from trimtab.signal.recipe import Recipe
 from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
 from trimtab.signal.reward import token_rewards
 from trimtab.signal.stages import Decisions, conjunction, run_stages
+from trimtab.signal.state import SignalState
 from trimtab.signal.update import Update, updates_of
+from trimtab.signal.vote import constant_groups, ended_episodes, votes_and_trains
 
 DRIFT_WARNING = 0.01
 """Mean |old - rollout| above which data that nobody corrects is worth a warning: bf16 samplers stay near 0.002."""
-
-
-@dataclass(frozen=True)
-class SignalState:
-    """What one batch hands to the next: the recent effect of every correction stage."""
-
-    effects: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
-    window: int = 20
-
-    def observe(self, values: Mapping[str, float]) -> tuple["SignalState", tuple[str, ...]]:
-        """Take in a batch's metric values; warn of a stage that is switched on and does nothing or rejects all."""
-        effects = {
-            name: (*self.effects.get(name, ()), value)[-self.window :]
-            for name, value in values.items()
-            if name.endswith("/alone")
-        }
-        said: list[str] = []
-        for name, seen in effects.items():
-            stage = name.removesuffix("/alone")
-            if len(seen) == self.window and all(value == 0 for value in seen):
-                said.append(
-                    f"{stage}: switched on, does nothing: its effect was exactly 0 in the last {self.window} batches."
-                )
-            if len(seen) == self.window and stage.startswith("keep.") and all(value == 1 for value in seen):
-                said.append(f"{stage}: rejects everything: its effect was exactly 1 in the last {self.window} batches.")
-        return replace(self, effects={**self.effects, **effects}), tuple(said)
 
 
 @dataclass(frozen=True)
@@ -89,8 +66,8 @@ def prepare(
     early, importances, seen = _early(batch, recipe)
     everything = torch.ones(segments.num_tokens, dtype=torch.bool, device=reward.device)
     keep = conjunction(everything, early)
-    votes, trains = _votes(batch, recipe, keep)
-    constant = _constant_groups(batch, votes)
+    votes, trains = votes_and_trains(batch, recipe, keep)
+    constant = constant_groups(batch, votes)
     if recipe.filter_constant_groups:
         trains = trains & ~constant[levels.group_of_episode][levels.episode_of_sequence]
     kl = _kl_of_old(batch, recipe)
@@ -130,13 +107,12 @@ def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
             "so its correction or penalty would silently not act. "
             "Record them in the rollout, or choose a recipe that does without (trimtab explain)."
         )
-
-
-def _ended_episodes(batch: SignalBatch) -> EpisodeFlag | None:
-    if batch.ended is None:
-        return None
-    cut = segment_sum((~batch.ended).to(torch.long), batch.levels.episode_of_sequence, batch.levels.num_episodes)
-    return cut == 0
+    clash = sorted(batch.extra.keys() & {*INPUTS, "importance"})
+    if clash:
+        raise SignalError(
+            f"prepare: the batch's extra names {clash}, which the pipeline makes itself, so a formula would read yours "
+            "instead. Choose other names."
+        )
 
 
 def _shaped(batch: SignalBatch, recipe: Recipe) -> PerEpisode:
@@ -145,7 +121,7 @@ def _shaped(batch: SignalBatch, recipe: Recipe) -> PerEpisode:
     reward = torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward))
     length = segment_sum(batch.length.to(reward.dtype), levels.episode_of_sequence, levels.num_episodes)
     for step in recipe.reward:
-        reward = step({"reward": reward, "ended": _ended_episodes(batch), "length": length})
+        reward = step({"reward": reward, "ended": ended_episodes(batch), "length": length})
     return reward
 
 
@@ -176,31 +152,6 @@ def _available(batch: SignalBatch) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _votes(batch: SignalBatch, recipe: Recipe, keep: Keep) -> tuple[EpisodeFlag, SequenceFlag]:
-    """Who enters baselines, and who is in the loss: the table of design rule 3."""
-    levels = batch.levels
-    episodes, count = levels.episode_of_sequence, levels.num_episodes
-    filled = batch.segments.token_counts > 0
-    left = sequence_any(keep, batch.segments)
-    has_tokens = segment_sum(filled.to(torch.long), episodes, count) > 0
-    is_left = segment_sum(left.to(torch.long), episodes, count) > 0
-    votes, trains = batch.scored & has_tokens & is_left, batch.scored[episodes] & filled
-    ended = _ended_episodes(batch)
-    if ended is not None and recipe.not_ended != "train":
-        votes = votes & ended
-        trains = trains & ended[episodes] if recipe.not_ended == "suppress" else trains
-    return votes, trains
-
-
-def _constant_groups(batch: SignalBatch, votes: EpisodeFlag) -> Tensor:
-    """Groups whose voters all have the same raw task reward: no comparison inside them teaches anything."""
-    group, num = batch.levels.group_of_episode, batch.levels.num_groups
-    blank = batch.reward.new_zeros(num)
-    high = blank.scatter_reduce(0, group[votes], batch.reward[votes], "amax", include_self=False)
-    low = blank.scatter_reduce(0, group[votes], batch.reward[votes], "amin", include_self=False)
-    return (segment_sum(votes.to(torch.long), group, num) > 0) & (high == low)
-
-
 def _kl_of_old(batch: SignalBatch, recipe: Recipe) -> PerToken | None:
     if recipe.kl is None or recipe.kl.into == "loss":
         return None
@@ -220,7 +171,7 @@ def _normalised(
         "num_groups": levels.num_groups,
     }
     outcome, has_signal = recipe.normalize(inputs)
-    ended = _ended_episodes(batch)
+    ended = ended_episodes(batch)
     if recipe.not_ended == "zero" and ended is not None:
         outcome = torch.where(ended, outcome, torch.zeros_like(outcome))
     return outcome, has_signal

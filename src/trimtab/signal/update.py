@@ -106,6 +106,8 @@ class Decided:
         counts = self.whole.segments.token_counts
         if (max_tokens is None) == (num is None):
             raise SignalError("split: name either max_tokens or num, so that it is clear which one gives way.")
+        if (max_tokens or num or 0) < 1:
+            raise SignalError(f"split: {max_tokens or num or 0} is no size for a micro-batch. Name 1 or more.")
         for start, stop in _cuts(counts, max_tokens, num):
             chosen = torch.arange(start, stop, device=self.whole.sequences.device)
             yield MicroBatch(self.whole.take(chosen), self.data_parallel, self.ledger)
@@ -116,6 +118,11 @@ class Decided:
             raise SignalError(f"shard: rank {rank} of {ranks} does not exist.")
         start, stop = _cuts(self.whole.segments.token_counts, None, ranks)[rank]
         chosen = torch.arange(start, stop, device=self.whole.sequences.device)
+        return Decided(self.whole.take(chosen), ranks, Ledger())
+
+    def own(self, sequences: Sequences, ranks: int) -> "Decided":
+        """As `shard`, for the sequences (of the batch) whose log-probs this rank computes."""
+        chosen = torch.isin(self.whole.sequences, sequences).nonzero().squeeze(1)
         return Decided(self.whole.take(chosen), ranks, Ledger())
 
     def check_spent(self, *, grad_scale: float = 1.0, tolerance: float = 1e-4) -> None:

@@ -1,0 +1,42 @@
+"""Two booleans: an episode votes, a sequence trains. The only place that decides who moves whom (design rule 3)."""
+
+import torch
+from torch import Tensor
+
+from trimtab.signal.batch import SignalBatch
+from trimtab.signal.layout import EpisodeFlag, Keep, SequenceFlag
+from trimtab.signal.recipe import Recipe
+from trimtab.signal.reduce import segment_sum, sequence_any
+
+
+def ended_episodes(batch: SignalBatch) -> EpisodeFlag | None:
+    """An episode ended when none of its sequences was cut off; None where the rollout does not say."""
+    if batch.ended is None:
+        return None
+    cut = segment_sum((~batch.ended).to(torch.long), batch.levels.episode_of_sequence, batch.levels.num_episodes)
+    return cut == 0
+
+
+def votes_and_trains(batch: SignalBatch, recipe: Recipe, keep: Keep) -> tuple[EpisodeFlag, SequenceFlag]:
+    """Who enters baselines, and who is in the loss: the table of design rule 3."""
+    levels = batch.levels
+    episodes, count = levels.episode_of_sequence, levels.num_episodes
+    filled = batch.segments.token_counts > 0
+    left = sequence_any(keep, batch.segments)
+    has_tokens = segment_sum(filled.to(torch.long), episodes, count) > 0
+    is_left = segment_sum(left.to(torch.long), episodes, count) > 0
+    votes, trains = batch.scored & has_tokens & is_left, batch.scored[episodes] & filled
+    ended = ended_episodes(batch)
+    if ended is not None and recipe.not_ended != "train":
+        votes = votes & ended
+        trains = trains & ended[episodes] if recipe.not_ended == "suppress" else trains
+    return votes, trains
+
+
+def constant_groups(batch: SignalBatch, votes: EpisodeFlag) -> Tensor:
+    """Groups whose voters all have the same raw task reward: no comparison inside them teaches anything."""
+    group, num = batch.levels.group_of_episode, batch.levels.num_groups
+    blank = batch.reward.new_zeros(num)
+    high = blank.scatter_reduce(0, group[votes], batch.reward[votes], "amax", include_self=False)
+    low = blank.scatter_reduce(0, group[votes], batch.reward[votes], "amin", include_self=False)
+    return (segment_sum(votes.to(torch.long), group, num) > 0) & (high == low)
