@@ -8,6 +8,7 @@ from torch import Tensor
 from trimtab.signal.layout import Keep, PerToken, Segments
 from trimtab.signal.metrics import Extremum, Histogram, Mean, Metric, Metrics, SampleSize, Spread, Sum
 from trimtab.signal.reduce import bounded_exp, sequence_any, sequence_sum
+from trimtab.signal.stages import Decisions, conjunction
 
 
 def drift(name: str, logratio: PerToken, segments: Segments) -> Metrics:
@@ -66,33 +67,28 @@ def by_sign(label: str, what: str, flags: Keep, advantage: PerToken, tokens: Kee
     }
 
 
-def stage_effects(
-    keeps: Mapping[str, Keep],
-    importances: Mapping[str, PerToken],
-    advantage: PerToken,
-    trains: Keep,
-    segments: Segments,
+def stage_metrics(
+    decisions: Decisions, advantage: PerToken, trains: Keep, segments: Segments, *, before: Keep | None = None
 ) -> dict[str, Metric]:
-    """What each correction stage does by itself, and on top of all the others."""
+    """What each correction stage saw and did: by itself, and on top of the others and of what was kept `before`."""
     entries: dict[str, Metric] = {}
-    for label, keep in keeps.items():
-        others = trains.clone()
-        for other, decision in keeps.items():
-            others = others & decision if other != label else others
+    start = trains if before is None else trains & before
+    for label, keep in decisions.keeps.items():
+        others = {other: decision for other, decision in decisions.keeps.items() if other != label}
         rejected = trains & ~keep
         whole = sequence_any(trains, segments) & ~sequence_any(trains & keep, segments)
         entries[f"{label}/rejected_tokens"] = Mean.fraction(rejected, trains)
         entries[f"{label}/rejected_sequences"] = Mean.fraction(whole, sequence_any(trains, segments))
         entries |= by_sign(label, "rejected", rejected, advantage, trains)
         entries[f"{label}/alone"] = Mean.fraction(rejected, trains)
-        entries[f"{label}/on_top"] = Mean.fraction(rejected & others, trains)
-    kept = trains.clone()
-    for decision in keeps.values():
-        kept = kept & decision
-    for label, importance in importances.items():
+        entries[f"{label}/on_top"] = Mean.fraction(rejected & conjunction(start, others), trains)
+    kept = conjunction(start, decisions.keeps)
+    for label, importance in decisions.importances.items():
         entries[f"{label}/importance_mean"] = Mean.of(importance, trains)
         entries[f"{label}/alone"] = Mean.of((importance - 1).abs(), trains)
         entries[f"{label}/on_top"] = Mean.of((importance - 1).abs(), kept)
+    for label, flags in decisions.seen.items():
+        entries |= observed(label, flags, trains, segments)
     return entries
 
 

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
-from trimtab.signal.diagnostics import drift, drift_by_age, observed, stage_effects
+from trimtab.signal.diagnostics import drift, drift_by_age, stage_metrics
 from trimtab.signal.formula import INPUTS
 from trimtab.signal.layout import EpisodeFlag, Keep, PerEpisode, PerToken, SequenceFlag, places
 from trimtab.signal.metrics import Mean, Metric, Metrics, Spread
 from trimtab.signal.normalize import whiten
-from trimtab.signal.recipe import Recipe
+from trimtab.signal.recipe import Recipe, Stage
 from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
 from trimtab.signal.reward import token_rewards
-from trimtab.signal.stages import Decisions, conjunction, run_stages
+from trimtab.signal.stages import conjunction, product, run_stages
 from trimtab.signal.state import SignalState
 from trimtab.signal.update import Update, updates_of
 from trimtab.signal.vote import constant_groups, ended_episodes, votes_and_trains
@@ -61,40 +61,37 @@ def prepare(
 ) -> tuple[Prepared, SignalState]:
     """From rollouts to advantages. `version` is the trainer's, to tell stale tokens; `seed` seeds random selection."""
     _check_needs(batch, recipe)
-    levels, segments = batch.levels, batch.segments
-    reward = _shaped(batch, recipe)
-    early, importances, seen = _early(batch, recipe)
-    everything = torch.ones(segments.num_tokens, dtype=torch.bool, device=reward.device)
-    keep = conjunction(everything, early)
+    everything = torch.ones(batch.num_tokens, dtype=torch.bool, device=batch.reward.device)
+    early = run_stages(_stages(recipe, reads_advantage=False), _available(batch))
+    keep = conjunction(everything, early.keeps)
     votes, trains = votes_and_trains(batch, recipe, keep)
     constant = constant_groups(batch, votes)
     if recipe.filter_constant_groups:
-        trains = trains & ~constant[levels.group_of_episode][levels.episode_of_sequence]
+        trains = trains & ~constant[batch.levels.group_of_episode][batch.levels.episode_of_sequence]
     kl = _kl_of_old(batch, recipe)
-    outcome, has_signal = _normalised(batch, recipe, reward, kl, votes)
+    outcome, has_signal = _normalised(batch, recipe, kl, votes)
     advantage, returns = _credit(batch, recipe, outcome, kl)
-    voting = (votes[levels.episode_of_sequence] & trains)[segments.sequence_of_token]
-    if recipe.whiten:
-        advantage = whiten(advantage, voting)
-    if recipe.clip_advantage is not None:
-        advantage = advantage.clamp(-recipe.clip_advantage, recipe.clip_advantage)
-    if recipe.loss.part.formula.constant_advantage:
-        _refuse_varying(advantage, batch, recipe)
-    after, after_importances, after_seen = _after_vote(batch, recipe, advantage)
-    importance = torch.ones_like(advantage)
-    for factor in (*importances.values(), *after_importances.values()):
-        importance = importance * factor
-    tokens = trains[segments.sequence_of_token]
+    advantage = _settled(batch, recipe, advantage, votes, trains)
+    after = run_stages(_stages(recipe, reads_advantage=True), {**_available(batch), "advantage": advantage})
+    stages = early.merge(after)
     entries = _batch_metrics(batch, votes, trains, has_signal, constant, advantage, kl)
-    entries |= stage_effects(early | after, importances | after_importances, advantage, tokens, segments)
-    for label, found in (seen | after_seen).items():
-        entries |= observed(label, found, tokens, segments)
+    entries |= stage_metrics(stages, advantage, trains[batch.segments.sequence_of_token], batch.segments)
     metrics = Metrics(entries, {}).merge(_drift_metrics(batch, version))
     state, said = (state or SignalState()).observe(metrics.values())
     prepared = Prepared(
-        batch, recipe, advantage, returns, votes, trains, conjunction(keep, after),
-        importance, kl, metrics, (*_uncorrected(batch, recipe), *said), seed,
-    )  # fmt: skip
+        batch=batch,
+        recipe=recipe,
+        advantage=advantage,
+        returns=returns,
+        votes=votes,
+        trains=trains,
+        keep=conjunction(keep, after.keeps),
+        importance=product(torch.ones_like(advantage), stages.importances),
+        kl=kl,
+        metrics=metrics,
+        warnings=(*_uncorrected(batch, recipe), *said),
+        seed=seed,
+    )
     return prepared, state
 
 
@@ -125,24 +122,13 @@ def _shaped(batch: SignalBatch, recipe: Recipe) -> PerEpisode:
     return reward
 
 
-def _early(batch: SignalBatch, recipe: Recipe) -> Decisions:
-    """Stages that read neither the advantage nor the current policy."""
-    chosen = {
+def _stages(recipe: Recipe, *, reads_advantage: bool) -> dict[str, Stage]:
+    """Correction stages that do not need the current policy: those before the vote, or those after it."""
+    return {
         label: stage
         for label, stage in recipe.labelled.items()
-        if not recipe.is_late(stage) and "advantage" not in stage.part.formula.inputs
+        if not recipe.is_late(stage) and ("advantage" in stage.part.formula.inputs) == reads_advantage
     }
-    return run_stages(chosen, _available(batch))
-
-
-def _after_vote(batch: SignalBatch, recipe: Recipe, advantage: PerToken) -> Decisions:
-    """Stages that read the advantage but not the current policy."""
-    chosen = {
-        label: stage
-        for label, stage in recipe.labelled.items()
-        if not recipe.is_late(stage) and "advantage" in stage.part.formula.inputs
-    }
-    return run_stages(chosen, {**_available(batch), "advantage": advantage})
 
 
 def _available(batch: SignalBatch) -> dict[str, Any]:
@@ -159,8 +145,10 @@ def _kl_of_old(batch: SignalBatch, recipe: Recipe) -> PerToken | None:
 
 
 def _normalised(
-    batch: SignalBatch, recipe: Recipe, reward: PerEpisode, kl: PerToken | None, votes: EpisodeFlag
+    batch: SignalBatch, recipe: Recipe, kl: PerToken | None, votes: EpisodeFlag
 ) -> tuple[PerEpisode, EpisodeFlag]:
+    """Shaped rewards against the voters' baseline and spread, and which episodes got one."""
+    reward = _shaped(batch, recipe)
     levels = batch.levels
     if recipe.kl is not None and kl is not None and recipe.kl.into == "sequence_reward":
         reward = reward - recipe.kl.coef * segment_sum(kl, levels.episode_of_token, levels.num_episodes)
@@ -198,6 +186,20 @@ def _credit(batch: SignalBatch, recipe: Recipe, outcome: PerEpisode, kl: PerToke
             "value_after": after, "ended": batch.ended,
         }
     )  # fmt: skip
+
+
+def _settled(
+    batch: SignalBatch, recipe: Recipe, advantage: PerToken, votes: EpisodeFlag, trains: SequenceFlag
+) -> PerToken:
+    """Whitened and clipped, where the recipe says so; whitening counts tokens of voters that train."""
+    if recipe.whiten:
+        voting = (votes[batch.levels.episode_of_sequence] & trains)[batch.segments.sequence_of_token]
+        advantage = whiten(advantage, voting)
+    if recipe.clip_advantage is not None:
+        advantage = advantage.clamp(-recipe.clip_advantage, recipe.clip_advantage)
+    if recipe.loss.part.formula.constant_advantage:
+        _refuse_varying(advantage, batch, recipe)
+    return advantage
 
 
 def _refuse_varying(advantage: PerToken, batch: SignalBatch, recipe: Recipe) -> None:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal.diagnostics import by_sign, drift, kept_share, observed, stage_effects
+from trimtab.signal.diagnostics import by_sign, drift, kept_share, observed, stage_metrics
 from trimtab.signal.formula import Part
 from trimtab.signal.layout import Keep, PerToken, Scalar
 from trimtab.signal.metrics import Mean, Metric, Metrics, Sum
 from trimtab.signal.recipe import Recipe, Stage
 from trimtab.signal.reduce import sequence_any
-from trimtab.signal.stages import Decisions, conjunction, run_stages, stage_inputs
+from trimtab.signal.stages import Decisions, conjunction, product, run_stages, stage_inputs
 from trimtab.signal.update import Decided, MicroBatch, Slice, Update, with_fields
 
 
@@ -59,9 +59,9 @@ def decide(update: Update, logp_now: PerToken | None = None) -> Decided:
     keep = whole.fields["keep"]
     if recipe.needs_logp_now:
         available = _available(whole, _now(update, logp_now))
-        keeps, importances, _ = run_stages(_late(recipe), available)
-        keep = conjunction(keep, keeps)
-        whole = with_fields(whole, **{f"decided:{n}": v for n, v in (keeps | importances).items()})
+        late = run_stages(_late(recipe), available)
+        keep = conjunction(keep, late.keeps)
+        whole = with_fields(whole, **{f"decided:{n}": v for n, v in {**late.keeps, **late.importances}.items()})
         selector = recipe.loss.part.selector
         if selector is not None:
             picked = stage_inputs(recipe.loss, {**available, "keep": keep})
@@ -111,17 +111,9 @@ def token_loss(
     part, recipe = micro.part, micro.part.recipe
     _check_given(part, logp_current=logp_current, entropy=entropy, value=value)
     available = _available(part, logp_current.detach())
-    late = _late(recipe)
-    if recipe.needs_logp_now:
-        keeps = {n: part.fields[f"decided:{n}"] for n, s in late.items() if s.part.formula.stage == "keep"}
-        importances = {n: part.fields[f"decided:{n}"] for n in late if n not in keeps}
-        seen: dict[str, dict[str, Tensor]] = {}
-    else:
-        keeps, importances, seen = run_stages(late, available)
-    keep = conjunction(part.fields["keep"], keeps)
-    importance = part.fields["importance"]
-    for factor in importances.values():
-        importance = importance * factor
+    late = _decided(run_stages(_late(recipe), available), part)
+    keep = conjunction(part.fields["keep"], late.keeps)
+    importance = product(part.fields["importance"], late.importances)
     policy, found = _policy(recipe, available, logp_current, keep)
     policy = policy * importance
     terms = {"policy": _weighted(policy, part.fields["weight_policy"], keep)}
@@ -129,9 +121,19 @@ def token_loss(
     terms |= _regularisers(part, available, logp_current, kl, entropy, value)
     loss = micro.data_parallel * torch.stack(list(terms.values())).sum()
     _watch(loss, part.fields["weight_policy"].sum(), micro)
-    metrics = _metrics(part, available, terms, keep, importance, found, (keeps, importances, seen))
+    metrics = _metrics(part, available, terms, keep, importance, found, late)
     metrics = metrics.merge(Metrics(_means(kl, entropy), {}))
     return TokenLoss(loss, metrics, policy.detach(), keep, importance)
+
+
+def _decided(late: Decisions, part: Slice) -> Decisions:
+    """What `decide` has settled for the whole update stands; otherwise what the stages say now."""
+    fields = part.fields
+    return Decisions(
+        {label: fields.get(f"decided:{label}", keep) for label, keep in late.keeps.items()},
+        {label: fields.get(f"decided:{label}", factor) for label, factor in late.importances.items()},
+        late.seen,
+    )
 
 
 def _check_given(part: Slice, **given: PerToken | None) -> None:
@@ -226,7 +228,6 @@ def _metrics(
 ) -> Metrics:
     segments, advantage = part.segments, part.fields["advantage"]
     everything = torch.ones_like(keep)
-    keeps, importances, seen = late
     label = part.recipe.loss.part.formula.name
     entries: dict[str, Metric] = {f"loss/{name}": Sum.of(value) for name, value in terms.items()}
     entries |= {
@@ -237,9 +238,7 @@ def _metrics(
     if "clipped_tokens" in found:
         entries |= by_sign(label, "clipped", found["clipped_tokens"], advantage, keep)
     entries |= kept_share(keep, advantage, everything, segments)
-    entries |= stage_effects(keeps, importances, advantage, everything, segments)
-    for name, flags in seen.items():
-        entries |= observed(name, flags, everything, segments)
+    entries |= stage_metrics(late, advantage, everything, segments, before=part.fields["keep"])
     before = sequence_any(part.fields["keep"], segments)
     entries["voted_then_rejected/sequence_fraction"] = Mean.fraction(before & ~sequence_any(keep, segments))
     entries["importance/token_mean"] = Mean.of(importance, keep)
