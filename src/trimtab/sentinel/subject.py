@@ -76,11 +76,27 @@ class Seen:
     gradients: Mapping[str, Mapping[str, Tensor]]
 
 
+def called(subject: Subject, case: Case) -> Out:
+    """The subject's results; none at all is a case it did not take."""
+    out = subject.call(case, subject.options)
+    if not out:
+        raise case.cannot(f"{subject.name} returned no result")
+    return out
+
+
+def of_kind(out: Out, case: Case, *kinds: Kind) -> list[tuple[str, Result]]:
+    """The results an invariant is about; without any, it has nothing to look at."""
+    found = [(name, result) for name, result in out.items() if result.kind in kinds]
+    if not found:
+        raise case.cannot(f"no result is a {' or a '.join(kinds)}")
+    return found
+
+
 def run(subject: Subject, case: Case) -> Seen:
     """Call the subject on fresh leaves that require gradient."""
     leaves = {n: v.detach().clone().requires_grad_() for n, v in case.tokens.items() if v.dtype.is_floating_point}
     fresh = case.with_tokens(**leaves)
-    out = subject.call(fresh, subject.options)
+    out = called(subject, fresh)
     gradients: dict[str, dict[str, Tensor]] = {}
     for name, result in out.items():
         if result.kind in ("loss", "term", "importance") and result.value.requires_grad:
@@ -91,8 +107,14 @@ def run(subject: Subject, case: Case) -> Seen:
     return Seen({n: r.value.detach().clone() for n, r in out.items()}, out, gradients)
 
 
+SINGLE = 1e-5
+"""Relative tolerance of a result that a subject computes in float32, whatever it was handed."""
+
+
 def same(first: Tensor, second: Tensor, *, tolerance: float = 1e-9) -> bool:
     """Equal within a relative tolerance, NaN equal to NaN; exactly equal when the tolerance is 0."""
     if first.shape != second.shape:
         return False
-    return bool(torch.allclose(first.double(), second.double(), rtol=tolerance, atol=tolerance, equal_nan=True))
+    single = any(one.dtype.is_floating_point and one.dtype != torch.float64 for one in (first, second))
+    allowed = max(tolerance, SINGLE) if single and tolerance else tolerance
+    return bool(torch.allclose(first.double(), second.double(), rtol=allowed, atol=allowed, equal_nan=True))

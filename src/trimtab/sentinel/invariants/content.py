@@ -5,7 +5,7 @@ from torch import Tensor
 
 from trimtab.sentinel.case import Case, Side
 from trimtab.sentinel.invariants.declare import Violation, invariant, numbers
-from trimtab.sentinel.subject import Seen, Subject, run, same
+from trimtab.sentinel.subject import Seen, Subject, called, run, same
 from trimtab.signal.layout import places
 
 
@@ -90,7 +90,7 @@ def _written(subject: Subject, case: Case) -> Violation | None:
     held = case.with_tokens(**{n: v.clone() for n, v in case.tokens.items()})
     held = held.with_sequences(**{n: v.clone() for n, v in case.sequences.items()})
     with torch.no_grad():
-        out = subject.call(held, subject.options)
+        out = called(subject, held)
     before, after = {**case.tokens, **case.sequences}, {**held.tokens, **held.sequences}
     for name, values in before.items():
         if not same(values, after[name], tolerance=0):
@@ -116,9 +116,9 @@ def _on_views(subject: Subject, case: Case) -> Violation | None:
     views = case.with_tokens(**{n: v.expand(case.trainable.numel()) for n, v in constant.items()})
     plain = case.with_tokens(**{n: v.repeat(case.trainable.numel()) for n, v in constant.items()})
     with torch.no_grad():
-        expected = subject.call(plain, subject.options)
+        expected = called(subject, plain)
         try:
-            found = subject.call(views, subject.options)
+            found = called(subject, views)
         except RuntimeError as error:
             return Violation(
                 "the call writes into an expanded view of its input", str(error).splitlines()[0], "no write"

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.invariants.declare import Violation, invariant, numbers
-from trimtab.sentinel.subject import Subject, run, same
+from trimtab.sentinel.subject import Subject, of_kind, run, same
 from trimtab.signal.layout import places
 
 _LOGPS = ("logp_current", "logp_old", "logp_rollout", "logp_ref")
@@ -22,9 +22,7 @@ _LOGPS = ("logp_current", "logp_old", "logp_rollout", "logp_ref")
 def decision_granularity(subject: Subject, case: Case) -> Violation | None:
     base = run(subject, case)
     owner = case.segments.sequence_of_token
-    for name, result in base.results.items():
-        if result.kind != "keep":
-            continue
+    for name, result in of_kind(base.results, case, "keep"):
         keep = base.values[name].bool()
         if result.scope == "sequence":
             for sequence in range(case.num_sequences):
@@ -69,9 +67,7 @@ def _reads_others(subject: Subject, case: Case, name: str) -> Violation | None:
 )
 def importance_contract(subject: Subject, case: Case) -> Violation | None:
     seen = run(subject, case)
-    for name, result in seen.results.items():
-        if result.kind != "importance":
-            continue
+    for name, _ in of_kind(seen.results, case, "importance"):
         value = seen.values[name]
         if any(bool((g != 0).any()) for g in seen.gradients.get(name, {}).values()):
             return Violation(f"{name} carries gradient", "gradient", "detached")
@@ -100,9 +96,7 @@ def _agreed(case: Case) -> Case:
 )
 def on_policy_identity(subject: Subject, case: Case) -> Violation | None:
     seen = run(subject, _agreed(case))
-    for name, result in seen.results.items():
-        if result.kind != "term":
-            continue
+    for name, _ in of_kind(seen.results, case, "term"):
         gradient = seen.gradients[name]["logp_current"][case.trainable]
         expected, acts = -case.flat("advantage"), _acting(subject, case)
         if not same(gradient[acts], expected[acts]):

@@ -1,11 +1,12 @@
 """Results against the long way round, and metrics against what they are called."""
 
 import torch
+from torch import Tensor
 
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.invariants.content import differing
 from trimtab.sentinel.invariants.declare import Violation, invariant, numbers
-from trimtab.sentinel.subject import Out, Subject, run, same
+from trimtab.sentinel.subject import Out, Subject, of_kind, run, same
 
 
 @invariant(
@@ -16,13 +17,13 @@ from trimtab.sentinel.subject import Out, Subject, run, same
 )
 def equals_definition(subject: Subject, case: Case) -> Violation | None:
     if subject.definition is None:
-        return None
+        raise case.cannot("there is no definition to compare with")
     seen, expected = run(subject, case), subject.definition(case, subject.options)
     for name, result in expected.items():
         if result.kind == "observation":
             continue
         value = seen.values[name]
-        if not same(value.double(), result.value.double(), tolerance=1e-8):
+        if not same(as_numbers(value), result.value, tolerance=1e-8):
             return Violation(
                 f"{name} is not what its definition gives",
                 numbers(value),
@@ -43,16 +44,14 @@ def equals_definition(subject: Subject, case: Case) -> Violation | None:
 def metric_truth(subject: Subject, case: Case) -> Violation | None:
     seen = run(subject, case)
     expected: Out = subject.definition(case, subject.options) if subject.definition is not None else {}
-    for name, result in seen.results.items():
-        if result.kind not in ("metric", "observation"):
-            continue
+    for name, result in of_kind(seen.results, case, "metric", "observation"):
         value = seen.values[name]
         size = {"token": case.segments.num_tokens, "sequence": case.num_sequences}.get(result.level)
         if size is not None and value.shape != (size,):
             return Violation(f"{name} has shape {list(value.shape)}", list(value.shape), [size])
         if result.kind == "observation" and value.dtype != torch.bool:
             return Violation(f"{name} is no flag, so its fraction can leave [0, 1]", str(value.dtype), "bool")
-        if name in expected and not same(value.double(), expected[name].value.double(), tolerance=1e-8):
+        if name in expected and not same(as_numbers(value), as_numbers(expected[name].value), tolerance=1e-8):
             return Violation(
                 f"{name} is not what its name says",
                 numbers(value),
@@ -60,3 +59,8 @@ def metric_truth(subject: Subject, case: Case) -> Violation | None:
                 differing(value, expected[name].value),
             )
     return None
+
+
+def as_numbers(values: Tensor) -> Tensor:
+    """Flags as 0 and 1; numbers as they are."""
+    return values if values.dtype.is_floating_point else values.double()

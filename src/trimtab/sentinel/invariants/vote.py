@@ -18,9 +18,11 @@ from trimtab.signal.layout import places
 )
 def group_isolation(subject: Subject, case: Case) -> Violation | None:
     if subject.couples == "batch":
-        return None
+        raise case.cannot("its samples may move one another across the batch")
     base = run(subject, case)
     groups = case.sequences["group"]
+    if bool((groups == groups[0]).all()):
+        raise case.cannot("there is one group")
     for group in sorted({int(group) for group in groups}):
         inside = groups == group
         reward = torch.where(inside, case.sequences["reward"] * 3 + 7, case.sequences["reward"])
@@ -41,7 +43,7 @@ def group_isolation(subject: Subject, case: Case) -> Violation | None:
 def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
     suppressed = ~case.sequences["votes"]
     if not bool(suppressed.any()):
-        return None
+        raise case.cannot("nothing is suppressed")
     base = run(subject, case)
     for value in (100.0, -3.0):
         reward = torch.where(suppressed, torch.full_like(case.sequences["reward"], value), case.sequences["reward"])
@@ -54,10 +56,11 @@ def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
 
 
 def _others_moved(case: Case, base: Seen, other: Seen, changed: Tensor, what: str) -> Violation | None:
-    for name, result in base.results.items():
+    told_apart = [(name, result) for name, result in base.results.items() if result.level != "scalar"]
+    if not told_apart:
+        raise case.cannot("no result tells sequences apart")
+    for name, result in told_apart:
         before, after = base.values[name], other.values[name]
-        if result.level == "scalar":
-            continue
         outside = ~changed if result.level == "sequence" else ~changed[case.segments.sequence_of_token]
         if before.shape[0] != outside.shape[0]:
             return Violation(f"{name} has {before.shape[0]} entries", before.shape[0], outside.shape[0])

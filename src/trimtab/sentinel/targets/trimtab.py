@@ -91,7 +91,7 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
         options=dict(settings),
         couples="batch" if wide else "group" if entry.stage == "normalize" else "sequence",
         definition=define if entry.name in DEFINITIONS else None,
-        promises=entry.promises,
+        promises=tuple(p for p in entry.promises if not (wide and p == "group_isolation")),
         reads=_reads(entry),
         adapt=_constant_inside if entry.constant_advantage else lambda case: case,
     )
