@@ -31,3 +31,15 @@ def wants_too_much(logratio: PerToken, temperature_field: PerToken) -> tuple[Ten
 def leaky(logp_current: PerToken, logp_anchor: PerToken, advantage: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
     """A surrogate with a planted bug: it forgets the sign of the advantage."""
     return -(logp_current - logp_anchor.detach()).exp() * advantage.abs(), {}
+
+
+@formula(source="a test", stage="policy_loss", scope="token", promises=("split",))
+def averaged(logp_current: PerToken, advantage: PerToken) -> tuple[Tensor, dict[str, Tensor]]:
+    """Takes the mean inside, which a formula never does."""
+    return (-advantage * logp_current).mean(), {}
+
+
+@formula(source="a test", stage="policy_loss", scope="token", promises=("split",))
+def bare(logp_current: PerToken, advantage: PerToken) -> PerToken:
+    """Forgets its observations."""
+    return -advantage * logp_current

@@ -12,6 +12,9 @@ Every message reads: where, what is wrong with the value and index, so what, wha
 A finding of the sentinel is data, never an exception.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class TrimtabError(ValueError):
     """Anything Trimtab refuses to do."""
@@ -41,14 +44,20 @@ class MissingExtra(TrimtabError):
     """An optional package is needed and is not installed."""
 
 
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """(did you mean 'x'?), or nothing."""
+    lowered = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.5)
+    return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
+
+
 def unknown_name(where: str, name: str, choices: list[str]) -> str:
     """The message for a name nobody knows: the nearest match first, then all choices.
 
     >>> unknown_name("recipe", "dappo", ["dapo", "grpo"])
     "recipe: no entry is called 'dappo'; did you mean 'dapo'? There are: dapo, grpo."
     """
-    import difflib
-
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    near = difflib.get_close_matches(name.lower(), [choice.lower() for choice in choices], n=1, cutoff=0.5)
+    found = next((choice for choice in choices if near and choice.lower() == near[0]), None)
+    hint = f"; did you mean {found!r}?" if found else "."
     return f"{where}: no entry is called {name!r}{hint} There are: {', '.join(choices)}."

@@ -90,7 +90,10 @@ def test_selecting_sequences_selects_their_tokens_in_the_asked_order() -> None:
 
 def test_a_reward_on_a_dropped_token_moves_to_the_last_trainable_token_before_it() -> None:
     rewards = torch.tensor([[0.0, 0.5, 0.0, 2.0], [0.0, 1.0, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    batch = SignalBatch.from_padded(MASK, reward=torch.zeros(3), group=torch.tensor([0, 0, 0]), token_reward=rewards)
+    attention = torch.ones_like(MASK)
+    batch = SignalBatch.from_padded(
+        MASK, attention=attention, reward=torch.zeros(3), group=torch.tensor([0, 0, 0]), token_reward=rewards
+    )
     assert batch.token_reward.tolist() == [0.5, 2.0, 1.0, 0.25, 0.0]
 
 

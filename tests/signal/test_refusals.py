@@ -71,7 +71,11 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: build(trainable=torch.ones(6)),
         r"trainable has shape \[6\], so its layout cannot be told",
     ),
-    "unknown field": (lambda: build(logp_behaviour=torch.zeros(2, 3)), r"has no field \['logp_behaviour'\]"),
+    "unknown field": (
+        lambda: build(logp_olld=torch.zeros(2, 3)),
+        r"has no field \['logp_olld'\] \(did you mean 'logp_old'\?\)",
+    ),
+    "rewards that are words": (lambda: build(reward=["good", "bad"]), "reward cannot be read as numbers"),
     "more sequences than rewards": (
         lambda: build(reward=torch.ones(1), group=torch.zeros(1, dtype=torch.long)),
         "names episode 1 but there are 1 rewards",
@@ -91,10 +95,32 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "reward before any action": (
         lambda: build(
-            trainable=torch.tensor([[0, 1, 1], [1, 1, 1]]), token_reward=torch.tensor([[1.0, 0, 0], [0, 0, 0]])
+            trainable=torch.tensor([[0, 1, 1], [1, 1, 1]]),
+            attention=torch.ones(2, 3),
+            token_reward=torch.tensor([[1.0, 0, 0], [0, 0, 0]]),
         ),
         "token_reward is 1.0 at cell 0, before the first trainable token",
     ),
+    "token reward without attention": (
+        lambda: build(token_reward=torch.zeros(2, 3)),
+        "token_reward on padded rows needs the attention mask",
+    ),
+    "attention of another shape": (
+        lambda: build(ended="shorter_than_row", attention=torch.ones(2, 6)),
+        r"attention has shape \[2, 6\] but trainable has \[2, 3\]",
+    ),
+    "attention of a list": (
+        lambda: SignalBatch.from_list(
+            [torch.ones(2)], reward=torch.ones(1), group=torch.zeros(1, dtype=torch.long), attention=[torch.ones(2)]
+        ),
+        "attention tells padding in padded rows",
+    ),
+    "two precisions": (
+        lambda: build(logp_old=torch.full((2, 3), -0.5, dtype=torch.float64)),
+        r"fields differ in precision \(logp_old float64, logp_rollout float32\)",
+    ),
+    "a soft finish": (lambda: build(ended=torch.tensor([0.5, 1.0])), r"ended is 0.5 at \[0\]"),
+    "a score that is nan": (lambda: build(scored=torch.tensor([NAN, 1.0])), r"scored is nan at \[0\]"),
     "token reward in another layout": (
         lambda: build(token_reward=torch.zeros(3, 2)),
         r"token_reward has shape \[3, 2\] but trainable has \[2, 3\]",
@@ -153,6 +179,15 @@ RECIPES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: part("policy_loss.clipped", band=(1.2, 0.8)),
         r"band = \(1.2, 0.8\) is not possible: a band is \(low, high\)",
     ),
+    "band as offsets": (
+        lambda: part("policy_loss.clipped", band=(0.2, 0.28)),
+        r"not offsets from 1, and holds the ratio 1; clip 0.2 / 0.28 is \(0.8, 1.28\)",
+    ),
+    "unknown scope": (
+        lambda: trimtab.formula(source="", scope="tokn", promises=())(lambda x: x),
+        "scope: no entry is called 'tokn'; did you mean 'token'",
+    ),
+    "a recipe in capitals": (lambda: recipe("DAPO"), "no entry is called 'DAPO'; did you mean 'dapo'"),
     "band of the wrong type": (lambda: part("policy_loss.clipped", band="0.2"), "band = '0.2' is not possible"),
     "negative bound": (lambda: part("keep.veto", low=-1.0), "low = -1.0 is not possible: it must be above 0"),
     "fraction above one": (
@@ -184,7 +219,7 @@ RECIPES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "absent old with a KL in the reward": (
         lambda: recipe("start_async", kl=KL(part("kl.k1"), 0.1, "sequence_reward")),
-        "a KL in the reward is one of the old policy",
+        "old = 'absent', and a KL in the reward or anchored",
     ),
     "token KL that acts nowhere": (
         lambda: recipe("tis", kl=KL(part("kl.k1"), 0.1, "token_reward")),
@@ -206,6 +241,38 @@ RECIPES: dict[str, tuple[Callable[[], object], str]] = {
     "token importance on a sequence gradient": (
         lambda: recipe("gspo", correction=(ENGINE,)),
         "tokens would leak weight into one another",
+    ),
+    "a loss as a correction": (
+        lambda: recipe("reinforce", correction=(Stage(part("policy_loss.clipped_importance"), anchor="rollout"),)),
+        "correction holds policy_loss.clipped_importance, which is a policy_loss formula",
+    ),
+    "an importance as a loss": (
+        lambda: recipe("reinforce", loss=Stage(TRUNCATED, ratio="total")),
+        "loss holds importance.truncated, which is an? importance formula",
+    ),
+    "a KL that rewards leaving": (
+        lambda: recipe("grpo", kl=KL(part("kl.k3"), -0.5, "loss")),
+        r"kl.coef = -0.5, so the term would pull the wrong way",
+    ),
+    "a coefficient that is nan": (lambda: recipe("tis", entropy=Term(NAN)), "entropy.coef = nan"),
+    "an advantage clipped to nothing": (lambda: recipe("tis", clip_advantage=-1.0), "clip_advantage = -1.0"),
+    "delta that is nan": (
+        lambda: part("keep.negative_drift", delta=NAN),
+        "delta = nan is not possible: nothing compares",
+    ),
+    "negative eps": (lambda: part("normalize.mean_std", eps=-1.0), "eps = -1.0 is not possible: it must be 0 or more"),
+    "value term without formula": (lambda: recipe("ppo", value=Term(0.5)), "the value term names no formula"),
+    "entropy term with a formula": (
+        lambda: recipe("tis", entropy=Term(0.1, part("value_loss.squared"))),
+        "the entropy term takes no formula",
+    ),
+    "kept tokens of a reward": (
+        lambda: recipe("ppo", kl=KL(part("kl.k1"), 0.1, "token_reward", on="kept")),
+        "kl.on = 'kept' chooses tokens of the loss",
+    ),
+    "weighted KL against an absent old": (
+        lambda: recipe("deepseek_v32", kl=KL(part("kl.importance_weighted_k3"), 0.1, "loss", anchor="old")),
+        "a KL in the reward or anchored at old needs the old policy",
     ),
     "reward clip upside down": (lambda: clip(torch.ones(2), low=2.0, high=1.0), "low = 2.0 is not below high = 1.0"),
     "promise nobody tests": (
@@ -230,6 +297,15 @@ def micro_tis(**changes: Any) -> trimtab.signal.MicroBatch:
     return micro
 
 
+def one_call(logp: torch.Tensor) -> object:
+    given = good()
+    return trimtab.loss(logp.requires_grad_(), recipe="tis", mask=given.pop("trainable"), **given)
+
+
+def outside(name: str) -> object:
+    return token_loss(micro_tis(loss=Stage(part(f"outside_formulas.{name}"))), torch.zeros(5))
+
+
 CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "recipe needs what the batch has not": (
         lambda: prepare(build(logp_rollout=None), recipe("tis")),
@@ -244,7 +320,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         r"leave_one_out: episodes \[0, 1\] are alone",
     ),
     "token rewards that nobody reads": (
-        lambda: prepare(build(token_reward=torch.ones(2, 3)), recipe("tis")),
+        lambda: prepare(build(attention=torch.ones(2, 3), token_reward=torch.ones(2, 3)), recipe("tis")),
         "carries token_reward but advantage.broadcast reads none",
     ),
     "cut off without a value": (
@@ -259,6 +335,30 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         r"the advantage varies inside sequences \[0, 1\]",
     ),
     "too many updates": (lambda: list(prepared_tis().updates(2)), "2 optimiser steps from 1 groups that train"),
+    "a second step with old = current": (
+        lambda: list(prepare(build(group=torch.tensor([0, 0])), recipe("tis", old="current"))[0].updates(2)),
+        "follows the policy from step to step",
+    ),
+    "an update where a micro-batch is due": (
+        lambda: token_loss(next(prepared_tis().updates(1)), torch.zeros(5)),
+        r"takes a micro-batch, not Update. First decide\(update\)",
+    ),
+    "a recipe that is none": (
+        lambda: trimtab.loss(
+            torch.zeros(2, 3), recipe=None, mask=torch.ones(2, 3), reward=torch.ones(2), group=torch.zeros(2)
+        ),
+        "recipe is NoneType; give a name",
+    ),
+    "probabilities for log-probs": (
+        lambda: one_call(torch.full((2, 3), 0.4)),
+        "logp reaches 0.4, and a log-prob is never above 0",
+    ),
+    "nan in the current log-probs": (
+        lambda: one_call(torch.full((2, 3), NAN)),
+        "loss: logp is nan at a trainable token",
+    ),
+    "a loss that takes the mean": (lambda: outside("averaged"), r"returned \[\] where one number a token is due"),
+    "a loss without observations": (lambda: outside("bare"), "returned Tensor, not"),
     "unknown togetherness": (lambda: list(prepared_tis().updates(1, together="row")), "together = 'row'"),
     "an extra field that takes the advantage's place": (
         lambda: prepare(build(extra={"advantage": torch.ones(2, 3)}), recipe("tis")),

@@ -49,7 +49,7 @@ class OffPolicyCorrection(BaseModel):
             return given
         keys = dict(cast("dict[str, Any]", given))
         use, cap = keys.pop("use_tis", None), keys.pop("tis_imp_ratio_cap", None)
-        if cap is not None and cap <= 0:
+        if cap is not None and (isinstance(cap, str) or cap <= 0):
             raise ConfigError(
                 f"off_policy_correction: tis_imp_ratio_cap = {cap}, so every token would weigh nothing. It is above 0; "
                 "write token_tis_ratio_clip_high = 2.0."

@@ -112,8 +112,10 @@ class SignalTable(BaseModel):
     def changes(self) -> dict[str, Any]:
         """The recipe fields this table sets."""
         made: dict[str, Any] = {}
-        for name in self.model_fields_set:
-            made[name] = self._made(name, getattr(self, name))
+        for name in sorted(self.model_fields_set):
+            given = getattr(self, name)
+            if given is not None:
+                made[name] = self._made(name, given)
         return made
 
     def _made(self, name: str, given: Any) -> Any:

@@ -145,7 +145,8 @@ def leave_one_out(p: Plain) -> Answer:
     out: list[float] = []
     for i, reward in enumerate(p.reward):
         others = [r for j, r in enumerate(p.reward) if j != i and p.votes[j] and p.group[j] == p.group[i]]
-        out.append(reward - sum(others) / len(others) if others else 0.0)
+        enough = others and len(_voters(p, i, "group")) >= 2
+        out.append(reward - sum(others) / len(others) if enough else 0.0)
     return out, {}
 
 

@@ -4,10 +4,11 @@ prepare(batch, recipe) → prepared.updates() → decide(update) → token_loss(
 """
 
 from trimtab.signal.batch import SignalBatch
-from trimtab.signal.formula import Formula, Part, catalog, find, formula, part
+from trimtab.signal.formula import Formula, catalog, find, formula
 from trimtab.signal.metrics import METRICS, Metrics, metric_spec
 from trimtab.signal.padded import loss
 from trimtab.signal.parallel import ProcessGroup, Reducer, gathered
+from trimtab.signal.part import Part, part
 from trimtab.signal.preparation import Prepared, prepare
 from trimtab.signal.recipe import KL, Recipe, Stage, Term
 from trimtab.signal.recipes import names, recipe

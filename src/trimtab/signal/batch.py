@@ -10,16 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.errors import SignalError
+from trimtab.errors import SignalError, nearest
 from trimtab.signal.door import (
     FLOATS,
     INTEGERS,
     TokenField,
     as_flags,
+    as_vector,
+    check_attention,
     check_ids,
     check_reward,
     check_sequences,
     check_tokens,
+    common_dtype,
     ended_of,
     levels_of,
     moved_reward,
@@ -79,6 +82,9 @@ class SignalBatch:
     """Version of the parameters that sampled each token."""
     extra: Mapping[str, PerToken] = field(default_factory=dict[str, PerToken])
 
+    dtype: torch.dtype = torch.float32
+    """Of every token field; rewards are held in float64, so that statistics do not round them."""
+
     @property
     def num_tokens(self) -> int:
         return self.levels.num_tokens
@@ -116,14 +122,21 @@ def _build(
     cells: Cells, segments: Segments, width: int | None, reward: Tensor, group: Tensor, given: dict[str, Any]
 ) -> SignalBatch:
     """Gather, check, and only then make the batch."""
+    reward, group = as_vector(reward, "reward"), as_vector(group, "group")
     known = {f.name for f in fields(SignalBatch)} | {"episode", "attention"}
     unknown = sorted(given.keys() - known)
     if unknown:
-        raise SignalError(f"SignalBatch: has no field {unknown}; other token fields go into extra={{name: tensor}}.")
+        raise SignalError(
+            f"SignalBatch: has no field {unknown}{nearest(unknown[0], known)}; "
+            "other token fields go into extra={name: tensor}."
+        )
     others: Mapping[str, TokenField] = given.get("extra") or {}
     tokens = {n: cells.gather(given[n], n).detach() for n in (*FLOATS, *INTEGERS) if given.get(n) is not None}
     extra = {n: cells.gather(values, n).detach() for n, values in others.items()}
-    paid = moved_reward(given.get("token_reward"), given.get("attention"), cells, segments)
+    attention = given.get("attention")
+    if attention is not None:
+        check_attention(attention, cells)
+    paid = moved_reward(given.get("token_reward"), attention, cells, segments)
     for name, values in {**tokens, **extra, **({} if paid is None else {"token_reward": paid})}.items():
         if name not in INTEGERS:
             check_tokens(name, values, segments)
@@ -131,9 +144,11 @@ def _build(
     check_sequences(sequences, segments.num_sequences)
     check_ids(sequences["sequence_id"])
     levels = levels_of(segments, given.get("episode"), reward, group)
-    floats = [tokens[n].dtype for n in FLOATS if n in tokens]
-    reward = reward.detach().to(floats[0] if floats else torch.get_default_dtype())
-    scored = torch.ones_like(reward, dtype=torch.bool) if given.get("scored") is None else given["scored"].bool()
+    floats = {**{n: tokens[n] for n in FLOATS if n in tokens}, **extra, "value_after": sequences["value_after"]}
+    dtype = common_dtype({n: v for n, v in {**floats, "token_reward": paid}.items() if v is not None})
+    reward = reward.detach().double().clone()
+    scored = torch.ones_like(reward, dtype=torch.bool)
+    scored = scored if given.get("scored") is None else as_flags(given["scored"], "scored").clone()
     check_reward(reward, scored)
     return SignalBatch(
         levels=levels,
@@ -143,6 +158,7 @@ def _build(
         scored=scored,
         token_reward=paid,
         extra=extra,
+        dtype=dtype,
         **sequences,
         **tokens,
     )
@@ -155,5 +171,5 @@ def _sequence_fields(segments: Segments, width: int | None, given: dict[str, Any
         "sequence_id": torch.arange(len(counts), device=counts.device) if ids is None else ids,
         "length": counts if length is None else length,
         "ended": ended_of(given.get("ended"), given.get("attention"), width),
-        "value_after": given.get("value_after"),
+        "value_after": None if (after := given.get("value_after")) is None else after.detach().clone(),
     }

@@ -28,16 +28,16 @@ def refuse_layout(wrong: bool, what: str, wanted: str) -> None:
         raise SignalError(f"SignalBatch: {what}, so its layout cannot be told. Give {wanted}.")
 
 
-def as_flags(trainable: Tensor) -> Tensor:
+def as_flags(mask: Tensor, name: str = "trainable") -> Tensor:
     """A mask as booleans; anything but 0 and 1 is refused."""
-    if trainable.dtype == torch.bool:
-        return trainable
-    flags = trainable != 0
-    odd = (trainable != flags.to(trainable.dtype)).nonzero()
+    if mask.dtype == torch.bool:
+        return mask
+    flags = mask != 0
+    odd = (mask != flags.to(mask.dtype)).nonzero()
     if odd.shape[0]:
         at = [int(place) for place in odd[0]]
         raise SignalError(
-            f"SignalBatch: trainable is {trainable[tuple(at)].item()} at {at}, so it is neither in nor out. "
+            f"SignalBatch: {name} is {mask[tuple(at)].item()} at {at}, so it is neither in nor out. "
             "It holds 0 and 1; a soft weight belongs in the loss weighting."
         )
     return flags
@@ -66,13 +66,13 @@ def levels_of(segments: Segments, episode: Tensor | None, reward: Tensor, group:
 def ended_of(ended: Tensor | str | None, attention: Tensor | None, width: int | None) -> Tensor | None:
     """The finish reason where there is one; inferred from the row only when asked for by name."""
     if ended is None or isinstance(ended, Tensor):
-        return None if ended is None else ended.bool()
+        return None if ended is None else as_flags(ended, "ended").clone()
     if ended != "shorter_than_row" or attention is None or width is None:
         raise SignalError(
             f"SignalBatch: ended = {ended!r} cannot be read. Give a bool a sequence, "
             "or 'shorter_than_row' together with the padded batch's attention mask."
         )
-    shorter = as_flags(attention).sum(1) < width
+    shorter = as_flags(attention, "attention").sum(1) < width
     if not bool(shorter.any()):
         warnings.warn(
             f"SignalBatch: ended = 'shorter_than_row' finds no row shorter than the width {width}, "
@@ -92,8 +92,14 @@ def moved_reward(
     if not isinstance(reward, Tensor):
         reward = cells.joined(reward, "token_reward")
     cells.check_shape(reward, "token_reward")
+    reward = reward.detach()
     if attention is not None:
-        reward = torch.where(as_flags(attention), reward, torch.zeros_like(reward))
+        reward = torch.where(as_flags(attention, "attention"), reward, torch.zeros_like(reward))
+    elif len(cells.shape) == 2:
+        raise SignalError(
+            "SignalBatch: token_reward on padded rows needs the attention mask, because what stands in padding cannot "
+            "be told from a reward on tool output. Give attention=…, or the list layout."
+        )
     flat, owner = reward.reshape(-1), cells.owners("token_reward")
     size = flat.shape[0]
     is_token = torch.zeros(size, dtype=torch.long, device=flat.device).index_fill(0, cells.index, 1)
@@ -110,6 +116,37 @@ def moved_reward(
             "sequence, so no action can be credited. Put it on a later token, or add it to the episode's reward."
         )
     return flat.new_zeros(segments.num_tokens).index_add(0, home, flat[paid])
+
+
+def as_vector(values: object, name: str) -> Tensor:
+    """One number an episode, from a tensor, a list or an array."""
+    try:
+        return values if isinstance(values, Tensor) else torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SignalError(
+            f"SignalBatch: {name} cannot be read as numbers ({error}). Give one number an episode."
+        ) from error
+
+
+def check_attention(attention: object, cells: Cells) -> None:
+    """The attention mask has the layout of padded rows; only they have cells without a token."""
+    if not isinstance(attention, Tensor) or len(cells.shape) != 2:
+        raise SignalError(
+            "SignalBatch: attention tells padding in padded rows; a list or a packed row has none. Leave it out."
+        )
+    cells.check_shape(attention, "attention")
+
+
+def common_dtype(fields: Mapping[str, Tensor]) -> torch.dtype:
+    """The one dtype of all token fields; two of them would round one side of a difference."""
+    found = {name: values.dtype for name, values in fields.items()}
+    if len(set(found.values())) > 1:
+        shown = ", ".join(f"{name} {str(dtype).removeprefix('torch.')}" for name, dtype in found.items())
+        raise SignalError(
+            f"SignalBatch: fields differ in precision ({shown}), so one side of a difference is rounded. "
+            "Give one dtype."
+        )
+    return next(iter(found.values()), torch.get_default_dtype())
 
 
 def check_sequences(fields: Mapping[str, Tensor | None], num_sequences: int) -> None:

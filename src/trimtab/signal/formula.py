@@ -2,17 +2,16 @@
 
 A formula is a pure function. Its positional arguments are its inputs, by name; its keyword-only arguments are its
 settings. `@formula` records source, scope, consumption and promises and leaves the function as it is.
-`part("policy_loss.clipped", band=(0.8, 1.2))` is a formula with its settings, checked. Code calls functions by import;
-the catalogue exists so that recipes, tests and tools can enumerate.
+Code calls functions by import; the catalogue exists so that recipes, tests and tools can enumerate.
 """
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import entry_points
-from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from trimtab.errors import SignalError, unknown_name
 
@@ -67,10 +66,19 @@ class Rule:
 
 
 Band = Annotated[
-    tuple[float, float], Rule(lambda band: 0 <= band[0] < band[1], "a band is (low, high) with 0 <= low < high")
+    tuple[float, float],
+    Rule(lambda band: 0 <= band[0] < band[1], "a band is (low, high) with 0 <= low < high"),
+    Rule(
+        lambda band: band[0] <= 1 <= band[1],
+        "a band is the interval itself, not offsets from 1, and holds the ratio 1; clip 0.2 / 0.28 is (0.8, 1.28)",
+    ),
 ]
 """Bounds on a ratio: the interval itself, (0.8, 1.2), never an offset from 1."""
-Positive = Annotated[float, Rule(lambda value: value > 0, "it must be above 0")]
+Positive = Annotated[float, Rule(lambda value: 0 < value < float("inf"), "it must be above 0 and finite")]
+Ceiling = Annotated[float, Rule(lambda value: value > 0, "it must be above 0")]
+"""An upper bound; infinity is no bound."""
+NonNegative = Annotated[float, Rule(lambda value: 0 <= value < float("inf"), "it must be 0 or more, and finite")]
+Finite = Annotated[float, Rule(lambda value: abs(value) < float("inf"), "it must be finite")]
 Unit = Annotated[float, Rule(lambda value: 0 <= value <= 1, "it must lie in [0, 1]")]
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
@@ -138,6 +146,8 @@ def formula(
             )
         if stage is not None and stage not in STAGES:
             raise SignalError(unknown_name(f"{name}: stage", stage, list(STAGES)))
+        if scope not in get_args(Scope):
+            raise SignalError(unknown_name(f"{name}: scope", str(scope), list(get_args(Scope))))
         chooser = of(selects) if selects is not None else None
         entry = Formula(name, where, fn, source, scope, consumes, promises, known_as, constant_advantage, chooser)
         if fn.__module__.startswith("trimtab."):
@@ -203,92 +213,3 @@ def _outside(path: str, stage: str) -> Formula:
         "so its scope and what it consumes are unknown. "
         f"Decorate it, with stage={stage!r} if its file has another name."
     )
-
-
-@dataclass(frozen=True)
-class Part:
-    """A formula with its settings, checked: what a recipe is made of."""
-
-    formula: Formula
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    def __call__(self, available: Mapping[str, Any]) -> Any:
-        """Run the formula on the inputs it names."""
-        own = inspect.signature(self.formula.fn).parameters
-        settings = {name: value for name, value in self.settings.items() if name in own}
-        return self.formula.fn(**pick(self.formula, available), **settings)
-
-    @property
-    def selector(self) -> "Part | None":
-        """The choosing formula that runs before this one, with its share of the settings."""
-        chooser = self.formula.selects
-        if chooser is None:
-            return None
-        return Part(chooser, {k: v for k, v in self.settings.items() if k in chooser.settings})
-
-    def __str__(self) -> str:
-        return f"{self.formula.name}({', '.join(f'{k}={_plain(v)}' for k, v in self.settings.items())})"
-
-
-def _plain(value: Any) -> str:
-    if not isinstance(value, tuple):
-        return f"{value}"
-    bounds = cast("tuple[float, ...]", value)
-    return f"({', '.join(f'{bound:g}' for bound in bounds)})"
-
-
-def pick(entry: Formula, available: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs a formula names, out of what there is."""
-    missing = [name for name in entry.inputs if available.get(name) is None]
-    if missing:
-        unknown = [name for name in missing if name not in available and name not in INPUTS]
-        if unknown:
-            raise SignalError(
-                f"{entry.name}: takes {unknown}, which the pipeline does not know. Inputs are "
-                f"{', '.join(INPUTS)}, and the batch's extra fields; anything else is a setting: make it keyword-only."
-            )
-        have = sorted(name for name, value in available.items() if value is not None)
-        raise SignalError(f"{entry.name}: needs {missing}, which this batch does not carry. It has {have}.")
-    return {name: available[name] for name in entry.inputs}
-
-
-def part(name: str, stage: str | None = None, **settings: Any) -> Part:
-    """A formula with settings. Unknown, missing and ill-typed settings are refused by name."""
-    entry = find(name, stage)
-    unknown = sorted(settings.keys() - entry.settings.keys())
-    if unknown:
-        raise SignalError(f"{entry.name}: has no setting {unknown}; it takes {sorted(entry.settings) or 'none'}.")
-    missing = [n for n, p in entry.settings.items() if p.default is inspect.Parameter.empty and n not in settings]
-    if missing:
-        raise SignalError(f"{entry.name}: setting {missing} has no default; {_advice(entry)}")
-    defaults = {n: p.default for n, p in entry.settings.items() if n not in settings}
-    return Part(entry, {**defaults, **{n: _checked(entry, n, v) for n, v in settings.items()}})
-
-
-def _advice(entry: Formula) -> str:
-    """The line of the docstring that starts with "Settings in use:", where a formula has no silent default."""
-    lines = (inspect.getdoc(entry.fn) or "").splitlines()
-    return next((line.strip() for line in lines if line.strip().startswith("Settings in use:")), "name a value.")
-
-
-def _checked(entry: Formula, name: str, value: Any) -> Any:
-    """The value in the setting's type; pydantic reads it, since run files give lists for tuples and ints for floats."""
-    from pydantic import TypeAdapter, ValidationError
-
-    owner = entry if entry.selects is None or name not in entry.selects.settings else entry.selects
-    annotation = get_type_hints(owner.fn, include_extras=True)[name]
-    try:
-        read = TypeAdapter(annotation).validate_python(value)
-    except ValidationError as error:
-        raise SignalError(
-            f"{entry.name}: setting {name} = {value!r} is not possible: {error.errors()[0]['msg']}."
-        ) from error
-    for rule in _rules(annotation):
-        if read is not None and not rule.holds(read):
-            raise SignalError(f"{entry.name}: setting {name} = {value!r} is not possible: {rule.says}.")
-    return read
-
-
-def _rules(annotation: Any) -> list[Rule]:
-    here = [rule for rule in getattr(annotation, "__metadata__", ()) if isinstance(rule, Rule)]
-    return here + [rule for inner in getattr(annotation, "__args__", ()) for rule in _rules(inner)]

@@ -149,7 +149,9 @@ class Histogram:
         edges = torch.tensor(cls.EDGES, dtype=torch.float64, device=logratio.device)
         place = torch.bucketize(logratio.detach().double(), edges)
         return cls(
-            torch.zeros(len(cls.EDGES) + 1, device=logratio.device).index_add(0, place, torch.ones_like(place).float())
+            torch.zeros(len(cls.EDGES) + 1, dtype=torch.long, device=logratio.device).index_add(
+                0, place, torch.ones_like(place)
+            )
         )
 
     def merge(self, other: "Histogram") -> "Histogram":
@@ -221,7 +223,7 @@ class MetricSpec:
 _INF = float("inf")
 _TRAINING = "trainable tokens of sequences that train, before rejection"
 _KEPT = "kept tokens"
-_BATCH = "all trainable tokens of the batch, before votes and rejection"
+_BATCH = "before votes and rejection: all trainable tokens (engine), those of sequences that train (update, total)"
 
 METRICS = (
     MetricSpec("reward/episode_mean", "task reward before shaping", "scored episodes"),
@@ -270,10 +272,10 @@ METRICS = (
     MetricSpec("*/exponent_bounded_tokens", "tokens whose exponent met the ±20 bound", _TRAINING, 0.0, 1.0),
     MetricSpec("*/importance_mean", "mean importance of this stage", _TRAINING, 0.0),
     MetricSpec("*/alone", "effect of this stage by itself: share rejected, or mean |importance - 1|", _TRAINING, 0.0),
-    MetricSpec("*/on_top", "effect of this stage where all others keep the token", _TRAINING, 0.0),
+    MetricSpec("*/on_top", "effect of this stage where all others decided by then keep the token", _TRAINING, 0.0),
     MetricSpec("kept/token_fraction", "tokens every correction keeps", _TRAINING, 0.0, 1.0),
     MetricSpec("kept/sequence_fraction", "sequences with a kept token", "sequences that train", 0.0, 1.0),
-    MetricSpec("voted_then_rejected/sequence_fraction", "sequences rejected whole after their reward had voted",
+    MetricSpec("voted_then_rejected/sequence_fraction", "sequences that voted and were rejected whole later",
         "sequences that train", 0.0, 1.0),
     MetricSpec("effective_batch/tokens", "kept tokens with an advantage other than 0", "the optimiser step", 0.0),
     MetricSpec("effective_batch/sequences", "sequences with such a token", "the optimiser step", 0.0),
@@ -286,8 +288,8 @@ METRICS = (
     MetricSpec("*/selected_tokens", "tokens chosen by the covariance rule", _KEPT, 0.0, 1.0),
     MetricSpec("importance/token_mean", "mean of the product of all importances", _KEPT, 0.0),
     MetricSpec("entropy/token_mean", "entropy of the current policy", _TRAINING, 0.0),
-    MetricSpec("loss/*", "the term's share in the loss, coefficient included", "the optimiser step"),
-    MetricSpec("weight/*", "sum of the term's weights", "the optimiser step", 0.0),
+    MetricSpec("loss/*", "the term's share in the loss, coefficient included", "the optimiser steps merged"),
+    MetricSpec("weight/*", "sum of the term's weights", "the optimiser steps merged", 0.0),
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal.formula import formula
+from trimtab.signal.formula import NonNegative, formula
 from trimtab.signal.layout import EpisodeFlag, EpisodeIndex, PerEpisode, places
 from trimtab.signal.reduce import segment_sum
 
@@ -45,7 +45,7 @@ def mean_std(
     mean: Level = "group",
     std: Level = "group",
     ddof: Literal[0, 1] = 1,
-    eps: float = 1e-6,
+    eps: NonNegative = 1e-6,
 ) -> Normalized:
     """Subtract the voters' mean and divide by their standard deviation, each at its own level.
 
@@ -89,7 +89,7 @@ def leave_one_out(
     voting = torch.where(votes, values, torch.zeros_like(values))
     total = segment_sum(voting, group_of_episode, num_groups)[group_of_episode] - voting
     others = _voters(votes, group_of_episode, num_groups, "group") - votes.to(torch.long)
-    enough = others >= 1
+    enough = (others >= 1) & (_voters(votes, group_of_episode, num_groups, "group") >= 2)
     result = torch.where(enough, values - total / others.clamp(min=1), torch.zeros_like(values))
     return result.to(reward.dtype), enough
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.layout import Cells, Levels, Segments, SequenceIndex, renumbered
 
@@ -62,6 +63,7 @@ def gathered(batch: SignalBatch, reducer: Reducer, rank: int) -> tuple[SignalBat
 
     Groups are joined by the caller's `group` names, so a prompt whose answers lie on two ranks is one group.
     """
+    _check_alike(batch, reducer)
     counts = reducer.concat(batch.segments.token_counts)
     episodes = reducer.concat(batch.levels.episode_of_sequence)
     rewards = reducer.concat(batch.reward)
@@ -79,10 +81,28 @@ def gathered(batch: SignalBatch, reducer: Reducer, rank: int) -> tuple[SignalBat
         group=group,
         scored=torch.cat(reducer.concat(batch.scored)),
         sequence_id=_distinct(names),
+        dtype=batch.dtype,
         extra={name: torch.cat(reducer.concat(values)) for name, values in sorted(batch.extra.items())},
         **fields,
     )
     return whole, torch.arange(start, start + len(counts[rank]), device=names.device)
+
+
+def _check_alike(batch: SignalBatch, reducer: Reducer) -> None:
+    """Every rank carries the same fields in the same precision: collectives pair up by order, not by name."""
+    names = (*TOKENS, *SEQUENCES)
+    carried = [int(getattr(batch, name) is not None) for name in names]
+    word = sum(ord(letter) * (place + 1) for place, letter in enumerate("|".join(sorted(batch.extra))))
+    mine = torch.tensor([*carried, batch.dtype.itemsize, word], device=batch.reward.device)
+    for rank, theirs in enumerate(reducer.concat(mine)):
+        if not torch.equal(theirs, mine):
+            differs = [
+                name for name, a, b in zip((*names, "dtype", "extra"), theirs, mine, strict=True) if bool(a != b)
+            ]
+            raise SignalError(
+                f"gathered: rank {rank} differs from this one in {', '.join(differs)}, so one rank's field would be "
+                "read as another's. Give every rank the same fields in one precision, also a rank without sequences."
+            )
 
 
 def _joined(batch: SignalBatch, name: str, concat: Callable[[Tensor], list[Tensor]]) -> Tensor | None:

@@ -9,7 +9,7 @@ Formulas are named for their arithmetic; the papers' names are recipes.
 import torch
 from torch import Tensor
 
-from trimtab.signal.formula import Band, Positive, Unit, formula
+from trimtab.signal.formula import Band, Ceiling, NonNegative, Positive, Unit, formula
 from trimtab.signal.layout import Keep, PerToken, Segments, TokenIndex
 from trimtab.signal.reduce import bounded_exp, sequence_mean, to_tokens
 
@@ -63,7 +63,7 @@ def clipped(logp_current: PerToken, logp_anchor: PerToken, advantage: PerToken, 
     known_as=("dual clip",),
 )
 def dual_clipped(
-    logp_current: PerToken, logp_anchor: PerToken, advantage: PerToken, *, band: Band = (0.8, 1.2), cap: Positive = 3.0
+    logp_current: PerToken, logp_anchor: PerToken, advantage: PerToken, *, band: Band = (0.8, 1.2), cap: Ceiling = 3.0
 ) -> Losses:
     """The PPO surrogate whose loss on a negative advantage never exceeds cap * |A|.
 
@@ -251,7 +251,7 @@ def covariance_clipped(
     known_as=("KL-Cov",),
 )
 def covariance_penalised(
-    logp_current: PerToken, logp_anchor: PerToken, advantage: PerToken, selected: Keep, *, coef: float = 1.0
+    logp_current: PerToken, logp_anchor: PerToken, advantage: PerToken, selected: Keep, *, coef: NonNegative = 1.0
 ) -> Losses:
     """The unclipped ratio surrogate with a penalty on the selected tokens.
 

@@ -6,7 +6,7 @@ that what they reject moves nobody.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,15 +20,22 @@ from trimtab.signal.layout import EpisodeFlag, Keep, PerEpisode, PerToken, Seque
 from trimtab.signal.metrics import Mean, Metric, Metrics, Spread
 from trimtab.signal.normalize import whiten
 from trimtab.signal.recipe import Recipe, Stage
+from trimtab.signal.recipes import recipe as named
 from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
 from trimtab.signal.reward import token_rewards
 from trimtab.signal.stages import conjunction, product, run_stages
-from trimtab.signal.state import SignalState
+from trimtab.signal.state import SignalState, drift_warning
 from trimtab.signal.update import Update, updates_of
 from trimtab.signal.vote import constant_groups, ended_episodes, votes_and_trains
 
-DRIFT_WARNING = 0.01
-"""Mean |old - rollout| above which data that nobody corrects is worth a warning: bf16 samplers stay near 0.002."""
+ORIGIN = {
+    "logp_old": "logp_old is the trainer's own: a forward pass without gradient before the first update.",
+    "logp_rollout": "logp_rollout is what the engine reported while sampling: record it.",
+    "logp_ref": "logp_ref is the frozen reference's: a forward pass without gradient.",
+    "value": "The value is the critic's, before the first update.",
+    "ended": "ended is the finish reason of each sequence: record it.",
+}
+"""Where a field a recipe needs comes from."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,12 @@ class Prepared:
     kl: PerToken | None
     """The raw KL of old to the reference, where the reward carries it: what is logged is what was computed."""
     metrics: Metrics
+    voted: Keep
+    """Tokens that stood when their episode voted: kept so far, of an episode that votes."""
     warnings: tuple[str, ...]
     seed: int = 0
+    passes: list[int] = field(default_factory=list[int])
+    """How often `updates` has begun; the one thing here that changes."""
 
     def updates(self, num: int = 1, *, together: str = "group") -> Iterator[Update]:
         """Cut the sequences that train into `num` optimiser steps; groups stay together unless together="sequence"."""
@@ -57,9 +68,16 @@ class Prepared:
 
 @torch.no_grad()
 def prepare(
-    batch: SignalBatch, recipe: Recipe, state: SignalState | None = None, *, version: int | None = None, seed: int = 0
+    batch: SignalBatch,
+    recipe: Recipe | str,
+    state: SignalState | None = None,
+    *,
+    version: int | None = None,
+    seed: int = 0,
 ) -> tuple[Prepared, SignalState]:
     """From rollouts to advantages. `version` is the trainer's, to tell stale tokens; `seed` seeds random selection."""
+    if isinstance(recipe, str):
+        recipe = named(recipe)
     _check_needs(batch, recipe)
     everything = torch.ones(batch.num_tokens, dtype=torch.bool, device=batch.reward.device)
     early = run_stages(_stages(recipe, reads_advantage=False), _available(batch))
@@ -70,8 +88,9 @@ def prepare(
         trains = trains & ~constant[batch.levels.group_of_episode][batch.levels.episode_of_sequence]
     kl = _kl_of_old(batch, recipe)
     outcome, has_signal = _normalised(batch, recipe, kl, votes)
-    advantage, returns = _credit(batch, recipe, outcome, kl)
-    advantage = _settled(batch, recipe, advantage, votes, trains)
+    advantage, returns = _credit(batch, recipe, outcome, kl, trains)
+    voted = keep & votes[batch.levels.episode_of_token]
+    advantage = _settled(batch, recipe, advantage, voted & trains[batch.segments.sequence_of_token])
     after = run_stages(_stages(recipe, reads_advantage=True), {**_available(batch), "advantage": advantage})
     stages = early.merge(after)
     entries = _batch_metrics(batch, votes, trains, has_signal, constant, advantage, kl)
@@ -89,6 +108,7 @@ def prepare(
         importance=product(torch.ones_like(advantage), stages.importances),
         kl=kl,
         metrics=metrics,
+        voted=voted,
         warnings=(*_uncorrected(batch, recipe), *said),
         seed=seed,
     )
@@ -102,9 +122,11 @@ def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
         raise SignalError(
             f"prepare: recipe {recipe.name!r} needs {', '.join(missing)}, which the batch does not carry, "
             "so its correction or penalty would silently not act. "
-            "Record them in the rollout, or choose a recipe that does without (trimtab explain)."
+            f"{' '.join(ORIGIN[name] for name in missing)} Or choose a recipe that does without (trimtab explain)."
         )
-    clash = sorted(batch.extra.keys() & {*INPUTS, "importance"})
+    clash = sorted(
+        n for n in batch.extra if n in {*INPUTS, "importance", "voted"} or n.startswith(("weight_", "decided:"))
+    )
     if clash:
         raise SignalError(
             f"prepare: the batch's extra names {clash}, which the pipeline makes itself, so a formula would read yours "
@@ -165,8 +187,10 @@ def _normalised(
     return outcome, has_signal
 
 
-def _credit(batch: SignalBatch, recipe: Recipe, outcome: PerEpisode, kl: PerToken | None) -> tuple[PerToken, PerToken]:
-    per_sequence = outcome[batch.levels.episode_of_sequence]
+def _credit(
+    batch: SignalBatch, recipe: Recipe, outcome: PerEpisode, kl: PerToken | None, trains: SequenceFlag
+) -> tuple[PerToken, PerToken]:
+    per_sequence = outcome[batch.levels.episode_of_sequence].to(batch.dtype)
     if "token_reward" not in recipe.advantage.formula.inputs and batch.token_reward is not None:
         raise SignalError(
             f"prepare: the batch carries token_reward but {recipe.advantage.formula.name} reads none, "
@@ -177,9 +201,9 @@ def _credit(batch: SignalBatch, recipe: Recipe, outcome: PerEpisode, kl: PerToke
     rewards = token_rewards(penalty, per_sequence, batch.segments, kl_coef=coef)
     if batch.token_reward is not None:
         rewards = rewards + batch.token_reward
-    after = (
-        batch.value_after if batch.value_after is not None else per_sequence.new_full((len(per_sequence),), torch.nan)
-    )
+    after = batch.value_after if batch.value_after is not None else torch.full_like(per_sequence, torch.nan)
+    # A sequence that does not train owes no value, and its advantage is read by nobody.
+    after = torch.where(trains, after, torch.zeros_like(after))
     return recipe.advantage(
         {
             "outcome": per_sequence, "token_reward": rewards, "segments": batch.segments, "value_old": batch.value,
@@ -188,12 +212,9 @@ def _credit(batch: SignalBatch, recipe: Recipe, outcome: PerEpisode, kl: PerToke
     )  # fmt: skip
 
 
-def _settled(
-    batch: SignalBatch, recipe: Recipe, advantage: PerToken, votes: EpisodeFlag, trains: SequenceFlag
-) -> PerToken:
-    """Whitened and clipped, where the recipe says so; whitening counts tokens of voters that train."""
+def _settled(batch: SignalBatch, recipe: Recipe, advantage: PerToken, voting: Keep) -> PerToken:
+    """Whitened and clipped, where the recipe says so; whitening counts kept tokens of voters that train."""
     if recipe.whiten:
-        voting = (votes[batch.levels.episode_of_sequence] & trains)[batch.segments.sequence_of_token]
         advantage = whiten(advantage, voting)
     if recipe.clip_advantage is not None:
         advantage = advantage.clamp(-recipe.clip_advantage, recipe.clip_advantage)
@@ -203,6 +224,8 @@ def _settled(
 
 
 def _refuse_varying(advantage: PerToken, batch: SignalBatch, recipe: Recipe) -> None:
+    if not batch.num_tokens:
+        return
     first = to_tokens(advantage[batch.segments.first_token.clamp(max=max(advantage.shape[0] - 1, 0))], batch.segments)
     varies = places(sequence_any(advantage != first, batch.segments))
     if varies:
@@ -251,17 +274,6 @@ def _batch_metrics(
 
 
 def _uncorrected(batch: SignalBatch, recipe: Recipe) -> tuple[str, ...]:
-    """Data that drifts although no part of the recipe accounts for it."""
     if batch.logp_old is None or batch.logp_rollout is None or not batch.num_tokens:
         return ()
-    handled = any(
-        "engine" in stage.spends or (stage.pair in ("engine", "total")) for stage in (recipe.loss, *recipe.correction)
-    )
-    gap = (batch.logp_old - batch.logp_rollout).abs().mean().item()
-    if handled or gap <= DRIFT_WARNING:
-        return ()
-    return (
-        f"the sampler differs from the trainer by {gap:.3g} a token (mean |old - rollout|) and recipe {recipe.name!r} "
-        "corrects for none of it, so every update is bent. "
-        "Add a correction (docs/off_policy_correction.md), or find the cause.",
-    )
+    return drift_warning(recipe, (batch.logp_old - batch.logp_rollout).abs().mean().item())

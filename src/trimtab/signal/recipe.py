@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trimtab.errors import SignalError
-from trimtab.signal.formula import Part, part
+from trimtab.signal.part import Part, part
 
 Ratio = Literal["engine", "update", "total"]
 Anchor = Literal["old", "rollout"]
@@ -107,6 +107,8 @@ class Recipe:
     allow_double_count: bool = False
 
     def __post_init__(self) -> None:
+        _refuse_misplaced(self)
+        _refuse_numbers(self)
         _refuse_double_count(self)
         _refuse_missing_old(self)
         _refuse_orders(self)
@@ -133,8 +135,11 @@ class Recipe:
         wanted = {name for name in ("logp_ref", "value", "entropy") if name in inputs}
         if pairs & {"engine", "total"} or (self.kl and self.kl.anchor == "rollout"):
             wanted.add("logp_rollout")
-        reads_old = pairs & {"engine", "update"} or (self.kl and (self.kl.into != "loss" or self.kl.anchor == "old"))
-        if reads_old and self.old == "recompute":
+        if inputs & {"logp_rollout"}:
+            wanted.add("logp_rollout")
+        in_reward = self.kl is not None and self.kl.into != "loss"
+        reads_old = pairs & {"engine", "update"} or inputs & {"logp_old"} or (self.kl and self.kl.anchor == "old")
+        if in_reward or (reads_old and self.old == "recompute"):
             wanted.add("logp_old")
         if inputs & {"value_old"} or self.value:
             wanted.add("value")
@@ -143,6 +148,11 @@ class Recipe:
         if self.not_ended != "train" or "ended" in inputs:
             wanted.add("ended")
         return frozenset(wanted)
+
+    @property
+    def reads_old(self) -> bool:
+        """Whether a stage compares with the old policy."""
+        return any(stage.pair in ("engine", "update") for stage in self._stages())
 
     def _parts(self) -> Iterator[Part]:
         yield from self.reward
@@ -163,6 +173,46 @@ class Recipe:
         late = any(self.is_late(s) and s.part.formula.stage == "keep" for s in self.correction)
         wide = any(self.is_late(s) and s.part.formula.scope in ("update", "batch") for s in self.correction)
         return self.loss.part.selector is not None or wide or (counts_kept and late)
+
+
+def _refuse_misplaced(recipe: Recipe) -> None:
+    """Every slot takes formulas of its own stage: a loss is no importance, whatever its inputs fit."""
+    slots: dict[str, tuple[tuple[Part, ...], tuple[str, ...]]] = {
+        "reward": (recipe.reward, ("reward",)),
+        "normalize": ((recipe.normalize,), ("normalize",)),
+        "advantage": ((recipe.advantage,), ("advantage",)),
+        "correction": (tuple(stage.part for stage in recipe.correction), ("importance", "keep")),
+        "loss": ((recipe.loss.part,), ("policy_loss",)),
+        "weighting": ((recipe.weighting,), ("weighting",)),
+        "kl": ((recipe.kl.part,) if recipe.kl else (), ("kl",)),
+        "value": ((recipe.value.part,) if recipe.value and recipe.value.part else (), ("value_loss",)),
+    }
+    for slot, (parts, stages) in slots.items():
+        for one in parts:
+            if one.formula.stage not in stages:
+                raise SignalError(
+                    f"recipe {recipe.name!r}: {slot} holds {one.formula.name}, which is a {one.formula.stage} formula, "
+                    f"so its numbers would be read as something else. Use one of {' or '.join(stages)}."
+                )
+    if recipe.value and recipe.value.part is None:
+        raise SignalError(f"recipe {recipe.name!r}: the value term names no formula. Use value_loss.squared.")
+    for name in ("entropy", "nll"):
+        term = getattr(recipe, name)
+        if term is not None and term.part is not None:
+            raise SignalError(f"recipe {recipe.name!r}: the {name} term takes no formula; it has one meaning.")
+
+
+def _refuse_numbers(recipe: Recipe) -> None:
+    for name in ("kl", "entropy", "value", "nll"):
+        term = getattr(recipe, name)
+        if term is not None and not 0 <= term.coef < float("inf"):
+            raise SignalError(
+                f"recipe {recipe.name!r}: {name}.coef = {term.coef}, so the term would pull the wrong way or nowhere. "
+                "It is 0 or more, and finite."
+            )
+    bound = recipe.clip_advantage
+    if bound is not None and not 0 < bound < float("inf"):
+        raise SignalError(f"recipe {recipe.name!r}: clip_advantage = {bound}, so no advantage is left. It is above 0.")
 
 
 def _refuse_double_count(recipe: Recipe) -> None:
@@ -188,10 +238,10 @@ def _refuse_missing_old(recipe: Recipe) -> None:
                 f"recipe {recipe.name!r}: old = 'absent' but {stage} compares with the old policy, "
                 "which is then unknown. Use ratio = 'total' or anchor = 'rollout', or old = 'recompute'."
             )
-    if recipe.kl and recipe.kl.into != "loss":
+    if recipe.kl and (recipe.kl.into != "loss" or recipe.kl.anchor == "old"):
         raise SignalError(
-            f"recipe {recipe.name!r}: old = 'absent', and a KL in the reward is one of the old policy. "
-            "Use into = 'loss'."
+            f"recipe {recipe.name!r}: old = 'absent', and a KL in the reward or anchored at old needs the old policy. "
+            "Use into = 'loss' and anchor = 'rollout'."
         )
 
 
@@ -203,6 +253,11 @@ def _refuse_orders(recipe: Recipe) -> None:
             f"recipe {recipe.name!r}: kl.into = 'token_reward' with {recipe.advantage.formula.name}, "
             "which reads no token rewards, so the penalty would act nowhere. "
             "Use advantage.reward_to_go or advantage.gae, or into = 'sequence_reward'."
+        )
+    if kl and kl.into != "loss" and kl.on == "kept":
+        raise SignalError(
+            f"recipe {recipe.name!r}: kl.on = 'kept' chooses tokens of the loss, and kl.into = {kl.into!r} is no "
+            "part of it. Leave on out."
         )
     if kl and kl.into != "loss" and kl.part.formula.name == "kl.importance_weighted_k3":
         raise SignalError(
@@ -227,7 +282,8 @@ def _refuse_orders(recipe: Recipe) -> None:
         )
     if recipe.loss.part.formula.constant_advantage:
         for stage in recipe.correction:
-            if stage.part.formula.stage == "importance" and stage.part.settings.get("level", "token") == "token":
+            level = stage.part.settings.get("level", stage.part.formula.scope)
+            if stage.part.formula.stage == "importance" and level == "token":
                 raise SignalError(
                     f"recipe {recipe.name!r}: {recipe.loss.part.formula.name} shares one gradient among a sequence's "
                     f"tokens, and {stage} varies inside it, so tokens would leak weight into one another. "

@@ -9,7 +9,7 @@ from typing import Any
 
 from trimtab.errors import SignalError, unknown_name
 from trimtab.signal import advantage, correction, kl, normalize, policy_loss, reward, value_loss, weighting
-from trimtab.signal.formula import Part, part
+from trimtab.signal.part import Part, part
 from trimtab.signal.recipe import KL, Recipe, Stage, Term
 
 FORMULA_MODULES = (reward, kl, normalize, advantage, correction, policy_loss, value_loss, weighting)

@@ -6,7 +6,7 @@ The order is written once, in `prepare`: shape → status and votes → KL into 
 import torch
 
 from trimtab.errors import SignalError
-from trimtab.signal.formula import Positive, Unit, formula
+from trimtab.signal.formula import Finite, NonNegative, Positive, Unit, formula
 from trimtab.signal.layout import EpisodeFlag, PerEpisode, PerSequence, PerToken, Segments
 from trimtab.signal.reduce import last_token
 
@@ -14,7 +14,7 @@ _PROMISES = ("no_aliasing", "permutation", "equals_definition")
 
 
 @formula(source="AReaL, reward_bias and reward_scaling", scope="episode", promises=_PROMISES)
-def affine(reward: PerEpisode, *, bias: float = 0.0, scale: float = 1.0) -> PerEpisode:
+def affine(reward: PerEpisode, *, bias: Finite = 0.0, scale: Finite = 1.0) -> PerEpisode:
     """Shift, then stretch.
 
     reward' = (reward + bias) * scale
@@ -42,7 +42,7 @@ def clip(reward: PerEpisode, *, low: float, high: float) -> PerEpisode:
     known_as=("DAPO soft overlong",),
 )
 def soft_overlong(
-    reward: PerEpisode, length: PerEpisode, *, max_length: Positive, buffer: Positive, factor: float = 1.0
+    reward: PerEpisode, length: PerEpisode, *, max_length: Positive, buffer: Positive, factor: NonNegative = 1.0
 ) -> PerEpisode:
     """A penalty that grows linearly over the last `buffer` tokens before max_length and stays at -factor beyond.
 

@@ -1,18 +1,29 @@
-"""What one batch hands to the next."""
+"""What one batch hands to the next, and what it makes worth saying."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from trimtab.signal.recipe import Recipe
+
+DRIFT_WARNING = 0.01
+"""Mean |log-ratio| above which data that nobody corrects is worth a warning: bf16 samplers stay near 0.002."""
+
 
 @dataclass(frozen=True)
 class SignalState:
-    """What one batch hands to the next: the recent effect of every correction stage."""
+    """The recent effect of every correction stage."""
 
     effects: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
     window: int = 20
 
-    def observe(self, values: Mapping[str, float]) -> tuple["SignalState", tuple[str, ...]]:
-        """Take in a batch's metric values; warn of a stage that is switched on and does nothing or rejects all."""
+    def observe(
+        self, values: Mapping[str, float], recipe: Recipe | None = None
+    ) -> tuple["SignalState", tuple[str, ...]]:
+        """Take in metric values; warn of a stage that does nothing or rejects all, and of drift that nobody corrects.
+
+        `prepare` does this with its own metrics. A trainer does it with those of `step`, and names the recipe: stages
+        that need the current policy, and drift without an old policy, show only there.
+        """
         effects = {
             name: (*self.effects.get(name, ()), value)[-self.window :]
             for name, value in values.items()
@@ -27,4 +38,18 @@ class SignalState:
                 )
             if len(seen) == self.window and stage.startswith("keep.") and all(value == 1 for value in seen):
                 said.append(f"{stage}: rejects everything: its effect was exactly 1 in the last {self.window} batches.")
+        if recipe is not None and "logratio_update/token_abs_mean" not in values:
+            said += drift_warning(recipe, values.get("logratio_total/token_abs_mean", 0.0))
         return replace(self, effects={**self.effects, **effects}), tuple(said)
+
+
+def drift_warning(recipe: Recipe, gap: float) -> tuple[str, ...]:
+    """Data that drifts although no part of the recipe accounts for it; `gap` is a mean |log-ratio| to the rollout."""
+    stages = (recipe.loss, *recipe.correction)
+    if gap <= DRIFT_WARNING or any(stage.pair in ("engine", "total") for stage in stages):
+        return ()
+    return (
+        f"the sampler differs from the trainer by {gap:.3g} a token (mean |log-ratio| to the rollout) and recipe "
+        f"{recipe.name!r} corrects for none of it, so every update is bent. "
+        "Add a correction (docs/off_policy_correction.md), or find the cause.",
+    )

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.diagnostics import by_sign, drift, kept_share, observed, stage_metrics
-from trimtab.signal.formula import Part
 from trimtab.signal.layout import Keep, PerToken, Scalar
 from trimtab.signal.metrics import Mean, Metric, Metrics, Sum
-from trimtab.signal.recipe import Recipe, Stage
+from trimtab.signal.part import Part
+from trimtab.signal.recipe import KL, Recipe, Stage, Term
 from trimtab.signal.reduce import sequence_any
 from trimtab.signal.stages import Decisions, conjunction, product, run_stages, stage_inputs
-from trimtab.signal.update import Decided, MicroBatch, Slice, Update, with_fields
+from trimtab.signal.update import Decided, MicroBatch, Slice, Update, total_weight, with_fields
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,15 @@ class StepResult:
     metrics: Metrics
 
     @property
+    def kept_weight(self) -> Tensor:
+        """Sum of all weights that acted, on this rank; with several ranks, sum it over them first."""
+        weights = [metric.value()[0] for name, metric in self.metrics.items() if name.startswith("weight/")]
+        return torch.stack(weights).sum()
+
+    @property
     def is_empty(self) -> bool:
         """Nothing was kept and no other term acts: skip the optimiser step and count it."""
-        weights = [m for name, m in self.metrics.items() if name.startswith("weight/")]
-        return all(float(m.value()[0]) == 0 for m in weights)
+        return float(self.kept_weight) == 0
 
 
 @torch.no_grad()
@@ -108,6 +113,11 @@ def token_loss(
 
     `logp_current` covers the micro-batch's trainable tokens, sequence after sequence in the order of `micro.sequences`.
     """
+    if not isinstance(micro, MicroBatch):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
+        raise SignalError(
+            f"token_loss: takes a micro-batch, not {type(micro).__name__}. First decide(update), then split: "
+            "for micro in decide(update).split(max_tokens=…)."
+        )
     part, recipe = micro.part, micro.part.recipe
     _check_given(part, logp_current=logp_current, entropy=entropy, value=value)
     available = _available(part, logp_current.detach())
@@ -117,11 +127,13 @@ def token_loss(
     policy, found = _policy(recipe, available, logp_current, keep)
     policy = policy * importance
     terms = {"policy": _weighted(policy, part.fields["weight_policy"], keep)}
-    kl = _kl(recipe, available, logp_current)
-    terms |= _regularisers(part, available, logp_current, kl, entropy, value)
+    kl = _kl(recipe, available, logp_current, keep)
+    others, value_seen = _regularisers(part, available, keep, kl, logp_current, entropy, value)
+    terms |= others
     loss = micro.data_parallel * torch.stack(list(terms.values())).sum()
-    _watch(loss, part.fields["weight_policy"].sum(), micro)
+    _watch(loss, total_weight(part), micro)
     metrics = _metrics(part, available, terms, keep, importance, found, late)
+    metrics = metrics.merge(Metrics(value_seen, {}))
     metrics = metrics.merge(Metrics(_means(kl, entropy), {}))
     return TokenLoss(loss, metrics, policy.detach(), keep, importance)
 
@@ -177,34 +189,51 @@ def _weighted(term: PerToken, weight: PerToken, keep: Keep) -> Scalar:
     return (torch.where(keep, term, torch.zeros_like(term)) * weight).sum()
 
 
-def _kl(recipe: Recipe, available: Mapping[str, Any], logp_current: PerToken) -> PerToken | None:
+def _kl(recipe: Recipe, available: Mapping[str, Any], logp_current: PerToken, keep: Keep) -> PerToken | None:
+    """The KL of the current policy, where it acts in the loss; on kept tokens only, the others enter as no drift."""
     if recipe.kl is None or recipe.kl.into != "loss":
         return None
     anchor = available.get(f"logp_{recipe.kl.anchor}")
-    return recipe.kl.part({**available, "logp_current": logp_current, "logp_anchor": anchor})
+    inputs: dict[str, Any] = {**available, "logp_current": logp_current, "logp_anchor": anchor}
+    if recipe.kl.on == "kept":
+        for name in ("logp_current", "logp_anchor", "logp_ref"):
+            inputs[name] = (
+                None if inputs[name] is None else torch.where(keep, inputs[name], torch.zeros_like(logp_current))
+            )
+    return recipe.kl.part(inputs)
 
 
 def _regularisers(
     part: Slice,
     available: Mapping[str, Any],
-    logp_current: PerToken,
+    keep: Keep,
     kl: PerToken | None,
+    logp_current: PerToken,
     entropy: PerToken | None,
     value: PerToken | None,
-) -> dict[str, Scalar]:
+) -> tuple[dict[str, Scalar], dict[str, Metric]]:
+    """The other terms, each over its own population, and what the value loss observed."""
     recipe, fields = part.recipe, part.fields
     terms: dict[str, Scalar] = {}
+    seen: dict[str, Metric] = {}
+    everything = torch.ones_like(keep)
+
+    def add(name: str, term: KL | Term, values: PerToken) -> None:
+        acts = keep if term.on == "kept" else everything
+        terms[name] = term.coef * _weighted(values, fields[f"weight_{name}"], acts)
+
     if recipe.kl is not None and kl is not None:
-        terms["kl"] = recipe.kl.coef * (kl * fields["weight_kl"]).sum()
+        add("kl", recipe.kl, kl)
     if recipe.entropy is not None and entropy is not None:
-        terms["entropy"] = -recipe.entropy.coef * (entropy * fields["weight_entropy"]).sum()
+        add("entropy", recipe.entropy, -entropy)
     if recipe.value is not None and value is not None:
         assert isinstance(recipe.value.part, Part)
-        distance, _ = recipe.value.part({**available, "value": value})
-        terms["value"] = recipe.value.coef * (distance * fields["weight_value"]).sum()
+        distance, found = recipe.value.part({**available, "value": value})
+        add("value", recipe.value, distance)
+        seen = observed(recipe.value.part.formula.name, found, everything, part.segments)
     if recipe.nll is not None:
-        terms["nll"] = recipe.nll.coef * (-logp_current * fields["weight_nll"]).sum()
-    return terms
+        add("nll", recipe.nll, -logp_current)
+    return terms, seen
 
 
 def _watch(loss: Scalar, weight: Tensor, micro: MicroBatch) -> None:
@@ -239,8 +268,8 @@ def _metrics(
         entries |= by_sign(label, "clipped", found["clipped_tokens"], advantage, keep)
     entries |= kept_share(keep, advantage, everything, segments)
     entries |= stage_metrics(late, advantage, everything, segments, before=part.fields["keep"])
-    before = sequence_any(part.fields["keep"], segments)
-    entries["voted_then_rejected/sequence_fraction"] = Mean.fraction(before & ~sequence_any(keep, segments))
+    stood = sequence_any(part.fields["voted"], segments)
+    entries["voted_then_rejected/sequence_fraction"] = Mean.fraction(stood & ~sequence_any(keep, segments))
     entries["importance/token_mean"] = Mean.of(importance, keep)
     metrics = Metrics(entries, {})
     for name, earlier in (("update", "logp_old"), ("total", "logp_rollout")):

@@ -127,9 +127,9 @@ class Decided:
 
     def check_spent(self, *, grad_scale: float = 1.0, tolerance: float = 1e-4) -> None:
         """Raise unless the gradients that flowed back used every weight once: none divided again, none left out."""
-        expected = self.whole.fields["weight_policy"].double().sum().item()
+        expected = total_weight(self.whole).item()
         spent = sum(((g.double() * w.double()).item() for g, w in self.ledger.entries), 0.0) / grad_scale
-        if abs(spent - expected) > tolerance * max(abs(expected), 1e-12):
+        if not abs(spent - expected) <= tolerance * max(abs(expected), 1e-12):
             raise SignalError(
                 f"check_spent: the weights of this optimiser step add up to {expected:.6g} but {spent:.6g} flowed "
                 f"back, so its gradient is off by {spent / expected if expected else float('nan'):.4g}. "
@@ -139,7 +139,15 @@ class Decided:
 
 
 def updates_of(prepared: "Prepared", num: int, together: str) -> Iterator[Update]:
-    """Cut a prepared batch into optimiser steps."""
+    """Cut a prepared batch into optimiser steps; only the very first of its first pass still has the old policy."""
+    recipe = prepared.recipe
+    fresh = not prepared.passes
+    if recipe.old == "current" and recipe.reads_old and (num > 1 or not fresh):
+        raise SignalError(
+            f"updates: recipe {recipe.name!r} has old = 'current', which follows the policy from step to step, so "
+            "current/old is always 1 and a second step on the batch has no anchor. Use old = 'recompute'."
+        )
+    prepared.passes.append(num)
     if together not in ("group", "sequence"):
         raise SignalError(f"updates: together = {together!r}; it is 'group' or 'sequence'.")
     levels = prepared.batch.levels
@@ -154,7 +162,7 @@ def updates_of(prepared: "Prepared", num: int, together: str) -> Iterator[Update
     whole = _whole(prepared)
     for place, chunk in enumerate(names.tensor_split(num)):
         chosen = training[torch.isin(unit, chunk)]
-        yield Update(whole.take(chosen), is_first=place == 0)
+        yield Update(whole.take(chosen), is_first=fresh and place == 0)
 
 
 def _whole(prepared: "Prepared") -> Slice:
@@ -167,6 +175,7 @@ def _whole(prepared: "Prepared") -> Slice:
         "advantage": prepared.advantage,
         "returns": prepared.returns,
         "keep": prepared.keep,
+        "voted": prepared.voted,
         "importance": prepared.importance,
         "token_key": _token_key(batch.segments, batch.sequence_id, prepared.seed),
         **batch.extra,
@@ -212,6 +221,12 @@ def _cuts(counts: SequenceIndex, max_tokens: int | None, num: int | None) -> lis
             start, held = i, 0
         held += count
     return [*cuts, (start, len(counts))]
+
+
+def total_weight(part: Slice) -> Tensor:
+    """Sum of the weights of every term: what an optimiser step has to spend."""
+    weights = [values.double().sum() for name, values in part.fields.items() if name.startswith("weight_")]
+    return torch.stack(weights).sum()
 
 
 def with_fields(part: Slice, **fields: Tensor) -> Slice:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from trimtab.signal import Recipe
-from trimtab.signal.formula import Part
+from trimtab.signal.part import Part
 
 
 def described(recipe: Recipe) -> dict[str, object]:

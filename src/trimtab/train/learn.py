@@ -14,6 +14,7 @@ from trimtab.errors import SignalError
 from trimtab.rollout.assemble import Assembled
 from trimtab.signal import (
     Decided,
+    Metrics,
     Prepared,
     Recipe,
     SignalBatch,
@@ -67,15 +68,18 @@ class Learner:
         batch, fields = self._scored(assembled)
         prepared, self._state = prepare(batch, self.recipe, self._state, version=version)
         metrics = prepared.metrics
+        stepped = Metrics.empty()
         norms: list[float] = []
         losses: list[float] = []
         num_updates = min(self._settings.updates_per_batch, _groups_that_train(prepared))
         for update in prepared.updates(num_updates) if num_updates else ():
             result = self._backward(assembled, decide(update, logp_now=self._now(assembled, update)))
-            metrics = metrics.merge(result.metrics)
+            stepped = stepped.merge(result.metrics)
             losses.append(float(result.loss))
             if not result.is_empty:
                 norms.append(self._optimizer_step())
+        self._state, said = self._state.observe(stepped.values(), self.recipe)
+        metrics = metrics.merge(stepped)
         own = {"train/updates": float(len(norms))}
         if losses:
             own["train/loss"] = sum(losses) / len(losses)
@@ -84,11 +88,11 @@ class Learner:
         if prepared.kl is not None:
             own["rollout/kl"] = float(prepared.kl.double().mean())
         skipped = self._settings.updates_per_batch - len(norms)
-        return Learned({**metrics.values(), **own}, tuple(prepared.warnings), skipped, fields)
+        return Learned({**metrics.values(), **own}, (*prepared.warnings, *said), skipped, fields)
 
     def _now(self, assembled: Assembled, update: Update) -> Tensor | None:
         """Log-probs before a later step on the same batch, where the recipe decides on them."""
-        if update.is_first or not self.recipe.needs_logp_now:
+        if not self.recipe.needs_logp_now or (update.is_first and self._has_old):
             return None
         with torch.no_grad():
             return torch.cat([self._pass(assembled, part).logp for part in self._slices(assembled, update.sequences)])
