@@ -14,6 +14,7 @@ from trimtab.errors import SignalError, nearest
 from trimtab.signal.door import (
     FLOATS,
     INTEGERS,
+    Numbers,
     TokenField,
     as_flags,
     as_vector,
@@ -94,14 +95,14 @@ class SignalBatch:
         return self.levels.segments
 
     @classmethod
-    def from_padded(cls, trainable: Tensor, *, reward: Tensor, group: Tensor, **fields: Any) -> "SignalBatch":
+    def from_padded(cls, trainable: Tensor, *, reward: Numbers, group: Numbers, **fields: Any) -> "SignalBatch":
         """From [rows, width] tensors, padded on either side; `trainable` may be bool, 0/1 integers or 0/1 floats."""
         refuse_layout(trainable.ndim != 2, f"trainable has shape {list(trainable.shape)}", "[rows, width]")
         cells, segments = padded_cells(as_flags(trainable))
         return _build(cells, segments, trainable.shape[1], reward, group, fields)
 
     @classmethod
-    def from_list(cls, trainable: Sequence[Tensor], *, reward: Tensor, group: Tensor, **fields: Any) -> "SignalBatch":
+    def from_list(cls, trainable: Sequence[Tensor], *, reward: Numbers, group: Numbers, **fields: Any) -> "SignalBatch":
         """From one 1-D tensor a sequence."""
         for i, entry in enumerate(trainable):
             refuse_layout(entry.ndim != 1, f"trainable[{i}] has shape {list(entry.shape)}", "one 1-D tensor a sequence")
@@ -110,7 +111,7 @@ class SignalBatch:
 
     @classmethod
     def from_packed(
-        cls, trainable: Tensor, cu_seqlens: Tensor, *, reward: Tensor, group: Tensor, **fields: Any
+        cls, trainable: Tensor, cu_seqlens: Tensor, *, reward: Numbers, group: Numbers, **fields: Any
     ) -> "SignalBatch":
         """From one packed 1-D row and its boundaries [0, end of sequence 0, …]."""
         refuse_layout(trainable.ndim != 1, f"trainable has shape {list(trainable.shape)}", "[tokens]")
@@ -119,10 +120,10 @@ class SignalBatch:
 
 
 def _build(
-    cells: Cells, segments: Segments, width: int | None, reward: Tensor, group: Tensor, given: dict[str, Any]
+    cells: Cells, segments: Segments, width: int | None, rewards: Numbers, groups: Numbers, given: dict[str, Any]
 ) -> SignalBatch:
     """Gather, check, and only then make the batch."""
-    reward, group = as_vector(reward, "reward"), as_vector(group, "group")
+    reward, group = as_vector(rewards, "reward"), as_vector(groups, "group")
     known = {f.name for f in fields(SignalBatch)} | {"episode", "attention"}
     unknown = sorted(given.keys() - known)
     if unknown:

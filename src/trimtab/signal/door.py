@@ -13,6 +13,7 @@ from trimtab.errors import SignalError
 from trimtab.signal.layout import Cells, Levels, Segments, places, renumbered
 
 TokenField = Tensor | Sequence[Tensor]
+Numbers = Tensor | Sequence[float]
 
 LOGP_SLACK = 1e-4
 """How far above 0 a log-prob may lie: float32 log-softmax rounding stays below 1e-5, a probability or loss does not."""
@@ -118,7 +119,7 @@ def moved_reward(
     return flat.new_zeros(segments.num_tokens).index_add(0, home, flat[paid])
 
 
-def as_vector(values: object, name: str) -> Tensor:
+def as_vector(values: Numbers, name: str) -> Tensor:
     """One number an episode, from a tensor, a list or an array."""
     try:
         return values if isinstance(values, Tensor) else torch.as_tensor(values)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
-from trimtab.signal.door import LOGP_SLACK
+from trimtab.signal.door import LOGP_SLACK, Numbers
 from trimtab.signal.layout import Scalar
 from trimtab.signal.preparation import prepare
 from trimtab.signal.recipe import Recipe
@@ -23,8 +23,8 @@ def loss(
     *,
     recipe: str | Recipe,
     mask: Tensor,
-    reward: Tensor,
-    group: Tensor,
+    reward: Numbers,
+    group: Numbers,
     entropy: Tensor | None = None,
     value: Tensor | None = None,
     value_old: Tensor | None = None,
