@@ -12,7 +12,9 @@ from torch import Tensor
 from trimtab.sentinel import Case, Out, Result, Subject
 from trimtab.sentinel.targets.trimtab import bind
 from trimtab.signal import find
+from trimtab.signal.advantage import gae
 from trimtab.signal.layout import Segments
+from trimtab.signal.normalize import leave_one_out
 from trimtab.signal.reduce import aggregate, bounded_exp, segment_sum, sequence_mean, to_tokens
 
 PLANTED: dict[str, list[Subject]] = {}
@@ -347,3 +349,82 @@ def rejections_summed_over_sequences(
     drift = sequence_mean((logp_anchor - logp_current).detach(), segments)
     rejected = (sequence_mean(advantage, segments) < 0) & (drift > delta)
     return to_tokens(~rejected, segments), {"drifted_sequences": rejected.double() * segments.token_counts}
+
+
+# --- found by a review: gradients, second results, lists, token rewards ---------------------------------------------
+
+
+@broken("equals_definition", "kl.k3")
+def kl_without_gradient(logp_current: Tensor, logp_ref: Tensor) -> Tensor:
+    difference = logp_ref - logp_current.detach()
+    return bounded_exp(difference) - difference - 1
+
+
+@broken("equals_definition", "kl.k1")
+def kl_that_trains_the_reference(logp_current: Tensor, logp_ref: Tensor) -> Tensor:
+    return logp_current - logp_ref
+
+
+@broken("equals_definition", "policy_loss.clipped", band=(0.8, 1.2))
+def clip_with_gradient_through_it(
+    logp_current: Tensor, logp_anchor: Tensor, advantage: Tensor, *, band: tuple[float, float]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    ratio = bounded_exp(logp_current - logp_anchor.detach())
+    held = ratio + (ratio.clamp(*band) - ratio).detach()
+    return -torch.minimum(ratio * advantage.detach(), held * advantage.detach()), {}
+
+
+@broken("metric_truth", "normalize.leave_one_out")
+def signal_where_there_is_none(
+    reward: Tensor, votes: Tensor, group_of_episode: Tensor, num_groups: int
+) -> tuple[Tensor, Tensor]:
+    value, has_signal = leave_one_out(reward, votes, group_of_episode, num_groups)
+    return value, ~has_signal
+
+
+@broken("equals_definition", "advantage.gae", gamma=1.0, lam=0.95)
+def returns_that_are_zero(
+    token_reward: Tensor, value_old: Tensor, value_after: Tensor, ended: Tensor, segments: Segments, **settings: float
+) -> tuple[Tensor, Tensor]:
+    advantage, returns = gae(token_reward, value_old, value_after, ended, segments, **settings)
+    return advantage, torch.zeros_like(returns)
+
+
+def _shapes_a_list_in_place(case: Case, options: Mapping[str, Any]) -> Out:
+    kl = case.list("logp_old")
+    for entry in kl:
+        entry.mul_(-0.05)
+    return {"value": Result(case.from_list([entry.clone() for entry in kl]), "token", "reward")}
+
+
+PLANTED["no_aliasing"].append(Subject("shapes_a_list_in_place", _shapes_a_list_in_place, frozenset({"logp_old"})))
+
+
+def _batch_mean_of_token_rewards(case: Case, options: Mapping[str, Any]) -> Out:
+    total = segment_sum(case.flat("token_reward"), case.segments.sequence_of_token, case.num_sequences)
+    return {"value": Result(total - total.mean(), "sequence", "advantage")}
+
+
+PLANTED["group_isolation"].append(
+    Subject("batch_mean_of_token_rewards", _batch_mean_of_token_rewards, frozenset({"token_reward"}), couples="group")
+)
+
+
+@broken("decision_granularity", "keep.token_band", band=(0.5, 2.0))
+def soft_decision(logratio: Tensor, *, band: tuple[float, float]) -> tuple[Tensor, dict[str, Tensor]]:
+    return torch.sigmoid(logratio.detach()), {}
+
+
+@broken("importance_contract", "importance.truncated", level="token", band=(0.0, 2.0))
+def importance_that_drops_tokens(
+    logratio: Tensor, segments: Segments, *, level: str, band: tuple[float, float]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    ratio = bounded_exp(logratio.detach())
+    return torch.where(ratio > band[1], 0.0, ratio), {}
+
+
+@padded("suppressed_do_not_vote")
+def loss_that_lets_the_suppressed_vote(case: Case) -> Tensor:
+    reward = case.sequences["reward"]
+    advantage = (reward - reward.mean())[case.owner][case.trainable]
+    return -(advantage * case.flat("logp_current") * case.sequences["votes"][case.owner][case.trainable]).sum()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from trimtab.errors import TrimtabError
 from trimtab.sentinel import CannotRepresent, Case, Out, Result, Subject, check, run
 from trimtab.sentinel.search import build, directed
 from trimtab.sentinel.subject import same
@@ -117,8 +118,35 @@ def test_a_crash_of_the_subject_is_not_a_pass() -> None:
     def crash(case: Case, options: object) -> Out:
         raise RuntimeError("boom")
 
-    with pytest.raises(RuntimeError, match="boom"):
-        check(subject(crash), "mask_content", examples=1)
+    verdict = check(subject(crash), "mask_content", examples=1)
+    assert (verdict.status, verdict.reason) == ("could not run", "RuntimeError: boom")
+
+
+def test_an_unknown_invariant_is_refused_with_the_nearest() -> None:
+    with pytest.raises(TrimtabError, match="no entry is called 'spilt'; did you mean 'split'"):
+        check(subject(sum_of_squares), "spilt")
+
+
+def test_a_loss_that_is_not_connected_is_a_finding() -> None:
+    def detached(case: Case, options: object) -> Out:
+        return {"loss": Result(case.flat("logp_current").detach().square().sum(), "scalar", "loss")}
+
+    assert check(subject(detached), "split", examples=1).status == "bug"
+
+
+def test_a_result_that_is_never_finite_is_a_finding() -> None:
+    def always_nan(case: Case, options: object) -> Out:
+        return {"loss": Result(case.flat("logp_current").sum() * float("nan"), "scalar", "loss")}
+
+    assert check(subject(always_nan), "nonfinite_isolation", examples=1).status == "bug"
+
+
+def test_a_mean_metric_beside_a_right_loss_is_no_finding() -> None:
+    def with_mean(case: Case, options: object) -> Out:
+        mean = case.flat("logp_current").detach().mean()
+        return {**sum_of_squares(case, options), "mean": Result(mean, "scalar", "metric", adds_up=False)}
+
+    assert check(subject(with_mean), "split", examples=3).status == "holds"
 
 
 def test_built_cases_carry_what_follows_from_their_shape() -> None:

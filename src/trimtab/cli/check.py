@@ -19,7 +19,7 @@ def run_check(target: str, seed: int, examples: int, output: str, out: Path | No
     """Check a target; returns the exit code."""
     verdicts = _verdicts(target, seed, examples, show=output == "text")
     found = [v for v in verdicts if v.status == "bug"]
-    unrun = [v for v in verdicts if v.status == "could not exercise"]
+    unrun = [v for v in verdicts if v.status in ("could not exercise", "could not run")]
     text = _json(target, seed, verdicts) if output == "json" else _text(target, seed, verdicts)
     if out is not None:
         out.write_text(text + "\n", encoding="utf-8")

@@ -9,7 +9,7 @@ know nothing of them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -102,9 +102,9 @@ class Case:
         return values.reshape(-1)[place[self.trainable.nonzero().squeeze(1)]]
 
     def list(self, name: str) -> list[Tensor]:
-        """One 1-D tensor a sequence, every token of it."""
+        """One 1-D tensor a sequence, every token of it: views of the leaf."""
         source = self.tokens[name] if name != "trainable" else self.trainable.to(torch.float64)
-        return [source[self.owner == i] for i in range(self.num_sequences)]
+        return cast("list[Tensor]", list(source.split([len(kinds) for kinds in self.kinds])))
 
     def from_list(self, values: Sequence[Tensor]) -> Tensor:
         """A subject's per-sequence results at the trainable tokens."""

@@ -5,7 +5,7 @@ reductions, one token at a time. `equals_definition` and `metric_truth` compare 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,7 +14,8 @@ from torch import Tensor
 from trimtab.sentinel.case import Case
 
 Flags = dict[str, list[bool]]
-Answer = tuple[list[float], Flags]
+Answer = tuple[list[float], Mapping[str, list[bool] | list[float]]]
+"""One number a token or sequence, and what else the formula returns: observations, a value target."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def not_ended_scale(p: Plain, factor: float) -> Answer:
 
 
 def raw(p: Plain) -> Answer:
-    return list(p.reward), {}
+    return list(p.reward), {"has_signal": [True] * len(p.reward)}
 
 
 def _voters(p: Plain, i: int, level: str) -> list[float]:
@@ -120,12 +121,13 @@ def _voters(p: Plain, i: int, level: str) -> list[float]:
 
 def mean_std(p: Plain, mean: str, std: str, ddof: int, eps: float) -> Answer:
     out: list[float] = []
+    level = "group" if "group" in (mean, std) else "batch"
+    enough = [mean == std == "none" or len(_voters(p, i, level)) >= 2 for i in range(len(p.reward))]
     for i, reward in enumerate(p.reward):
-        level = "group" if "group" in (mean, std) else "batch"
         if mean == std == "none":
             out.append(reward)
             continue
-        if len(_voters(p, i, level)) < 2:
+        if not enough[i]:
             out.append(0.0)
             continue
         value = reward
@@ -138,27 +140,30 @@ def mean_std(p: Plain, mean: str, std: str, ddof: int, eps: float) -> Answer:
             spread = math.sqrt(sum((v - centre) ** 2 for v in votes) / max(len(votes) - ddof, 1))
             value = value / (spread + eps) if len(set(votes)) > 1 else value
         out.append(value)
-    return out, {}
+    return out, {"has_signal": enough}
 
 
 def leave_one_out(p: Plain) -> Answer:
     out: list[float] = []
+    signal: list[bool] = []
     for i, reward in enumerate(p.reward):
         others = [r for j, r in enumerate(p.reward) if j != i and p.votes[j] and p.group[j] == p.group[i]]
-        enough = others and len(_voters(p, i, "group")) >= 2
-        out.append(reward - sum(others) / len(others) if enough else 0.0)
-    return out, {}
+        signal.append(bool(others) and len(_voters(p, i, "group")) >= 2)
+        out.append(reward - sum(others) / len(others) if signal[-1] else 0.0)
+    return out, {"has_signal": signal}
 
 
 # --- advantage ----------------------------------------------------------------------------------------------------
 
 
 def broadcast(p: Plain) -> Answer:
-    return _each(p, lambda t: p.outcome[p.row_of[t]]), {}
+    advantage = _each(p, lambda t: p.outcome[p.row_of[t]])
+    return advantage, {"returns": advantage}
 
 
 def reward_to_go(p: Plain, gamma: float) -> Answer:
-    return _each(p, lambda t: sum(gamma ** (s - t) * p.token_reward[s] for s in p.rows[p.row_of[t]] if s >= t)), {}
+    togo = _each(p, lambda t: sum(gamma ** (s - t) * p.token_reward[s] for s in p.rows[p.row_of[t]] if s >= t))
+    return togo, {"returns": togo}
 
 
 def gae(p: Plain, gamma: float, lam: float) -> Answer:
@@ -169,7 +174,7 @@ def gae(p: Plain, gamma: float, lam: float) -> Answer:
         for t in reversed(row):
             running = p.token_reward[t] + gamma * after - p.value_old[t] + gamma * lam * running
             out[t], after = running, p.value_old[t]
-    return out, {}
+    return out, {"returns": [advantage + value for advantage, value in zip(out, p.value_old, strict=True)]}
 
 
 # --- correction ---------------------------------------------------------------------------------------------------

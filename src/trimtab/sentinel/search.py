@@ -13,12 +13,12 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from trimtab.errors import TrimtabError
+from trimtab.errors import TrimtabError, unknown_name
 from trimtab.sentinel.case import CannotRepresent, Case
 from trimtab.sentinel.invariants import INVARIANTS, Violation
 from trimtab.sentinel.subject import Subject
 
-Status = Literal["holds", "bug", "waived", "could not exercise"]
+Status = Literal["holds", "bug", "waived", "could not exercise", "could not run"]
 
 LOGPS = ("logp_current", "logp_old", "logp_rollout", "logp_ref")
 SIGNED = ("advantage", "value", "value_old", "returns", "token_reward")
@@ -46,18 +46,23 @@ class _Found(Exception):
 
 def check(subject: Subject, name: str, *, seed: int = 0, examples: int = 25) -> Verdict:
     """Hold a subject to one invariant, on the directed cases and on `examples` random ones."""
+    if name not in INVARIANTS:
+        raise TrimtabError(unknown_name("invariant", name, sorted(INVARIANTS)))
     if name in subject.waived:
         return Verdict(subject.label, name, "waived", 0, reason=subject.waived[name])
     taken = 0
     worst: tuple[Case, Violation] | None = None
-    why = ""
+    why = crash = ""
 
     def attempt(case: Case) -> Violation | None:
-        nonlocal taken, why
+        nonlocal taken, why, crash
         try:
             found = INVARIANTS[name].check(subject, subject.adapt(case))
         except (CannotRepresent, TrimtabError) as error:
             why = str(error)
+            return None
+        except Exception as error:  # foreign code may raise anything; its first error is the verdict
+            crash = crash or f"{type(error).__name__}: {error}"
             return None
         taken += 1
         return found
@@ -89,6 +94,8 @@ def check(subject: Subject, name: str, *, seed: int = 0, examples: int = 25) -> 
     if worst is not None:
         worst = _fewest(worst, attempt)
         return Verdict(subject.label, name, "bug", taken, worst[1], worst[0])
+    if crash:
+        return Verdict(subject.label, name, "could not run", taken, reason=crash)
     return Verdict(
         subject.label,
         name,

@@ -29,6 +29,8 @@ class Result:
     kind: Kind
     scope: str = "token"
     """For a decision: the level it is taken at."""
+    adds_up: bool = True
+    """For a scalar: whether the parts' values sum to the whole's; a metric that is a mean or an extremum does not."""
 
 
 Out = Mapping[str, Result]
@@ -54,8 +56,10 @@ class Subject:
     promises: tuple[str, ...] | None = None
     """The invariants it is held to; None for all."""
     waived: Mapping[str, str] = field(default_factory=dict[str, str])
-    exact: bool = True
+    exact: bool = False
     """Parts must give the whole's numbers bit for bit in float64."""
+    stops_gradient: bool = False
+    """Part of its value is detached on purpose, so its gradient is not the derivative of its value."""
     reads: frozenset[str] | None = None
     """Case fields it reads; the search leaves all others at rest. None for all."""
     adapt: Callable[[Case], Case] = lambda case: case
@@ -99,7 +103,7 @@ def run(subject: Subject, case: Case) -> Seen:
     out = called(subject, fresh)
     gradients: dict[str, dict[str, Tensor]] = {}
     for name, result in out.items():
-        if result.kind in ("loss", "term", "importance") and result.value.requires_grad:
+        if result.value.requires_grad:
             found = torch.autograd.grad(
                 result.value.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True
             )
@@ -118,3 +122,13 @@ def same(first: Tensor, second: Tensor, *, tolerance: float = 1e-9) -> bool:
     single = any(one.dtype.is_floating_point and one.dtype != torch.float64 for one in (first, second))
     allowed = max(tolerance, SINGLE) if single and tolerance else tolerance
     return bool(torch.allclose(first.double(), second.double(), rtol=allowed, atol=allowed, equal_nan=True))
+
+
+TRAINED = ("logp_current", "value", "entropy")
+"""The inputs a loss may send gradient into; everything else is held fixed."""
+
+
+def same_gradient(first: Tensor, second: Tensor, result: Result, *, tolerance: float = 1e-9) -> bool:
+    """As `same`, in the precision of the result the gradient is of: leaves are float64 whatever a subject casts to."""
+    single = result.value.dtype != torch.float64
+    return same(first, second, tolerance=max(tolerance, SINGLE) if single and tolerance else tolerance)

@@ -20,7 +20,14 @@ from trimtab.signal.reduce import segment_sum
 Level = Literal["none", "group", "batch"]
 Normalized = tuple[PerEpisode, EpisodeFlag]
 
-_PROMISES = ("no_aliasing", "permutation", "group_isolation", "suppressed_do_not_vote", "equals_definition")
+_PROMISES = (
+    "no_aliasing",
+    "permutation",
+    "group_isolation",
+    "suppressed_do_not_vote",
+    "equals_definition",
+    "metric_truth",
+)
 
 
 @formula(source="Williams 1992, REINFORCE, without a baseline", scope="episode", promises=_PROMISES)

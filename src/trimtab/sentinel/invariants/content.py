@@ -36,6 +36,9 @@ def mask_content(subject: Subject, case: Case) -> Violation | None:
 )
 def nonfinite_isolation(subject: Subject, case: Case) -> Violation | None:
     base = run(subject, case.refilled(0.0))
+    for name, value in base.values.items():
+        if not bool(torch.isfinite(value.double()).all()):
+            return Violation(f"{name} is not finite although every input is", numbers(value), "finite")
     for content in (float("nan"), float("inf"), float("-inf")):
         found = _moved(case, base, run(subject, case.refilled(content)), f"putting {content} into untrainable cells")
         if found:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.invariants.declare import Violation, invariant, numbers
-from trimtab.sentinel.subject import Subject, of_kind, run, same
+from trimtab.sentinel.subject import TRAINED, Seen, Subject, of_kind, run, same, same_gradient
 from trimtab.signal.layout import places
 
 _LOGPS = ("logp_current", "logp_old", "logp_rollout", "logp_ref")
@@ -23,36 +23,40 @@ def decision_granularity(subject: Subject, case: Case) -> Violation | None:
     base = run(subject, case)
     owner = case.segments.sequence_of_token
     for name, result in of_kind(base.results, case, "keep"):
-        keep = base.values[name].bool()
-        if result.scope == "sequence":
-            for sequence in range(case.num_sequences):
-                decided = keep[owner == sequence]
-                if decided.numel() and bool(decided.any()) and not bool(decided.all()):
-                    return Violation(
-                        f"{name} is not one decision in sequence {sequence}",
-                        numbers(decided.int()),
-                        "all equal",
-                        tuple(places((owner == sequence) & keep)),
-                    )
-        if result.scope == "token":
-            found = _reads_others(subject, case, name)
+        keep = base.values[name]
+        if bool(((keep != 0) & (keep != 1)).any()):
+            return Violation(f"{name} is no decision", numbers(keep), "0 or 1")
+        decisions = [keep[owner == i].bool() for i in range(case.num_sequences)]
+        split = [i for i, one in enumerate(decisions) if bool(one.any()) and not bool(one.all())]
+        if result.scope == "sequence" and split:
+            inside = (owner == split[0]) & keep.bool()
+            decided = numbers(decisions[split[0]].int())
+            return Violation(
+                f"{name} is not one decision in sequence {split[0]}", decided, "all equal", tuple(places(inside))
+            )
+        if result.scope in ("token", "sequence"):
+            found = _reads_others(subject, case, name, base.values[name], by_sequence=result.scope == "sequence")
             if found:
                 return found
     return None
 
 
-def _reads_others(subject: Subject, case: Case, name: str) -> Violation | None:
-    """Change one token's log-probs; the decisions about all others must stand."""
-    base = run(subject, case).values[name]
-    tokens = places(case.trainable)
-    for index, place in enumerate(tokens):
+def _reads_others(subject: Subject, case: Case, name: str, base: Tensor, *, by_sequence: bool) -> Violation | None:
+    """Change everything about one token (one sequence); the decisions about all others must stand."""
+    tokens = torch.tensor(places(case.trainable), dtype=torch.long)
+    owner = case.segments.sequence_of_token
+    units = range(case.num_sequences) if by_sequence else range(len(tokens))
+    for unit in units:
+        inside = owner == unit if by_sequence else torch.arange(len(tokens)) == unit
+        if not bool(inside.any()):
+            continue
         moved = {
-            n: case.tokens[n].clone().index_fill(0, torch.tensor([place]), -3.0) for n in _LOGPS if n in case.tokens
+            n: v.clone().index_fill(0, tokens[inside], -3.0) for n, v in case.tokens.items() if v.dtype == torch.float64
         }
         other = run(subject, case.with_tokens(**moved)).values[name]
-        others = torch.arange(len(tokens)) != index
-        if not same(base[others], other[others]):
-            return Violation(f"changing token {index} changes {name} elsewhere", numbers(other), numbers(base))
+        if not same(base[~inside].double(), other[~inside].double()):
+            what = "sequence" if by_sequence else "token"
+            return Violation(f"changing {what} {unit} changes {name} elsewhere", numbers(other), numbers(base))
     return None
 
 
@@ -71,8 +75,8 @@ def importance_contract(subject: Subject, case: Case) -> Violation | None:
         value = seen.values[name]
         if any(bool((g != 0).any()) for g in seen.gradients.get(name, {}).values()):
             return Violation(f"{name} carries gradient", "gradient", "detached")
-        if bool((value < 0).any()) or not bool(torch.isfinite(value).all()):
-            return Violation(f"{name} is negative or not finite", numbers(value), ">= 0 and finite")
+        if bool((value <= 0).any()) or not bool(torch.isfinite(value).all()):
+            return Violation(f"{name} is not above zero and finite", numbers(value), "> 0: dropping a token is a keep")
         low, high = subject.options.get("band", (0.0, float("inf")))
         if bool((value < low - 1e-12).any()) or bool((value > high + 1e-12).any()):
             return Violation(f"{name} leaves its band", numbers(value), [low, high])
@@ -96,15 +100,16 @@ def _agreed(case: Case) -> Case:
 )
 def on_policy_identity(subject: Subject, case: Case) -> Violation | None:
     seen = run(subject, _agreed(case))
-    for name, _ in of_kind(seen.results, case, "term"):
+    for name, result in of_kind(seen.results, case, "term"):
+        if name not in seen.gradients:
+            return Violation(f"{name} is not connected to its inputs", "no gradient", "-A")
         gradient = seen.gradients[name]["logp_current"][case.trainable]
         expected, acts = -case.flat("advantage"), _acting(subject, case)
-        if not same(gradient[acts], expected[acts]):
+        if not same_gradient(gradient[acts], expected[acts], result):
             return Violation(f"d {name} / d logp_current is not -A on-policy", numbers(gradient), numbers(expected))
-        if "logp_anchor" in subject.inputs:
-            into_old = seen.gradients[name]["logp_old"]
-            if bool((into_old != 0).any()):
-                return Violation(f"{name} sends gradient into logp_old", numbers(into_old), 0.0)
+        found = into_fixed(seen, name)
+        if found:
+            return found
     return None
 
 
@@ -114,3 +119,11 @@ def _acting(subject: Subject, case: Case) -> Tensor:
         return case.flat("keep") & ~case.flat("selected")
     keep = case.flat("keep")
     return keep if "keep" in subject.inputs else torch.ones_like(keep)
+
+
+def into_fixed(seen: Seen, name: str) -> Violation | None:
+    """Gradient into an input that a loss holds fixed: an old policy, a reference, an advantage, a return."""
+    for leaf, gradient in seen.gradients.get(name, {}).items():
+        if leaf not in TRAINED and bool((gradient != 0).any()):
+            return Violation(f"{name} sends gradient into {leaf}", numbers(gradient), 0.0)
+    return None

@@ -20,6 +20,9 @@ from trimtab.sentinel.subject import Seen, Subject, run, same
 )
 def split(subject: Subject, case: Case) -> Violation | None:
     whole = run(subject, case)
+    for name, result in whole.results.items():
+        if result.kind in ("loss", "term") and not result.value.requires_grad:
+            return Violation(f"{name} is not connected to its inputs", "no gradient", "a gradient, if only zero")
     count = case.num_sequences
     for cuts in ((0, count // 2, count), tuple(range(count + 1))):
         groups = [list(range(a, b)) for a, b in pairwise(cuts) if b > a]
@@ -39,6 +42,8 @@ def _joined(
     what = f"cutting {case.num_sequences} sequences into {[len(g) for g in groups]}"
     for name, result in whole.results.items():
         pieces = [one.values[name] for one in seen]
+        if result.level == "scalar" and not result.adds_up:
+            continue
         if result.level == "scalar":
             total = sum(pieces[1:], pieces[0]) if subject.combine == "sum" else subject.combine(pieces, parts)
             if not same(whole.values[name], total):

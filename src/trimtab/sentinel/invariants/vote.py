@@ -1,11 +1,13 @@
 """Who may move whom: groups, and samples that were suppressed."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.invariants.declare import Violation, invariant, numbers
-from trimtab.sentinel.subject import Seen, Subject, run, same
+from trimtab.sentinel.subject import Seen, Subject, run, same, same_gradient
 from trimtab.signal.layout import places
 
 
@@ -25,8 +27,7 @@ def group_isolation(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("there is one group")
     for group in sorted({int(group) for group in groups}):
         inside = groups == group
-        reward = torch.where(inside, case.sequences["reward"] * 3 + 7, case.sequences["reward"])
-        other = run(subject, case.with_sequences(reward=reward))
+        other = run(subject, _rewarded(case, inside, lambda reward: reward * 3 + 7))
         found = _others_moved(case, base, other, inside, f"changing the rewards of group {group}")
         if found:
             return found
@@ -46,8 +47,7 @@ def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("nothing is suppressed")
     base = run(subject, case)
     for value in (100.0, -3.0):
-        reward = torch.where(suppressed, torch.full_like(case.sequences["reward"], value), case.sequences["reward"])
-        other = run(subject, case.with_sequences(reward=reward))
+        other = run(subject, _rewarded(case, suppressed, lambda reward, to=value: torch.full_like(reward, to)))
         what = f"setting the reward of the suppressed sequences to {value:g}"
         found = _others_moved(case, base, other, suppressed, what)
         if found:
@@ -55,16 +55,34 @@ def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
     return None
 
 
+def _rewarded(case: Case, chosen: Tensor, change: Callable[[Tensor], Tensor]) -> Case:
+    """Other rewards for some sequences, whichever way they arrive: one a sequence, or on its tokens."""
+    reward, paid = case.sequences["reward"], case.tokens.get("token_reward")
+    other = case.with_sequences(reward=torch.where(chosen, change(reward), reward))
+    if paid is None:
+        return other
+    return other.with_tokens(token_reward=torch.where(chosen[case.owner] & case.trainable, change(paid), paid))
+
+
 def _others_moved(case: Case, base: Seen, other: Seen, changed: Tensor, what: str) -> Violation | None:
-    told_apart = [(name, result) for name, result in base.results.items() if result.level != "scalar"]
-    if not told_apart:
-        raise case.cannot("no result tells sequences apart")
-    for name, result in told_apart:
+    """Whether a result, or a loss's gradient, of an unchanged sequence moved."""
+    looked = False
+    for name, result in base.results.items():
         before, after = base.values[name], other.values[name]
-        outside = ~changed if result.level == "sequence" else ~changed[case.segments.sequence_of_token]
-        if before.shape[0] != outside.shape[0]:
-            return Violation(f"{name} has {before.shape[0]} entries", before.shape[0], outside.shape[0])
-        if not same(before[outside], after[outside]):
-            apart = tuple(places((before != after) & outside))
-            return Violation(f"{what} changes {name} of others", numbers(after), numbers(before), apart)
+        if result.level != "scalar":
+            outside = ~changed if result.level == "sequence" else ~changed[case.segments.sequence_of_token]
+            if before.shape[0] != outside.shape[0]:
+                return Violation(f"{name} has {before.shape[0]} entries", before.shape[0], outside.shape[0])
+            if not same(before[outside], after[outside]):
+                apart = tuple(places((before != after) & outside))
+                return Violation(f"{what} changes {name} of others", numbers(after), numbers(before), apart)
+            looked = True
+        elif name in base.gradients:
+            outside = ~changed[case.owner]
+            first, second = (seen.gradients[name]["logp_current"] for seen in (base, other))
+            if not same_gradient(first[outside], second[outside], result):
+                return Violation(f"{what} changes d {name} / d logp_current of others", numbers(second), numbers(first))
+            looked = True
+    if not looked:
+        raise case.cannot("no result tells sequences apart")
     return None

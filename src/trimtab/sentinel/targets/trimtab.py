@@ -1,7 +1,7 @@
 """Trimtab itself as a target: every formula and every recipe, held to what it promises."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -64,6 +64,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 """The settings each formula is checked with; one without settings is checked as it is."""
 
 
+STOPS_GRADIENT = ("policy_loss.clipped_importance", "policy_loss.geometric_clipped_token")
+"""Formulas with a stop-gradient inside; tests/golden checks their gradients by identity."""
+
+
 def formula_subjects() -> list[Subject]:
     """Every formula of the catalogue, in every listed variant."""
     return [bind(entry, settings) for name, entry in catalog().items() for settings in VARIANTS.get(name, [{}])]
@@ -81,7 +85,7 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
         value, seen = DEFINITIONS[entry.name](plain(case), **options)
         level, kind = _KINDS[entry.stage]
         found = {"value": Result(torch.tensor(value, dtype=torch.float64), level, kind, entry.scope)}
-        return found | {n: _observation(n, torch.tensor(flags, dtype=torch.bool)) for n, flags in seen.items()}
+        return found | {name: _second(name, _tensor(values)) for name, values in seen.items()}
 
     wide = "batch" in settings.values() or entry.stage in ("select", "weighting", "reward")
     return Subject(
@@ -92,6 +96,8 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
         couples="batch" if wide else "group" if entry.stage == "normalize" else "sequence",
         definition=define if entry.name in DEFINITIONS else None,
         promises=tuple(p for p in entry.promises if not (wide and p == "group_isolation")),
+        exact=True,
+        stops_gradient=entry.name in STOPS_GRADIENT,
         reads=_reads(entry),
         adapt=_constant_inside if entry.constant_advantage else lambda case: case,
     )
@@ -127,19 +133,29 @@ def _inputs(entry: Formula, given: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _results(entry: Formula, returned: Tensor | tuple[Tensor, Tensor | dict[str, Tensor]]) -> Out:
-    """What a formula gives: its value alone, with its observations, or (an advantage) with its returns."""
+SECOND = {"advantage": "returns", "normalize": "has_signal"}
+"""What the formulas of a stage return beside their value, where it is one tensor."""
+
+
+def _results(entry: Formula, returned: object) -> Out:
     level, kind = _KINDS[entry.stage]
-    value, rest = returned if isinstance(returned, tuple) else (returned, None)
-    seen = rest if isinstance(rest, dict) else {}
-    return {
-        "value": Result(value, level, kind, entry.scope),
-        **{name: _observation(name, flags) for name, flags in seen.items()},
-    }
+    value, rest = cast("tuple[Tensor, object]", returned if isinstance(returned, tuple) else (returned, {}))
+    out = {"value": Result(value, level, kind, entry.scope)}
+    others = cast("dict[str, Tensor]", rest if isinstance(rest, dict) else {SECOND[entry.stage]: rest})
+    return out | {name: _second(name, tensor) for name, tensor in others.items()}
 
 
-def _observation(name: str, flags: Tensor) -> Result:
-    return Result(flags, "sequence" if name.endswith("_sequences") else "token", "observation")
+def _tensor(values: list[bool] | list[float]) -> Tensor:
+    flags = all(isinstance(value, bool) for value in values)
+    return torch.tensor(values, dtype=torch.bool if flags else torch.float64)
+
+
+def _second(name: str, values: Tensor) -> Result:
+    """Observations, a value target, or which episodes have a signal."""
+    if name == "returns":
+        return Result(values.double(), "token", "return")
+    by_sequence = name.endswith("_sequences") or name == "has_signal"
+    return Result(values, "sequence" if by_sequence else "token", "observation")
 
 
 # --- whole recipes ------------------------------------------------------------------------------------------------
@@ -168,7 +184,7 @@ def bind_recipe(chosen: Recipe, name: str | None = None) -> Subject:
 
     return Subject(
         name=f"recipe.{name or chosen.name}", call=call, inputs=frozenset({"logp_current", *chosen.needs}),
-        couples="batch" if wide else "group", promises=PIPELINE_PROMISES,
+        couples="batch" if wide else "group", promises=PIPELINE_PROMISES, exact=True,
     )  # fmt: skip
 
 
