@@ -64,7 +64,19 @@ def test_explain_announces_the_extra_forward_pass(tmp_path: Path) -> None:
     run.write_text(
         'recipe = "tis"\nsignal.loss = { formula = "covariance_clipped", anchor = "old" }\n', encoding="utf-8"
     )
-    assert "one forward pass without gradient" in " ".join(invoke("explain", str(run)).output.split())
+    assert "decide: one without gradient an optimiser step after the first" in " ".join(
+        invoke("explain", str(run)).output.split()
+    )
+
+
+def test_one_setting_of_a_recipe_is_changed_by_one_key() -> None:
+    output = " ".join(
+        invoke("explain", "dapo", "signal.loss.band=[0.8,1.3]", "signal.weighting.over=kept").output.split()
+    )
+    assert "policy_loss.clipped(band=(0.8, 1.3)) against old" in output
+    assert "weighting.token_mean(over=kept)" in output
+    changed = " ".join(invoke("explain", "grpo", "signal.kl.coef=0.01").output.split())
+    assert "0.01 x kl.k3() on all" in changed
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
@@ -143,12 +155,17 @@ def test_the_catalogue_needs_no_extra() -> None:
         (["train.steps=0"], "train.steps = 0 is not possible"),
         (["recipe=dappo"], "no entry is called 'dappo'; did you mean 'dapo'"),
         (["no_such_file.toml"], "there is no such file"),
-        (["train.steps"], "there is no such file"),
+        (["train.steps"], "to change a setting, write train.steps=VALUE"),
+        (["dapo"], "to train this recipe, write recipe=dapo"),
+        (["steps=3"], "there is no key 'steps'; did you mean train.steps"),
+        (["train.updates_per_batch=99"], "^override: train: updates_per_batch 99 is more than prompts_per_step 32"),
+        (["signal.loss=clipped"], "signal.loss = .clipped. is no table of keys"),
+        (["signal.kl.coef=0.1"], "needs coef and into"),
         (["recipe=dapo", "signal.weighting.formula=token_mena"], "did you mean 'weighting.token_mean'"),
         (["signal.loss={formula='clipped', anchor='old', clip=3}"], r"has no setting \['clip'\]; it takes \['band'\]"),
         (["signal.not_ended=drop"], "signal.not_ended = 'drop' is not possible"),
         (["off_policy_correction.tis_ratio_type=tokens"], "tis_ratio_type = 'tokens' is not possible"),
-        (["train=3"], "train = 3 is not possible"),
+        (["train=3"], "train = 3 is no table of keys"),
         (["recipe.x=3", "recipe.y=4"], "recipe = .* is not possible"),
     ],
 )  # fmt: skip

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import trimtab
 from trimtab.cli import app
 from trimtab.cli.catalog import catalogue_page, paper_page
-from trimtab.config import parse_run
+from trimtab.config import TrainSettings, parse_run
 from trimtab.sentinel import INVARIANTS
 from trimtab.signal import catalog, names
 
@@ -70,6 +70,12 @@ def test_the_readme_counts_what_there_is() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"{len(catalog())} formulas, {len(names())} recipes" in text
     assert f"{len(INVARIANTS)} invariants" in text
+
+
+def test_the_table_of_training_keys_is_complete() -> None:
+    text = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| .*? \| (.*) \|$", text, re.M)
+    assert rows == [(name, field.description) for name, field in TrainSettings.model_fields.items()]
 
 
 def test_every_link_between_pages_leads_somewhere() -> None:

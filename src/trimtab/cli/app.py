@@ -8,7 +8,6 @@ import typer
 from rich.console import Console
 
 import trimtab
-from trimtab.errors import ConfigError
 
 app = typer.Typer(
     name="trimtab",
@@ -36,6 +35,12 @@ class CheckFormat(StrEnum):
 
     text = "text"
     json = "json"
+
+
+def _console() -> Console:
+    """As wide as the terminal; wide enough for whole names where there is none, so that grep finds them."""
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
 
 
 def _version(wanted: bool) -> None:
@@ -117,7 +122,7 @@ def catalog(
     """List every recipe, formula, invariant and metric, with its source."""
     from trimtab.cli.catalog import show_catalog
 
-    show_catalog(output.value, Console())
+    show_catalog(output.value, _console())
 
 
 @app.command()
@@ -129,10 +134,9 @@ def explain(
 ) -> None:
     """Say what a name stands for: the formulas that will run, their settings, sources, needs and costs.
 
-    Examples: trimtab explain dapo · trimtab explain run.toml · trimtab explain split · trimtab explain ess_engine/token
+    Examples: trimtab explain dapo · trimtab explain dapo signal.loss.band=[0.8,1.3] · trimtab explain run.toml ·
+    trimtab explain split · trimtab explain ess_engine/token
     """
     from trimtab.cli.explain import explain_name
 
-    if overrides and not name.endswith(".toml"):
-        raise ConfigError("explain: overrides belong to a run file. Name a .toml file, or leave them out.")
-    explain_name(name, list(overrides or []), Console())
+    explain_name(name, list(overrides or []), _console())

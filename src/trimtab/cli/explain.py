@@ -17,6 +17,17 @@ def explain_name(name: str, overrides: list[str], console: Console) -> None:
     if name.endswith(".toml"):
         show_recipe(load_run(name, overrides).build_recipe(), console, title=f"{name} runs")
         return
+    if overrides and name not in names():
+        raise ConfigError("explain: overrides change a run file or a recipe. Name one of these, or leave them out.")
+    if overrides:
+        show_recipe(
+            load_run(None, [f"recipe={name}", *overrides]).build_recipe(),
+            console,
+            title=f"{name} {' '.join(overrides)}",
+        )
+        return
+    if name.endswith((".yaml", ".yml", ".json")):
+        raise ConfigError(f"explain: {name} is no run file; run files are TOML.")
     shown = False
     if name in names():
         show_recipe(recipe(name), console)
@@ -87,7 +98,7 @@ def _is_metric(name: str) -> bool:
 def show_recipe(one: Recipe, console: Console, title: str | None = None) -> None:
     """The formulas that will run, in order, with their sources; then what they need and cost."""
     console.print(
-        f"[bold]{title or one.name}[/]  recipe{f' ({one.name})' if title else ''}\n"
+        f"[bold]{title or one.name}[/]  recipe{f' {one.name}' if title else ''}\n"
         f"  {one.summary}\n"
         f"  source: {one.source}\n",
         highlight=False,
@@ -101,12 +112,11 @@ def show_recipe(one: Recipe, console: Console, title: str | None = None) -> None
     needs = ", ".join(sorted(one.needs)) or "nothing beyond rewards, groups and the current log-probs"
     console.print(f"\n  needs: {needs}", highlight=False)
     console.print(f"  logp_old: {one.old}", highlight=False)
-    cost = (
-        "every optimiser step after a batch's first costs one forward pass without gradient (decide)"
-        if one.needs_logp_now
-        else "none beyond the training pass"
-    )
-    console.print(f"  extra passes: {cost}", highlight=False)
+    passes = ["logp_old: one without gradient a batch"] if "logp_old" in one.needs else []
+    passes += ["logp_ref: one of the reference a batch"] if "logp_ref" in one.needs else []
+    passes += ["decide: one without gradient an optimiser step after the first"] if one.needs_logp_now else []
+    cost = "; ".join(passes) or "none"
+    console.print(f"  forward passes beyond the training one: {cost}", highlight=False)
     carried = {factor: str(stage.part.formula.name) for stage in (one.loss, *one.correction) for factor in stage.spends}
     for factor, pair in (("engine", "old/rollout"), ("update", "current/old")):
         console.print(

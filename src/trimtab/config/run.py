@@ -38,7 +38,7 @@ def load_run(path: str | Path | None = None, overrides: tuple[str, ...] | list[s
     table = read_toml(Path(path)) if path is not None else {}
     for override in overrides:
         _override(table, override)
-    return parse_run(table, str(path) if path is not None else "run file")
+    return parse_run(table, str(path) if path is not None else "override")
 
 
 def parse_run(table: Mapping[str, Any], where: str = "run file") -> RunFile:
@@ -91,9 +91,14 @@ def _say(where: str, problem: Any, table: Mapping[str, Any]) -> str:
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(path[-1], known_keys(path[:-1]), n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
+        section = next((name for name in ("train", "signal") if not path[:-1] and path[-1] in known_keys([name])), None)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; did you mean {section}.{key}?" if section else "."
         return f"{where}: there is no key {key!r}{hint} Known here: {', '.join(known_keys(path[:-1]))}."
-    message = problem["msg"].removeprefix("Value error, ")
+    message = problem["msg"].removeprefix("Value error, ").rstrip(".")
+    if problem["type"] == "value_error" and isinstance(problem["input"], dict):
+        return f"{where}: {message}."
+    if problem["type"] in ("model_type", "dict_type"):
+        return f"{where}: {key} = {problem['input']!r} is no table of keys. Write {key}.KEY=VALUE."
     if problem["type"] == "missing":
         return f"{where}: {key} is missing. {message}."
     return f"{where}: {key} = {problem['input']!r} is not possible: {message[0].lower()}{message[1:]}."

@@ -13,15 +13,23 @@ Off = Literal["none"]
 
 
 class PartTable(BaseModel):
-    """`{ formula = "clipped", band = [0.8, 1.28] }`: a formula by name or dotted path, and its settings."""
+    """`{ formula = "clipped", band = [0.8, 1.28] }`; without a formula, other settings for the recipe's own."""
 
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
 
-    formula: str
-    """A catalogue name ("clipped" or "policy_loss.clipped"), or a dotted path of your own."""
+    formula: str | None = None
+    """A catalogue name ("clipped" or "policy_loss.clipped"), a dotted path of your own, or left out: the recipe's."""
 
-    def part(self, stage: str | None) -> Part:
-        return part(self.formula, stage, **(self.model_extra or {}))
+    def part(self, stage: str | None, base: Part | None = None) -> Part:
+        settings = self.model_extra or {}
+        if self.formula is not None:
+            return part(self.formula, stage, **settings)
+        if base is None:
+            raise ConfigError(
+                f"signal: a table with {sorted(settings) or 'nothing'} names no formula, and the recipe has none here "
+                'to change. Write { formula = "…", … }.'
+            )
+        return part(base.formula.name, stage, **{**base.settings, **settings})
 
 
 class StageTable(PartTable):
@@ -30,23 +38,35 @@ class StageTable(PartTable):
     ratio: Literal["engine", "update", "total"] | None = None
     """For a formula that reads a log-ratio."""
     anchor: Literal["old", "rollout"] | None = None
-    """For a formula that compares the current policy with one of these."""
+    """For a formula that compares the current policy with one of these; the recipe's when left out."""
 
-    def stage(self, stage: str | None) -> Stage:
-        return Stage(self.part(stage), ratio=self.ratio, anchor=self.anchor)
+    def stage(self, stage: str | None, base: Stage | None = None) -> Stage:
+        made = self.part(stage, base.part if base else None)
+        inherits = base is not None and "logp_anchor" in made.formula.inputs
+        return Stage(made, ratio=self.ratio, anchor=self.anchor or (base.anchor if base and inherits else None))
 
 
 class KLTable(PartTable):
-    """`{ formula = "k3", coef = 0.001, into = "loss" }`."""
+    """`{ formula = "k3", coef = 0.001, into = "loss" }`; what is left out is the recipe's."""
 
-    coef: float
+    coef: float | None = None
     """Weight of the penalty, 0 or more."""
-    into: Literal["sequence_reward", "token_reward", "loss"]
+    into: Literal["sequence_reward", "token_reward", "loss"] | None = None
     """Where it acts."""
     anchor: Literal["old", "rollout"] | None = None
     """Who sampled, for the importance-weighted estimator."""
-    on: Literal["all", "kept"] = "all"
+    on: Literal["all", "kept"] | None = None
     """Which tokens it acts on, in the loss."""
+
+    def kl(self, base: KL | None) -> KL:
+        coef = self.coef if self.coef is not None else base.coef if base else None
+        into = self.into or (base.into if base else None)
+        if coef is None or into is None:
+            raise ConfigError('signal.kl: needs coef and into. Write { formula = "k3", coef = 0.001, into = "loss" }.')
+        made = self.part("kl", base.part if base else None)
+        anchored = "logp_anchor" in made.formula.inputs
+        anchor = self.anchor or (base.anchor if base and anchored else None)
+        return KL(made, coef, into, anchor, self.on or (base.on if base else "all"))
 
 
 class TermTable(BaseModel):
@@ -109,37 +129,38 @@ class SignalTable(BaseModel):
     allow_double_count: bool | None = None
     """Let two parts carry the same factor of current/rollout."""
 
-    def changes(self) -> dict[str, Any]:
-        """The recipe fields this table sets."""
+    def changes(self, base: Recipe) -> dict[str, Any]:
+        """The recipe fields this table sets; a table without a formula changes the recipe's own."""
         made: dict[str, Any] = {}
         for name in sorted(self.model_fields_set):
             given = getattr(self, name)
             if given is not None:
-                made[name] = self._made(name, given)
+                made[name] = _made(name, given, base)
         return made
 
-    def _made(self, name: str, given: Any) -> Any:
-        if given == "none":
-            return None
-        if isinstance(given, StageTable):
-            return given.stage("policy_loss")
-        if isinstance(given, KLTable):
-            return KL(given.part("kl"), given.coef, given.into, given.anchor, given.on)
-        if isinstance(given, TermTable):
-            return given.term()
-        if isinstance(given, PartTable):
-            return given.part(name)
-        if name == "reward":
-            return tuple(table.part("reward") for table in given)
-        if name == "correction":
-            return tuple(table.stage(None) for table in given)
-        return given
+
+def _made(name: str, given: Any, base: Recipe) -> Any:
+    if given == "none":
+        return None
+    if isinstance(given, StageTable):
+        return given.stage("policy_loss", base.loss)
+    if isinstance(given, KLTable):
+        return given.kl(base.kl)
+    if isinstance(given, TermTable):
+        return given.term()
+    if isinstance(given, PartTable):
+        return given.part(name, getattr(base, name))
+    if name == "reward":
+        return tuple(table.part("reward") for table in given)
+    if name == "correction":
+        return tuple(table.stage(None) for table in given)
+    return given
 
 
 def build_recipe(name: str, table: SignalTable, block: OffPolicyCorrection) -> Recipe:
     """The recipe a run file asks for: its name, then its own fields, then the off-policy-correction block."""
     try:
-        base = recipe(name, **table.changes())
+        base = recipe(name, **table.changes(recipe(name)))
         stages = block.stages()
         return replace(base, correction=(*base.correction, *stages)) if stages else base
     except SignalError as error:

@@ -104,7 +104,8 @@ class Case:
     def list(self, name: str) -> list[Tensor]:
         """One 1-D tensor a sequence, every token of it: views of the leaf."""
         source = self.tokens[name] if name != "trainable" else self.trainable.to(torch.float64)
-        return cast("list[Tensor]", list(source.split([len(kinds) for kinds in self.kinds])))
+        pieces = cast("tuple[Tensor, ...]", source.split([len(kinds) for kinds in self.kinds]))
+        return list(pieces)
 
     def from_list(self, values: Sequence[Tensor]) -> Tensor:
         """A subject's per-sequence results at the trainable tokens."""
