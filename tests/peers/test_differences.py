@@ -452,7 +452,9 @@ def test_verl_loses_a_reward_on_a_hole(verl: Peer) -> None:
         response_mask=mask,
         config=Peer.new("verl.trainer.config:AlgoConfig", gamma=1.0),
     )
-    batch = trimtab.SignalBatch.from_padded(mask, reward=row(0.0)[0], group=torch.tensor([0]), token_reward=rewards)
+    batch = trimtab.SignalBatch.from_padded(
+        mask, attention=torch.ones_like(mask), reward=row(0.0)[0], group=torch.tensor([0]), token_reward=rewards
+    )
     assert batch.token_reward is not None
     _, mine = advantage.reward_to_go(batch.token_reward, batch.segments, gamma=1.0)
     assert returns[0, [0, 2]].tolist() == [0.0, 0.0]
