@@ -16,12 +16,12 @@ def test_every_formula_has_a_definition_and_its_settings_are_exercised() -> None
 
 @pytest.mark.parametrize("subject", formula_subjects(), ids=lambda s: s.label)
 def test_every_promise_of_every_formula_holds(subject: Subject) -> None:
-    hold(subject, examples=5)
+    check_promises(subject, examples=5)
 
 
 @pytest.mark.parametrize("subject", recipe_subjects(), ids=lambda s: s.label)
 def test_every_recipe_holds_on_the_directed_cases(subject: Subject) -> None:
-    hold(subject, examples=0)
+    check_promises(subject, examples=0)
 
 
 @pytest.mark.slow
@@ -29,10 +29,10 @@ def test_every_recipe_holds_on_the_directed_cases(subject: Subject) -> None:
 @pytest.mark.parametrize("subject", [*formula_subjects(), *recipe_subjects()], ids=lambda s: s.label)
 def test_every_promise_holds_on_many_random_cases(subject: Subject, seed: int) -> None:
     """About ten minutes on two cores."""
-    hold(subject, examples=40, seed=seed)
+    check_promises(subject, examples=40, seed=seed)
 
 
-def hold(subject: Subject, *, examples: int, seed: int = 0) -> None:
+def check_promises(subject: Subject, *, examples: int, seed: int = 0) -> None:
     assert subject.promises
     for promise in subject.promises:
         verdict = check(subject, promise, seed=seed, examples=examples)
