@@ -1,0 +1,210 @@
+"""The only place that knows how a report is stored: its schema, reading it back, writing it, and the JSON format.
+
+A report is plain data. Numbers that JSON has no word for are written as words: "nan", "inf", "-inf".
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, cast
+
+from typing_extensions import TypedDict  # pydantic reads typing's own only from Python 3.12 on
+
+from trimtab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+    from trimtab.sentinel.reports.compare import Comparison
+
+KIND = "trimtab_check"
+VERSION = 1
+
+Status = Literal["holds", "bug", "convention", "hygiene", "waived", "could not exercise", "could not run"]
+Severity = Literal["high", "medium", "low", "none"]
+Teaching = Mapping[str, Mapping[str, str]]
+"""Of each invariant: statement, why, bug (a real one), repair."""
+
+
+class Target(TypedDict):
+    """What was checked: {"name": "areal", "version": "1.0.4", "commit": None, "path": None}."""
+
+    name: str
+    version: str | None
+    commit: str | None
+    path: str | None
+
+
+class Boundary(TypedDict):
+    """One piece of the target's code, how it was loaded, and which of its lines ran."""
+
+    boundary: str
+    """file:qualname, the file relative to the target's root."""
+    how: Literal["cut", "import", "stubs"]
+    stubs: list[str]
+    stubs_used: list[str]
+    first_line: int
+    last_line: int
+    executed: list[int]
+    missed: list[int]
+
+
+class SubjectData(TypedDict):
+    """One function with one choice of options."""
+
+    label: str
+    name: str
+    role: str | None
+    boundary: str | None
+    options: dict[str, Any]
+    conventions: dict[str, Any]
+    waived: dict[str, str]
+
+
+class Unbound(TypedDict):
+    """A function that was looked for and not found, or not as expected."""
+
+    subject: str
+    looked_for: str
+    reason: str
+
+
+class Effect(TypedDict):
+    """What the violation does to the training signal."""
+
+    on: Literal["gradient", "value", "decision", "metric"]
+    leaked_positions: list[int]
+    relative_change: float | Literal["nan", "inf", "-inf"] | None
+
+
+class ViolationData(TypedDict):
+    """What went wrong on the smallest case."""
+
+    what: str
+    observed: Any
+    expected: Any
+    positions: list[int]
+    effect: Effect | None
+
+
+class CaseData(TypedDict):
+    """Two sequences, the first with an observation inside:
+
+    {"kinds": ["paoa", "pa"], "tokens": {"logp_old": [6 numbers]}, "sequences": {"reward": [1.0, 0.0], "group": [0, 0]},
+     "fill": 0.0, "side": "right", "extra_columns": 0}
+    """
+
+    kinds: list[str]
+    tokens: dict[str, list[Any]]
+    sequences: dict[str, list[Any]]
+    fill: float | Literal["nan", "inf", "-inf"]
+    side: Literal["left", "right"]
+    extra_columns: int
+
+
+class VerdictData(TypedDict):
+    """One invariant held against one subject."""
+
+    id: str
+    """The same finding has the same id in every run."""
+    subject: str
+    invariant: str
+    status: Status
+    exercised: int
+    seconds: float
+    reason: str
+    severity: Severity
+    violation: ViolationData | None
+    case: CaseData | None
+
+
+class Report(TypedDict):
+    """Everything a run of `trimtab check` found, schema version 1."""
+
+    kind: Literal["trimtab_check"]
+    version: Literal[1]
+    target: Target
+    trimtab: str
+    torch: str
+    python: str
+    seed: int
+    examples: int
+    command: str
+    seconds: float
+    boundaries: list[Boundary]
+    subjects: list[SubjectData]
+    could_not_bind: list[Unbound]
+    verdicts: list[VerdictData]
+    comparison: NotRequired[dict[str, Any]]
+
+
+def render(report: Report, invariants: Teaching, comparison: "Comparison | None" = None) -> str:
+    """The JSON format; with a baseline it says what is new, fixed, still there and not checked any more."""
+    del invariants  # they are the program's, not the run's; `trimtab explain` has them
+    return dump(report if comparison is None else cast("Report", {**report, "comparison": comparison.as_data()}))
+
+
+def dump(report: Report) -> str:
+    """As JSON that is the same for the same report: sorted keys, words for nan and infinity, a newline at the end."""
+    return json.dumps(_plain(report), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def load(path: Path) -> Report:
+    """Read a report back; a file that is not one is refused with the place and the reason."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"report {path}: cannot be read ({error.strerror}). Give a file of --format json.") from error
+    except ValueError as error:
+        raise ConfigError(f"report {path}: is not JSON ({error}). Write it again with --format json.") from error
+    fields = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    if fields.get("kind") != KIND:
+        raise ConfigError(
+            f"report {path}: its kind is {fields.get('kind')!r}, not {KIND!r}, so it is some other file. "
+            "Give what `trimtab check --format json --out FILE` wrote."
+        )
+    if fields.get("version") != VERSION:
+        raise ConfigError(
+            f"report {path}: its version is {fields.get('version')!r}; this trimtab reads version {VERSION}. "
+            "Write it again with the trimtab that is to read it."
+        )
+    _check(path, fields)
+    return cast("Report", fields)
+
+
+def _check(path: Path, found: object) -> None:
+    """Refuse what does not have the schema's shape. Keys the schema does not know are left alone."""
+    from pydantic import ValidationError
+
+    try:
+        _ = _schema().validate_python(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(step) for step in first["loc"])
+        others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise ConfigError(
+            f"report {path}: {place}: {first['msg']}{others}, so the file is damaged or edited. "
+            "Write it again with --format json."
+        ) from error
+
+
+@cache
+def _schema() -> "TypeAdapter[Report]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Report)
+
+
+def _plain(value: object) -> object:
+    """What JSON can hold, with words for numbers that it cannot."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(content) for key, content in cast("Mapping[object, object]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(content) for content in cast("list[object]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair cannot be written to a file
+    return value

@@ -1,0 +1,133 @@
+"""The only place that draws what stands behind one cell of the page: numbers side by side, the case, the teaching."""
+
+from collections.abc import Sequence
+from html import escape
+
+from trimtab.sentinel.reports.data import CaseData, Report, Teaching, VerdictData, ViolationData
+from trimtab.sentinel.reports.drawing import Place, differing, drawn, places
+from trimtab.sentinel.reports.outcome import boundary_of, subject_of
+from trimtab.sentinel.reports.wording import effect_words, few, happened, loaded, one_line, plural, ran, words
+
+COLUMNS = 24
+"""Positions of a result that are drawn side by side."""
+KINDS = {"a": "action: chosen by the policy, trained", "p": "prompt", "o": "observation"}
+
+
+def line(verdict: VerdictData) -> str:
+    """A verdict without a counter-example, in one line."""
+    told = happened(verdict)
+    return (
+        f"<b>{verdict['status']}</b> {_code(verdict['subject'])} {_code(verdict['invariant'])}, "
+        f"{plural(verdict['exercised'], 'case')}, {verdict['seconds']:.1f} s{': ' + _text(told) if told else ''}"
+    )
+
+
+def finding(
+    report: Report, verdict: VerdictData, invariants: Teaching, anchor: str, fresh: set[str] | None, *, full: bool
+) -> str:
+    """One fold: what, observed against expected, the smallest case, the teaching, the code, how to replay it."""
+    status = verdict["status"]
+    since = "" if fresh is None or status == "convention" else " · new" if verdict["id"] in fresh else " · known"
+    severity = f" · {verdict['severity']}" if verdict["severity"] != "none" else ""
+    badge = f'<span class="badge {status}-cell">{status}{severity}{since}</span>'
+    verb = "differs on" if status == "convention" else "breaks"
+    head = f"{badge}{_code(verdict['subject'])} {verb} {_code(verdict['invariant'])}"
+    opened = " open" if status == "bug" and full else ""
+    what = f'<p class="what">{_text(happened(verdict))}</p>'
+    body = what + (_evidence(report, verdict, invariants) if full else "")
+    return f'<details class="finding" id="{anchor}"{opened}><summary>{head}</summary><div>{body}</div></details>\n'
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> str:
+    """A list of names and what they say; empty ones are left out."""
+    told = "".join(f"<dt>{_text(name)}</dt><dd>{_text(said)}</dd>" for name, said in pairs if said)
+    return f"<dl>{told}</dl>" if told else ""
+
+
+def _evidence(report: Report, verdict: VerdictData, invariants: Teaching) -> str:
+    violation, case = verdict["violation"], verdict["case"]
+    teaching = invariants.get(verdict["invariant"], {})
+    boundary = boundary_of(report, subject_of(report, verdict))
+    pairs = [("effect", effect_words(violation["effect"]) if violation else "")]
+    pairs += [(key, teaching.get(key, "")) for key in ("statement", "why", "bug", "repair")]
+    if boundary is not None:
+        pairs += [("code", f"{boundary['boundary']}, lines {ran(boundary)} ran"), ("loaded", loaded(boundary))]
+    pairs += [("exercised", f"{plural(verdict['exercised'], 'case')} in {verdict['seconds']:.1f} s")]
+    pairs += [("replay", f"{report['command']}    finding {verdict['id']}")]
+    return (_against(violation) if violation else "") + (_case(case) if case else "") + facts(pairs)
+
+
+def _against(violation: ViolationData) -> str:
+    """Observed over expected, position by position where there are positions."""
+    lined = places(violation)
+    if not lined:
+        at = differing(violation)
+        pairs = [("observed", words(violation["observed"], at)), ("expected", words(violation["expected"], at))]
+        return facts([*pairs, ("differs at", ", ".join(few([str(place) for place in at])))])
+    chosen = _chosen(lined)
+    rest = len(lined) - len(chosen)
+    more = f'<p class="note">{rest} more positions are not drawn.</p>' if rest else ""
+    top = "".join(f"<th>{place.at}</th>" for place in chosen)
+    seen = "".join(f"<td{_apart(place)}>{_text(place.observed)}</td>" for place in chosen)
+    owed = "".join(f"<td{_apart(place)}>{_text(place.expected)}</td>" for place in chosen)
+    return (
+        f'<div class="scroll"><table class="numbers"><tr><th>position</th>{top}</tr>'
+        f"<tr><th>observed</th>{seen}</tr><tr><th>expected</th>{owed}</tr></table></div>{more}"
+    )
+
+
+def _chosen(lined: list[Place]) -> list[Place]:
+    """All positions if they fit, else those that differ first, in their order."""
+    if len(lined) <= COLUMNS:
+        return lined
+    ranked = sorted(lined, key=lambda place: (not place.differs, place.at))[:COLUMNS]
+    return sorted(ranked, key=lambda place: place.at)
+
+
+def _apart(place: Place) -> str:
+    return ' class="apart"' if place.differs else ""
+
+
+def _case(case: CaseData) -> str:
+    """The smallest case: one row a sequence, tokens as letters, numbers under the letters' order."""
+    drawing = drawn(case)
+    names = [*drawing.per_sequence, *drawing.per_token]
+    top = "".join(f"<th>{_text(name)}</th>" for name in names)
+    rows = "".join(
+        f'<tr><th>{i}</th><td class="tokens">{_kinds(kinds)}</td>'
+        + "".join(f"<td>{_text(cells[i])}</td>" for cells in drawing.per_sequence.values())
+        + "".join(f'<td class="tokens">{_numbers(cells[i], kinds)}</td>' for cells in drawing.per_token.values())
+        + "</tr>"
+        for i, kinds in enumerate(drawing.kinds)
+    )
+    same = ", ".join(f"{name} {value}" for name, value in drawing.everywhere.items())
+    letters = sorted({kind for kinds in drawing.kinds for kind in kinds if kind in KINDS})
+    notes = [f"Everywhere: {same}." if same else "", f"{drawing.padding[:1].upper()}{drawing.padding[1:]}."]
+    notes += ["; ".join(f"{letter} {KINDS[letter]}" for letter in letters) + "."]
+    said = " ".join(note for note in notes if note != ".")
+    return (
+        f'<p class="note">Smallest case: {drawing.size}.</p><div class="scroll"><table class="numbers">'
+        f'<tr><th>row</th><th>tokens</th>{top}</tr>{rows}</table></div><p class="note">{_text(said)}</p>'
+    )
+
+
+def _kinds(kinds: str) -> str:
+    known = "".join(f'<span class="k k-{kind if kind in KINDS else "p"}">{_text(kind)}</span>' for kind in kinds[:40])
+    return known + (f" … {len(kinds) - 40} more" if len(kinds) > 40 else "") or "(none)"
+
+
+def _numbers(cells: list[str], kinds: str) -> str:
+    """One number a token; those nobody may read are faint."""
+    shown = [
+        f'<span class="t{"" if kind == "a" else " t-quiet"}">{_text(cell)}</span>'
+        for cell, kind in zip(cells[:40], kinds, strict=False)
+    ]
+    return "".join(shown) + (f" … {len(cells) - 40} more" if len(cells) > 40 else "")
+
+
+def _code(text: str) -> str:
+    return f"<code>{_text(text)}</code>"
+
+
+def _text(text: str) -> str:
+    return escape(one_line(text))

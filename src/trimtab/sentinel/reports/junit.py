@@ -1,0 +1,84 @@
+"""The only place that writes JUnit XML: a suite for each function, a test case for each invariant."""
+
+from xml.etree import ElementTree
+
+from trimtab.sentinel.reports.compare import Comparison
+from trimtab.sentinel.reports.data import Report, Teaching, VerdictData
+from trimtab.sentinel.reports.drawing import drawn
+from trimtab.sentinel.reports.text import drawn_lines
+from trimtab.sentinel.reports.wording import clean, effect_words, happened, one_line, target_name, words
+
+NOT_PASSED = {
+    "bug": "failure",
+    "could not run": "error",
+    "waived": "skipped",
+    "could not exercise": "skipped",
+}
+"""What each status becomes; the others have passed. Hygiene and conventions pass, and say so in their output."""
+
+
+def render(report: Report, invariants: Teaching, comparison: Comparison | None = None) -> str:
+    """One XML document. A bug the baseline knows is still a failure, and its message says that it is known."""
+    known = {verdict["id"] for verdict in comparison.still} if comparison else set[str]()
+    root = ElementTree.Element("testsuites", name=f"trimtab check {target_name(report)}")
+    by_subject: dict[str, list[VerdictData]] = {}
+    for verdict in report["verdicts"]:
+        by_subject.setdefault(verdict["subject"], []).append(verdict)
+    for label, verdicts in by_subject.items():
+        suite = ElementTree.SubElement(root, "testsuite", name=one_line(label))
+        for verdict in verdicts:
+            _case(suite, verdict, invariants, known=verdict["id"] in known)
+        _count(suite, [suite], sum(verdict["seconds"] for verdict in verdicts))
+    for one in report["could_not_bind"]:
+        suite = ElementTree.SubElement(root, "testsuite", name=one_line(one["subject"]))
+        case = ElementTree.SubElement(suite, "testcase", classname=one_line(one["subject"]), name="bind", time="0.000")
+        message = one_line(f"looked for {one['looked_for']}: {one['reason']}")
+        _ = ElementTree.SubElement(case, "error", type="could not bind", message=message)
+        _count(suite, [suite], 0.0)
+    _count(root, list(root), report["seconds"])
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _case(suite: ElementTree.Element, verdict: VerdictData, invariants: Teaching, *, known: bool) -> None:
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        classname=one_line(verdict["subject"]),
+        name=one_line(verdict["invariant"]),
+        time=f"{verdict['seconds']:.3f}",
+    )
+    tag = NOT_PASSED.get(verdict["status"])
+    told = happened(verdict) or verdict["status"]
+    if tag == "skipped":
+        _ = ElementTree.SubElement(case, tag, message=f"{verdict['status']}: {told}")
+    elif tag is not None:
+        message = f"known in the baseline: {told}" if known else told
+        problem = ElementTree.SubElement(case, tag, type=verdict["status"], message=message)
+        problem.text = _body(verdict, invariants)
+    elif verdict["status"] != "holds":
+        output = ElementTree.SubElement(case, "system-out")
+        output.text = f"{verdict['status']}: {told}\n{_body(verdict, invariants)}"
+
+
+def _body(verdict: VerdictData, invariants: Teaching) -> str:
+    lines: list[str] = []
+    violation = verdict["violation"]
+    if violation is not None:
+        lines += [f"observed  {words(violation['observed'])}", f"expected  {words(violation['expected'])}"]
+        effect = effect_words(violation["effect"])
+        lines += [f"effect    {effect}"] if effect else []
+    if verdict["case"] is not None:
+        drawing = drawn(verdict["case"])
+        lines += [f"case      {drawing.size}", *(f"  {line}" for line in drawn_lines(drawing))]
+    repair = invariants.get(verdict["invariant"], {}).get("repair", "")
+    lines += [f"repair    {repair}"] if repair else []
+    return clean("\n".join([*lines, f"finding   {verdict['id']}"]))
+
+
+def _count(element: ElementTree.Element, suites: list[ElementTree.Element], seconds: float) -> None:
+    """Totals, as readers of this format expect them on suites and on the whole."""
+    element.set("tests", str(sum(len(suite.findall("testcase")) for suite in suites)))
+    for tag, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        element.set(name, str(sum(len(suite.findall(f"testcase/{tag}")) for suite in suites)))
+    element.set("time", f"{seconds:.3f}")

@@ -1,0 +1,129 @@
+"""The only place that writes SARIF 2.1.0: one result for each bug and each hygiene finding."""
+
+import json
+from typing import Any, Literal
+from urllib.parse import quote
+
+from trimtab.sentinel.reports.compare import Comparison
+from trimtab.sentinel.reports.data import Report, Teaching, VerdictData
+from trimtab.sentinel.reports.drawing import differing
+from trimtab.sentinel.reports.outcome import COULD_NOT_RUN, boundary_of, exit_code, findings, subject_of
+from trimtab.sentinel.reports.wording import clean, effect_words, happened, one_line, words
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+FINGERPRINT = "trimtabFinding/v1"
+
+Level = Literal["error", "warning", "note"]
+
+
+def render(report: Report, invariants: Teaching, comparison: Comparison | None = None) -> str:
+    """A SARIF log with one run; with a baseline each result says whether it is new."""
+    found = findings(report)
+    rules = sorted({verdict["invariant"] for verdict in found})
+    results = [_result(report, verdict, rules, comparison) for verdict in found]
+    run = {
+        "tool": {
+            "driver": {
+                "name": "trimtab",
+                "semanticVersion": report["trimtab"],
+                "rules": [_rule(name, invariants) for name in rules],
+            }
+        },
+        "automationDetails": {"id": f"trimtab-check/{one_line(report['target']['name'])}/"},
+        "columnKind": "unicodeCodePoints",
+        "invocations": [_invocation(report)],
+        "results": results,
+    }
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, allow_nan=False) + "\n"
+
+
+def level(verdict: VerdictData) -> Level:
+    """A bug is an error; hygiene is a warning, or a note when little depends on it."""
+    if verdict["status"] == "bug":
+        return "error"
+    return "warning" if verdict["severity"] in ("high", "medium") else "note"
+
+
+def _rule(name: str, invariants: Teaching) -> dict[str, Any]:
+    text = {key: clean(value) for key, value in invariants.get(name, {}).items() if value}
+    rule: dict[str, Any] = {"id": name, "name": name, "defaultConfiguration": {"level": "error"}}
+    statement = text.get("statement", name)
+    rule["shortDescription"] = {"text": statement}
+    if "why" in text:
+        rule["fullDescription"] = {"text": f"{statement} {text['why']}"}
+    titles = {"statement": "Statement", "why": "Why", "bug": "A real bug", "repair": "Repair"}
+    told = [(title, text[key]) for key, title in titles.items() if key in text]
+    told.append(("More", f"trimtab explain {name}"))
+    rule["help"] = {
+        "text": "\n".join(f"{title}: {said}" for title, said in told),
+        "markdown": "\n\n".join(f"**{title}.** {said}" for title, said in told),
+    }
+    return rule
+
+
+def _result(report: Report, verdict: VerdictData, rules: list[str], comparison: Comparison | None) -> dict[str, Any]:
+    subject = subject_of(report, verdict)
+    result: dict[str, Any] = {
+        "ruleId": verdict["invariant"],
+        "ruleIndex": rules.index(verdict["invariant"]),
+        "level": level(verdict),
+        "kind": "fail",
+        "message": {"text": _message(verdict)},
+        "locations": [_location(report, verdict)],
+        "fingerprints": {FINGERPRINT: one_line(verdict["id"])},
+        "partialFingerprints": {FINGERPRINT: one_line(verdict["id"])},
+        "properties": {
+            "status": verdict["status"],
+            "severity": verdict["severity"],
+            "subject": one_line(verdict["subject"]),
+            "role": subject["role"] if subject else None,
+        },
+    }
+    if comparison is not None:
+        fresh = {one["id"] for one in comparison.new}
+        result["baselineState"] = "new" if verdict["id"] in fresh else "unchanged"
+    return result
+
+
+def _message(verdict: VerdictData) -> str:
+    parts = [f"{one_line(verdict['subject'])}: {happened(verdict) or 'breaks ' + verdict['invariant']}."]
+    violation = verdict["violation"]
+    if violation is not None:
+        places = differing(violation)
+        seen, owed = words(violation["observed"], places), words(violation["expected"], places)
+        parts.append(f"Observed {seen}, expected {owed}.")
+        effect = effect_words(violation["effect"])
+        parts += [f"Effect: {effect}."] if effect else []
+    return " ".join(parts)
+
+
+def _location(report: Report, verdict: VerdictData) -> dict[str, Any]:
+    """File and first line of the boundary; a function without a known file is named only."""
+    subject = subject_of(report, verdict)
+    name = one_line(verdict["subject"])
+    if subject is None or not subject["boundary"]:
+        return {"logicalLocations": [{"fullyQualifiedName": name, "kind": "function"}]}
+    file, _, qualname = subject["boundary"].rpartition(":")
+    file, qualname = (file, qualname) if file else (qualname, name)
+    place: dict[str, Any] = {"artifactLocation": {"uri": quote(file.replace("\\", "/")), "uriBaseId": "%SRCROOT%"}}
+    boundary = boundary_of(report, subject)
+    if boundary is not None and boundary["first_line"] >= 1:
+        place["region"] = {"startLine": boundary["first_line"]}
+    logical = {"fullyQualifiedName": one_line(qualname), "kind": "function"}
+    return {"physicalLocation": place, "logicalLocations": [logical]}
+
+
+def _invocation(report: Report) -> dict[str, Any]:
+    """Whether everything could be checked, and what could not."""
+    failed = [v for v in report["verdicts"] if v["status"] == "could not run"]
+    told = [f"could not run {v['invariant']} on {v['subject']}: {v['reason']}" for v in failed]
+    told += [
+        f"could not bind {one['subject']} (looked for {one['looked_for']}): {one['reason']}"
+        for one in report["could_not_bind"]
+    ]
+    return {
+        "commandLine": one_line(report["command"]),
+        "executionSuccessful": exit_code(report) != COULD_NOT_RUN and not told,
+        "exitCode": exit_code(report),
+        "toolExecutionNotifications": [{"level": "error", "message": {"text": one_line(text)}} for text in told],
+    }

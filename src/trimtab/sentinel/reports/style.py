@@ -1,0 +1,94 @@
+"""How the page of a check looks, on top of the style of all pages. Every status has a letter; colour only helps."""
+
+from trimtab.report.style import CSS as PAGE
+
+CSS = (
+    PAGE
+    + """
+:root {
+  --bug: var(--bad); --hygiene: var(--warn); --convention: var(--first); --quiet: var(--faint);
+  --mono: ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospace;
+}
+main { max-width: 74rem; }
+h1, h2, h3, td, th, p, dd { overflow-wrap: anywhere; }
+h3 { margin: 0; font-size: 1rem; font-weight: 650; }
+a { color: inherit; text-decoration-color: var(--line); text-underline-offset: .2em; }
+a:hover { text-decoration-color: currentColor; }
+a:focus-visible, summary:focus-visible { outline: 2px solid var(--first); outline-offset: 2px; }
+.tile.bug b { color: var(--bug); } .tile.hygiene b { color: var(--hygiene); } .tile.good b { color: var(--good); }
+.matrix { overflow: auto; max-height: 44rem; margin: 0 -.4rem; padding: 0 .4rem; }
+.matrix table { width: auto; border-collapse: separate; border-spacing: 2px; font-size: .85rem; }
+.matrix th, .matrix td { padding: 0; border: 0; background: var(--card); }
+.matrix thead th { position: sticky; top: 0; z-index: 1; vertical-align: bottom; height: 1px; }
+.matrix thead th a {
+  display: inline-block; writing-mode: vertical-rl; transform: rotate(180deg);
+  white-space: nowrap; padding: .5rem .15rem; line-height: 1.4;
+}
+.matrix tbody th { position: sticky; left: 0; text-align: right; padding-right: .6rem; max-width: 22rem; }
+.matrix thead th:first-child { left: 0; z-index: 2; }
+.cell {
+  display: block; width: 1.7rem; height: 1.7rem; line-height: 1.7rem; text-align: center; border-radius: 5px;
+  text-decoration: none; font: 600 .8rem/1.7rem var(--mono); color: var(--faint); border: 1px solid transparent;
+}
+i.cell { font-style: normal; }
+.cell:hover { border-color: currentColor; }
+.holds { color: var(--good); background: color-mix(in srgb, var(--good) 12%, var(--card)); }
+.bug-cell { color: var(--card); background: var(--bug); }
+.hygiene-cell { color: var(--hygiene); background: color-mix(in srgb, var(--hygiene) 24%, var(--card)); }
+.convention-cell { color: var(--convention); background: color-mix(in srgb, var(--convention) 20%, var(--card)); }
+.waived { border: 1px dashed var(--line); }
+.unexercised { border: 1px solid var(--line); }
+.failed { color: var(--ink); border: 2px solid var(--bug); line-height: calc(1.7rem - 4px); }
+.legend { display: flex; flex-wrap: wrap; gap: .5rem 1.2rem; padding: 0; margin: .4rem 0 1rem; list-style: none; }
+.legend li { display: flex; align-items: center; gap: .45rem; color: var(--faint); font-size: .88rem; }
+.badge {
+  display: inline-block; padding: .05rem .5rem; border-radius: 5px; font-size: .8rem; font-weight: 600;
+  margin-right: .45rem; vertical-align: .08em;
+}
+.finding > summary { color: var(--ink); padding: .55rem 0; }
+.finding > summary code { font-weight: 600; }
+.finding { border-top: 1px solid var(--line); margin: 0; scroll-margin-top: 1rem; }
+.finding:target > summary, .check:target { outline: 2px solid var(--first); outline-offset: 4px; border-radius: 4px; }
+.finding > div { padding: .1rem 0 1rem 1.1rem; }
+.finding p { margin: .2rem 0 .7rem; max-width: 48rem; }
+.what { font-size: 1.05rem; }
+dl { display: grid; grid-template-columns: 7rem minmax(0, 1fr); gap: .35rem 1rem; margin: .6rem 0; }
+dt { color: var(--faint); } dd { margin: 0; }
+.scroll { margin: .3rem 0 .8rem; }
+.numbers { width: auto; font-family: var(--mono); font-size: .82rem; }
+.numbers th, .numbers td { padding: .22rem .55rem; border: 1px solid var(--line); white-space: nowrap; }
+.numbers tr:last-child > * { border-bottom: 1px solid var(--line); }
+.numbers td { text-align: right; }
+.numbers .apart {
+  font-weight: 700; color: var(--bug); background: color-mix(in srgb, var(--bug) 13%, var(--card));
+  text-decoration: underline; text-underline-offset: .2em;
+}
+.numbers .tokens { text-align: left; }
+.t { display: inline-block; min-width: 2.9rem; text-align: right; padding: 0 .25rem; }
+.k { display: inline-block; min-width: 1.5rem; text-align: center; border-radius: 4px; margin-right: 2px; }
+.k-a { color: var(--card); background: var(--first); }
+.k-p { border: 1px solid var(--line); color: var(--faint); }
+.k-o { border: 1px dashed var(--second); color: var(--second); }
+.t-quiet { color: var(--faint); opacity: .75; }
+.note { color: var(--faint); font-size: .88rem; }
+.checks { min-height: 3.4rem; }
+.check { display: none; margin: .3rem 0; }
+.check:target { display: block; }
+.checks:has(:target) > .hint { display: none; }
+.plain { padding-left: 1.2rem; margin: .4rem 0; } .plain li { margin: .2rem 0; }
+.law { scroll-margin-top: 1rem; border-top: 1px solid var(--line); padding: .7rem 0 .2rem; }
+.law:target h3 { color: var(--first); }
+.source { border-top: 1px solid var(--line); padding: .7rem 0 .2rem; scroll-margin-top: 1rem; }
+.source:target h3 { color: var(--first); }
+@media (max-width: 40rem) {
+  main { padding: 1.5rem .8rem 3rem; }
+  section { padding: 1rem .9rem .8rem; }
+  h1 { font-size: 1.5rem; }
+  .matrix tbody th { max-width: 9rem; font-size: .78rem; text-align: left; }
+  .finding > div { padding-left: 0; }
+  dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .45rem; }
+  .tiles { grid-template-columns: repeat(2, 1fr); gap: .5rem; }
+}
+@media print { .check { display: none; } .matrix { max-height: none; overflow: visible; } }
+"""
+)
