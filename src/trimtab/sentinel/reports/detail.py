@@ -32,10 +32,11 @@ def finding(
     badge = f'<span class="badge {status}-cell">{status}{severity}{since}</span>'
     verb = "differs on" if status == "convention" else "breaks"
     head = f"{badge}{_code(verdict['subject'])} {verb} {_code(verdict['invariant'])}"
+    # The name is on the inside: a browser that follows a link into a closed fold opens it.
     opened = " open" if status == "bug" and full else ""
     what = f'<p class="what">{_text(happened(verdict))}</p>'
     body = what + (_evidence(report, verdict, invariants) if full else "")
-    return f'<details class="finding" id="{anchor}"{opened}><summary>{head}</summary><div>{body}</div></details>\n'
+    return f'<details class="finding"{opened}><summary>{head}</summary><div id="{anchor}">{body}</div></details>\n'
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
@@ -51,9 +52,9 @@ def _evidence(report: Report, verdict: VerdictData, invariants: Teaching) -> str
     pairs = [("effect", effect_words(violation["effect"]) if violation else "")]
     pairs += [(key, teaching.get(key, "")) for key in ("statement", "why", "bug", "repair")]
     if boundary is not None:
-        pairs += [("code", f"{boundary['boundary']}, lines {ran(boundary)} ran"), ("loaded", loaded(boundary))]
+        pairs += [("code", f"{boundary['boundary']}, lines that ran: {ran(boundary)}"), ("loaded", loaded(boundary))]
     pairs += [("exercised", f"{plural(verdict['exercised'], 'case')} in {verdict['seconds']:.1f} s")]
-    pairs += [("replay", f"{report['command']}    finding {verdict['id']}")]
+    pairs += [("replay", f"{report['command']} · finding {verdict['id']}")]
     return (_against(violation) if violation else "") + (_case(case) if case else "") + facts(pairs)
 
 
@@ -67,7 +68,7 @@ def _against(violation: ViolationData) -> str:
     chosen = _chosen(lined)
     rest = len(lined) - len(chosen)
     more = f'<p class="note">{rest} more positions are not drawn.</p>' if rest else ""
-    top = "".join(f"<th>{place.at}</th>" for place in chosen)
+    top = "".join(f'<th class="at">{place.at}</th>' for place in chosen)
     seen = "".join(f"<td{_apart(place)}>{_text(place.observed)}</td>" for place in chosen)
     owed = "".join(f"<td{_apart(place)}>{_text(place.expected)}</td>" for place in chosen)
     return (

@@ -86,7 +86,7 @@ def _padding(case: CaseData) -> str:
         parts.append(f"{plural(case['extra_columns'], 'more column')}")
     if not _is_nothing(case["fill"]):
         parts.append(f"filled with {number(case['fill'])}")
-    return f"padding {', '.join(parts)}" if parts else ""
+    return f"padding: {', '.join(parts)}" if parts else ""
 
 
 @dataclass(frozen=True)

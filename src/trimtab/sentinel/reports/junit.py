@@ -4,9 +4,8 @@ from xml.etree import ElementTree
 
 from trimtab.sentinel.reports.compare import Comparison
 from trimtab.sentinel.reports.data import Report, Teaching, VerdictData
-from trimtab.sentinel.reports.drawing import drawn
-from trimtab.sentinel.reports.text import drawn_lines
-from trimtab.sentinel.reports.wording import clean, effect_words, happened, one_line, target_name, words
+from trimtab.sentinel.reports.text import evidence
+from trimtab.sentinel.reports.wording import clean, happened, one_line, target_name
 
 NOT_PASSED = {
     "bug": "failure",
@@ -62,18 +61,9 @@ def _case(suite: ElementTree.Element, verdict: VerdictData, invariants: Teaching
 
 
 def _body(verdict: VerdictData, invariants: Teaching) -> str:
-    lines: list[str] = []
-    violation = verdict["violation"]
-    if violation is not None:
-        lines += [f"observed  {words(violation['observed'])}", f"expected  {words(violation['expected'])}"]
-        effect = effect_words(violation["effect"])
-        lines += [f"effect    {effect}"] if effect else []
-    if verdict["case"] is not None:
-        drawing = drawn(verdict["case"])
-        lines += [f"case      {drawing.size}", *(f"  {line}" for line in drawn_lines(drawing))]
-    repair = invariants.get(verdict["invariant"], {}).get("repair", "")
-    lines += [f"repair    {repair}"] if repair else []
-    return clean("\n".join([*lines, f"finding   {verdict['id']}"]))
+    repair = one_line(invariants.get(verdict["invariant"], {}).get("repair", ""))
+    advice = [f"repair    {repair}"] if repair and verdict["violation"] else []
+    return clean("\n".join([*evidence(verdict), *advice, f"finding   {verdict['id']}"]))
 
 
 def _count(element: ElementTree.Element, suites: list[ElementTree.Element], seconds: float) -> None:

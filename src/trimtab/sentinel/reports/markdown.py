@@ -6,12 +6,10 @@ from html import escape
 
 from trimtab.sentinel.reports.compare import Comparison
 from trimtab.sentinel.reports.data import Report, Status, Teaching, VerdictData
-from trimtab.sentinel.reports.drawing import differing, drawn
 from trimtab.sentinel.reports.outcome import findings, grouped, with_status
-from trimtab.sentinel.reports.text import conventions_found, drawn_lines
+from trimtab.sentinel.reports.text import conventions_found, evidence
 from trimtab.sentinel.reports.wording import (
     clean,
-    effect_words,
     few,
     happened,
     loaded,
@@ -19,7 +17,6 @@ from trimtab.sentinel.reports.wording import (
     ran,
     summary,
     target_name,
-    words,
 )
 
 ROOM = 60_000
@@ -73,22 +70,7 @@ def _finding(verdict: VerdictData, invariants: Teaching, fresh: set[str] | None)
     name = verdict["invariant"]
     teaching = invariants.get(name, {})
     parts = [f"<details><summary>{title} breaks <code>{escape(name)}</code></summary>", prose(happened(verdict))]
-    violation = verdict["violation"]
-    lines: list[str] = []
-    if violation is not None:
-        places = differing(violation)
-        lines = [
-            f"observed  {words(violation['observed'], places)}",
-            f"expected  {words(violation['expected'], places)}",
-        ]
-        lines += [f"differs   at {', '.join(few([str(place) for place in places]))}"] if places else []
-        effect = effect_words(violation["effect"])
-        lines += [f"effect    {effect}"] if effect else []
-    if verdict["case"] is not None:
-        drawing = drawn(verdict["case"])
-        lines += ["", f"{drawing.size}{f'; {drawing.padding}' if drawing.padding else ''}", *drawn_lines(drawing, 96)]
-        same = ", ".join(f"{field} {value}" for field, value in drawing.everywhere.items())
-        lines += [f"everywhere: {same}"] if same else []
+    lines = evidence(verdict)
     parts += [block_of_code(lines)] if lines else []
     titles = {"statement": "The law", "why": "Why", "repair": "Repair"}
     parts += [f"**{title}.** {prose(teaching[key])}" for key, title in titles.items() if teaching.get(key)]

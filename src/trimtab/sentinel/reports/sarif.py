@@ -94,7 +94,8 @@ def _message(verdict: VerdictData) -> str:
         parts.append(f"Observed {seen}, expected {owed}.")
         effect = effect_words(violation["effect"])
         parts += [f"Effect: {effect}."] if effect else []
-    return " ".join(parts)
+    # Braces are placeholders in a SARIF message, and [text](place) a link.
+    return " ".join(parts).translate(str.maketrans("{}", "()")).replace("](", "] (")
 
 
 def _location(report: Report, verdict: VerdictData) -> dict[str, Any]:

@@ -47,9 +47,11 @@ i.cell { font-style: normal; }
 }
 .finding > summary { color: var(--ink); padding: .55rem 0; }
 .finding > summary code { font-weight: 600; }
-.finding { border-top: 1px solid var(--line); margin: 0; scroll-margin-top: 1rem; }
-.finding:target > summary, .check:target { outline: 2px solid var(--first); outline-offset: 4px; border-radius: 4px; }
-.finding > div { padding: .1rem 0 1rem 1.1rem; }
+.finding { border-top: 1px solid var(--line); margin: 0; }
+.finding:has(> :target) > summary, .check:target {
+  outline: 2px solid var(--first); outline-offset: 4px; border-radius: 4px;
+}
+.finding > div { padding: .1rem 0 1rem 1.1rem; scroll-margin-top: 4rem; }
 .finding p { margin: .2rem 0 .7rem; max-width: 48rem; }
 .what { font-size: 1.05rem; }
 dl { display: grid; grid-template-columns: 7rem minmax(0, 1fr); gap: .35rem 1rem; margin: .6rem 0; }
@@ -58,7 +60,7 @@ dt { color: var(--faint); } dd { margin: 0; }
 .numbers { width: auto; font-family: var(--mono); font-size: .82rem; }
 .numbers th, .numbers td { padding: .22rem .55rem; border: 1px solid var(--line); white-space: nowrap; }
 .numbers tr:last-child > * { border-bottom: 1px solid var(--line); }
-.numbers td { text-align: right; }
+.numbers td, .numbers .at { text-align: right; }
 .numbers .apart {
   font-weight: 700; color: var(--bug); background: color-mix(in srgb, var(--bug) 13%, var(--card));
   text-decoration: underline; text-underline-offset: .2em;

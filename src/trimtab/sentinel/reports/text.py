@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from trimtab.sentinel.reports.compare import Comparison
-from trimtab.sentinel.reports.data import CaseData, Report, Teaching, VerdictData, ViolationData
+from trimtab.sentinel.reports.data import CaseData, Report, Teaching, VerdictData
 from trimtab.sentinel.reports.drawing import Drawing, differing, drawn
 from trimtab.sentinel.reports.outcome import findings, grouped, with_status
 from trimtab.sentinel.reports.wording import (
@@ -43,30 +43,30 @@ def _finding(verdict: VerdictData, invariants: Teaching, fresh: set[str] | None,
     since = "" if fresh is None else " (new)" if verdict["id"] in fresh else " (known)"
     severity = f" {verdict['severity']}" if verdict["severity"] != "none" else ""
     name = verdict["invariant"]
-    lines = [f"{painted}{severity}{since}  {one_line(verdict['subject'])}  breaks  {name}"]
+    lines = [f"{painted}{severity}{since}  {one_line(verdict['subject'])}  breaks  {one_line(name)}"]
+    told = [*_said("what", happened(verdict)), *evidence(verdict)]
+    told += _said("repair", invariants.get(name, {}).get("repair", ""))
+    told += _said("more", f"trimtab explain {name} · finding {verdict['id']}")
+    return [*lines, *(f"  {line}" for line in told)]
+
+
+def evidence(verdict: VerdictData) -> list[str]:
+    """Observed and expected under each other, the effect, and the smallest case drawn."""
+    lines: list[str] = []
     violation = verdict["violation"]
-    lines += _said("what", happened(verdict))
     if violation is not None:
-        lines += _against(violation)
+        places = differing(violation)
+        lines += _said("observed", words(violation["observed"], places))
+        lines += _said("expected", words(violation["expected"], places))
+        lines += _said("differs", f"at {', '.join(few([str(p) for p in places]))}") if places else []
         lines += _said("effect", effect_words(violation["effect"]))
-    if verdict["case"] is not None:
-        lines += _case(verdict["case"])
-    lines += _said("repair", invariants.get(name, {}).get("repair", ""))
-    return [*lines, *_said("more", f"trimtab explain {name}    finding {one_line(verdict['id'])}")]
-
-
-def _against(violation: ViolationData) -> list[str]:
-    """Observed and expected, so that equal positions stand under each other."""
-    places = differing(violation)
-    seen, owed = words(violation["observed"], places), words(violation["expected"], places)
-    lines = [*_said("observed", seen), *_said("expected", owed)]
-    return [*lines, *(_said("differs", f"at {', '.join(few([str(p) for p in places]))}") if places else [])]
+    return lines + (_case(verdict["case"]) if verdict["case"] is not None else [])
 
 
 def _case(case: CaseData) -> list[str]:
     drawing = drawn(case)
-    lines = [*_said("case", f"{drawing.size}{f'; {drawing.padding}' if drawing.padding else ''}")]
-    lines += [" " * (LABEL + 2) + line for line in drawn_lines(drawing)]
+    lines = _said("case", f"{drawing.size}{f'; {drawing.padding}' if drawing.padding else ''}")
+    lines += [" " * LABEL + line for line in drawn_lines(drawing)]
     same = ", ".join(f"{name} {value}" for name, value in drawing.everywhere.items())
     return [*lines, *(_said("", f"everywhere: {same}") if same else [])]
 
@@ -74,13 +74,14 @@ def _case(case: CaseData) -> list[str]:
 def drawn_lines(drawing: Drawing, width: int = WIDTH - LABEL - 2) -> list[str]:
     """A case as lines: one row a sequence, as many columns side by side as fit, the others below."""
     rows = [str(i) for i in range(len(drawing.kinds))]
-    columns = [_column("tokens", [" ".join(kinds) or "(none)" for kinds in drawing.kinds])]
+    room = width - len("row   ")
+    columns = [_column("tokens", [row or "(none)" for row in _aligned([list(kinds) for kinds in drawing.kinds], room)])]
     columns += [_column(name, cells) for name, cells in drawing.per_sequence.items()]
-    columns += [_column(name, _aligned(cells)) for name, cells in drawing.per_token.items()]
+    columns += [_column(name, _aligned(cells, room)) for name, cells in drawing.per_token.items()]
     lines: list[str] = []
     while columns:
         taken, used = 1, len(columns[0][0])
-        while taken < len(columns) and used + len(columns[taken][0]) + 3 <= width - 5:
+        while taken < len(columns) and used + len(columns[taken][0]) + 3 <= room:
             used += len(columns[taken][0]) + 3
             taken += 1
         shown, columns = [_column("row", rows), *columns[:taken]], columns[taken:]
@@ -88,10 +89,11 @@ def drawn_lines(drawing: Drawing, width: int = WIDTH - LABEL - 2) -> list[str]:
     return lines
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
-    """Numbers of one field with tokens under each other."""
+def _aligned(rows: list[list[str]], room: int) -> list[str]:
+    """What one field holds, with tokens under each other, as many as there is room for."""
     wide = max((len(cell) for row in rows for cell in row), default=0)
-    return [" ".join(cell.rjust(wide) for cell in few(row, 16)) for row in rows]
+    limit = max(1, (room - len(" … 10000 more")) // (wide + 1))
+    return [" ".join(cell.rjust(wide) for cell in few(row, limit)) for row in rows]
 
 
 def _column(name: str, cells: Sequence[str]) -> list[str]:
@@ -103,7 +105,7 @@ def _said(label: str, text: str) -> list[str]:
     """`label     text`, wrapped under itself."""
     if not text:
         return []
-    first = f"  {label:<{LABEL}}"
+    first = f"{label:<{LABEL}}"
     rest = " " * len(first)
     return textwrap.wrap(one_line(text), WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
@@ -119,7 +121,7 @@ def _wrapped(line: str) -> list[str]:
 
 
 def _conventions(report: Report) -> list[str]:
-    lines = [f"{v['subject']}  {v['invariant']}: {happened(v)}" for v in with_status(report, "convention")]
+    lines = [f"{v['subject']} · {v['invariant']}: {happened(v)}" for v in with_status(report, "convention")]
     return _listed("CONVENTIONS", [*lines, *conventions_found(report)])
 
 
@@ -129,7 +131,7 @@ def conventions_found(report: Report) -> list[str]:
     for subject in report["subjects"]:
         if subject["conventions"]:
             shared.setdefault(options_words(_named(subject["conventions"])), []).append(subject["label"])
-    return [f"{what}  detected in {', '.join(few(labels, 4))}" for what, labels in shared.items()]
+    return [f"{what} · detected in {', '.join(few(labels, 4))}" for what, labels in shared.items()]
 
 
 def _named(conventions: Mapping[str, object]) -> dict[str, object]:
@@ -162,12 +164,12 @@ def _failed(report: Report) -> list[str]:
 
 def _unbound(report: Report) -> list[str]:
     unbound = report["could_not_bind"]
-    lines = [f"{one['subject']}  looked for {one['looked_for']}: {one['reason']}" for one in unbound]
+    lines = [f"{one['subject']} · looked for {one['looked_for']}: {one['reason']}" for one in unbound]
     return _listed(f"COULD NOT BIND ({len(unbound)})", lines)
 
 
 def _boundaries(report: Report) -> list[str]:
-    lines = [f"{found['boundary']}  lines {ran(found)}  {loaded(found)}" for found in report["boundaries"]]
+    lines = [f"{found['boundary']} · lines {ran(found)} · {loaded(found)}" for found in report["boundaries"]]
     return _listed("CODE THAT RAN", lines)
 
 
@@ -175,9 +177,9 @@ def _compared(comparison: Comparison | None) -> list[str]:
     if comparison is None:
         return []
     named = [("new", comparison.new), ("fixed", comparison.fixed), ("still there", comparison.still)]
-    lines = [f"{word}: {v['subject']}  {v['invariant']}  {v['id']}" for word, found in named for v in found]
+    lines = [f"{word}: {v['subject']} · {v['invariant']} · {v['id']}" for word, found in named for v in found]
     lines += [
-        f"not checked any more: {one.verdict['subject']}  {one.verdict['invariant']}  ({one.reason})"
+        f"not checked any more: {one.verdict['subject']} · {one.verdict['invariant']} ({one.reason})"
         for one in comparison.gone_unchecked
     ]
     lines += [f"note: {comparison.remark}"] if comparison.remark else []

@@ -121,7 +121,7 @@ def effect_words(effect: Effect | None) -> str:
     if change is not None:
         size = float(change)
         if math.isinf(size) or math.isnan(size):
-            parts.append(f"the {effect['on']} becomes {number(change)} times its size")
+            parts.append(f"the {effect['on']} changes without bound (relative change {number(change)})")
         elif size < 1:
             parts.append(f"the {effect['on']} changes by {100 * size:.3g} % of its size")
         else:

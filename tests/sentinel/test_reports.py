@@ -1,0 +1,509 @@
+"""Reports are made from plain data, so plain data is all these tests need."""
+
+import copy
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from trimtab.errors import ConfigError
+from trimtab.sentinel.reports import RENDERERS, compare, dump, exit_code, load
+from trimtab.sentinel.reports import text as terminal
+from trimtab.sentinel.reports.drawing import drawn, places
+from trimtab.sentinel.reports.wording import ranges, summary, words
+
+ACTOR = "areal/trainer/ppo/actor.py:PPOActor._compute_advantages"
+TEACHING = {
+    "suppressed_votes": {
+        "statement": "A sample suppressed before advantages exist moves nobody.",
+        "why": "A cut-off answer's reward says nothing about the answers that ended.",
+        "bug": "AReaL #1351: rows without EOS entered the statistics of reward normalisation.",
+        "repair": "Take suppressed rows out of mean and std, and set their reward to 0 afterwards.",
+    },
+    "mask_content": {
+        "statement": "Values at padded positions change no result & no gradient.",
+        "why": "What stands there is an accident of the batch.",
+        "bug": "SkyRL #1305.",
+        "repair": "Gather the trainable tokens first; never x * mask where x < inf is not known.",
+    },
+    "no_aliasing": {
+        "statement": "A call leaves its inputs as they were.",
+        "why": "What is logged afterwards is read from the same tensors.",
+        "bug": "slime #2114.",
+        "repair": "Build results out of place.",
+    },
+}
+
+
+def case(**changed: Any) -> dict[str, Any]:
+    """Two answers to one prompt; the second filled its row without an end."""
+    return {
+        "kinds": ["pa", "paa"],
+        "tokens": {"logp_old": [-1.0, -0.5, -1.0, -0.25, -2.0], "value": [0.0] * 5, "logp_ref": [-0.125] * 5,
+                   "token_key": [0, 1, 2, 3, 4]},
+        "sequences": {"reward": [1.0, 100.0], "ended": [True, False], "group": [0, 0], "length": [2.0, 3.0]},
+        "fill": 0.0, "side": "right", "extra_columns": 0, **changed,
+    }  # fmt: skip
+
+
+def verdict(subject: str, invariant: str, status: str = "holds", **changed: Any) -> dict[str, Any]:
+    found = status in ("bug", "hygiene", "convention")
+    violation = {
+        "what": "changing the reward of a suppressed row moves another row's advantage",
+        "observed": [-49.5, 0.0, 0.0], "expected": [0.0, 0.0, 0.0], "positions": [0],
+        "effect": {"on": "value", "leaked_positions": [0], "relative_change": "inf"},
+    }  # fmt: skip
+    return {
+        "id": f"{subject}/{invariant}", "subject": subject, "invariant": invariant, "status": status,
+        "exercised": 30 if status in ("holds", "bug", "hygiene", "convention") else 0, "seconds": 0.4, "reason": "",
+        "severity": "high" if status == "bug" else "none", "violation": violation if found else None,
+        "case": case() if found else None, **changed,
+    }  # fmt: skip
+
+
+def subject(label: str, **changed: Any) -> dict[str, Any]:
+    return {"label": label, "name": label.partition("(")[0], "role": "policy_loss", "boundary": None, "options": {},
+            "conventions": {}, "waived": {}, **changed}  # fmt: skip
+
+
+def sample(verdicts: list[dict[str, Any]] | None = None, **changed: Any) -> Any:
+    """A report of areal 1.0.4 with one of everything."""
+    advantages, loss, gae = "advantages(norm=batch)", "ppo_loss", "gae"
+    default = [
+        verdict(advantages, "suppressed_votes", "bug"),
+        verdict(advantages, "mask_content"),
+        verdict(advantages, "no_aliasing", "hygiene", severity="low",
+                violation={"what": "the call wrote to its input rewards", "observed": [0.5], "expected": [1.0],
+                           "positions": [],
+                           "effect": {"on": "metric", "leaked_positions": [], "relative_change": None}}),
+        verdict(loss, "mask_content", "bug", severity="medium", case=case(fill=float("nan"), extra_columns=2),
+                violation={"what": "putting <nan> into untrainable cells changes d loss / d logp_current",
+                           "observed": [0.0] * 19 + [float("nan")], "expected": [0.0] * 20, "positions": [19],
+                           "effect": {"on": "gradient", "leaked_positions": [19], "relative_change": 0.25}}),
+        verdict(loss, "no_aliasing"),
+        verdict(loss, "suppressed_votes", "waived", reason="takes no rewards"),
+        verdict(gae, "mask_content", "convention", reason="",
+                violation={"what": "the last value bootstraps", "observed": 1.0, "expected": 0.0, "positions": [],
+                           "effect": None}),
+        verdict(gae, "suppressed_votes", "could not exercise", reason="nothing of the kind to look at"),
+        verdict(gae, "no_aliasing", "could not run", reason="RuntimeError: expected 3 arguments"),
+    ]  # fmt: skip
+    boundary = {"boundary": ACTOR, "how": "stubs", "stubs": ["ray", "transformers"], "stubs_used": ["ray"],
+                "first_line": 100, "last_line": 180, "executed": [100, 102, 103, 143], "missed": [150]}  # fmt: skip
+    report = {
+        "kind": "trimtab_check", "version": 1,
+        "target": {"name": "areal", "version": "1.0.4", "commit": None, "path": None},
+        "trimtab": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "seed": 0, "examples": 25,
+        "command": "trimtab check areal --seed 0", "seconds": 41.2, "boundaries": [boundary],
+        "subjects": [
+            subject(advantages, boundary=ACTOR, role="group_advantage", options={"norm": "batch"},
+                    conventions={"ddof": 1, "denominator": "token_mean"}),
+            subject(loss, waived={"suppressed_votes": "takes no rewards"}),
+            subject(gae),
+        ],
+        "could_not_bind": [
+            {"subject": "kl_reward", "looked_for": "areal/utils/kl.py:kl_in_reward", "reason": "no such file"},
+        ],
+        "verdicts": default if verdicts is None else verdicts,
+    }  # fmt: skip
+    return {**report, **changed}
+
+
+def crowd(count: int = 2000, invariants: int = 40, every: int = 10) -> Any:
+    """A large report: every tenth check finds something."""
+    verdicts = [
+        verdict(
+            f"function_{i // invariants}(option=value)", f"invariant_{i % invariants}", "holds" if i % every else "bug"
+        )
+        for i in range(count)
+    ]
+    labels = sorted({v["subject"] for v in verdicts})
+    return sample(verdicts, subjects=[subject(label, boundary=ACTOR) for label in labels])
+
+
+class Parsed(HTMLParser):
+    """Checks that elements nest; collects names, links, text, and what a browser would fetch or run."""
+
+    VOID = frozenset({"meta", "br", "link", "img", "input"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.cells: dict[str, str] = {}
+        self.said = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.open += [] if tag in self.VOID else [tag]
+        self.ids += [str(found["id"])] if "id" in found else []
+        if tag == "a":
+            self.links.append(str(found["href"]))
+            self.cells |= {str(found["href"]): str(found["class"])} if "class" in found else {}
+        elif tag in ("script", "iframe", "object") or "src" in found or "href" in found:
+            self.fetched.append(str(found.get("src") or found.get("href") or tag))
+        assert not any(name.startswith("on") for name in found)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.said += data
+
+
+# --- storing ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "check.json"
+    _ = path.write_text(dump(sample()), encoding="utf-8")
+    back = load(path)
+    assert dump(back) == dump(sample())
+    assert dump(back).endswith("}\n")
+    assert back["verdicts"][3]["violation"]["observed"][19] == "nan"  # type: ignore[index]
+    assert back["verdicts"][3]["case"]["fill"] == "nan"  # type: ignore[index]
+
+
+def test_json_is_sorted_and_has_no_word_that_json_lacks() -> None:
+    report = sample()
+    text = dump(dict(reversed(report.items())))  # type: ignore[arg-type]
+    assert text == dump(report)
+    json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "its kind is None"),
+        ('{"kind": "trimtab_run"}', "its kind is 'trimtab_run', not 'trimtab_check'"),
+        (dump(sample(version=2)), "its version is 2; this trimtab reads version 1"),
+        (dump(sample([verdict("f", "split", "perhaps")])), r"verdicts\.0\.status: Input should be 'holds'"),
+        (dump({k: v for k, v in sample().items() if k != "subjects"}), "subjects: Field required"),  # type: ignore[arg-type]
+    ],
+)
+def test_foreign_and_damaged_files_are_refused_with_the_place(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "check.json"
+    _ = path.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.json: cannot be read"):
+        load(tmp_path / "none.json")
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def test_executed_lines_become_ranges_that_only_missed_lines_break() -> None:
+    assert ranges([100, 102, 103, 107, 109], [105]) == "100–103, 107–109"
+    assert ranges([], [3]) == "none"
+
+
+def test_long_lists_are_shortened_and_keep_what_differs() -> None:
+    assert words(list(range(30))) == "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, … 18 more]"
+    assert words([0.0] * 29 + [float("inf")], [29]) == "[at 29: inf, … 29 more]"
+    assert words({"rank 0": [0.5, "nan"], "ok": True}) == "{rank 0: [0.5, nan], ok: true}"
+    assert len(words("x" * 10_000)) < 500
+
+
+def test_the_summary_counts_findings_checks_functions_and_cases() -> None:
+    many = [verdict("advantages(norm=batch)", f"i{i}") for i in range(4)] + [verdict("ppo_loss", "i0", "bug")]
+    assert summary(sample(many, could_not_bind=[])) == (
+        "areal 1.0.4: 1 bug; 4 of 5 checks hold on 2 functions and 150 cases (seed 0, 41.2 s)"
+    )
+    at = {"name": "slime", "version": None, "commit": "045310b2b1234", "path": None}
+    assert summary(sample([], target=at)).startswith(
+        "slime at 045310b2b: no bugs, 1 could not be bound; 0 of no checks"
+    )
+
+
+def test_a_case_is_drawn_with_the_fields_that_matter() -> None:
+    drawing = drawn(case())  # type: ignore[arg-type]
+    assert drawing.per_sequence == {"reward": ["1", "100"], "ended": ["true", "false"]}
+    assert drawing.per_token == {"logp_old": [["-1", "-0.5"], ["-1", "-0.25", "-2"]]}
+    assert drawing.everywhere == {"logp_ref": "-0.125"}
+    groups = case(sequences={"group": [0, 1], "reward": [0.0, 0.0]})
+    assert drawn(groups).per_sequence == {"group": ["0", "1"]}  # type: ignore[arg-type]
+    assert drawn(case(side="left", extra_columns=2, fill="nan")).padding == (  # type: ignore[arg-type]
+        "padding: on the left, 2 more columns, filled with nan"
+    )
+
+
+def test_positions_that_differ_are_marked_as_reported_or_as_seen() -> None:
+    said = {"what": "", "observed": [1.0, "nan", 2.0], "expected": [1.0, "nan", 3.0], "positions": [], "effect": None}
+    assert [place.differs for place in places(said)] == [False, False, True]  # type: ignore[arg-type]
+    assert [place.differs for place in places({**said, "positions": [0]})] == [True, False, False]  # type: ignore[typeddict-item]
+    assert places({**said, "expected": "finite"}) == []  # type: ignore[typeddict-item]
+    assert [place.expected for place in places({**said, "expected": 0.0})] == ["0", "0", "0"]  # type: ignore[typeddict-item]
+
+
+# --- text and Markdown -----------------------------------------------------------------------------------------------
+
+
+def test_text_puts_the_worst_first_and_the_summary_last() -> None:
+    said = RENDERERS["text"](sample(), TEACHING, None)
+    order = ["BUG high", "BUG medium", "HYGIENE low", "CONVENTIONS", "WAIVED", "COULD NOT EXERCISE", "COULD NOT RUN",
+             "COULD NOT BIND", "CODE THAT RAN", "areal 1.0.4: 2 bugs"]  # fmt: skip
+    places = [said.index(word) for word in order]
+    assert places == sorted(places)
+    assert "\033" not in said
+    assert said.splitlines()[-1] == summary(sample())
+    assert "lines 100–143 of 100–180" in said
+    assert "stubs: ray, transformers; used while running: ray" in said
+
+
+def test_text_draws_the_smallest_case_as_a_table() -> None:
+    said = RENDERERS["text"](sample(), TEACHING, None)
+    table = """
+            row   tokens   reward   ended   logp_old
+            0     p a      1        true       -1  -0.5
+            1     p a a    100      false      -1 -0.25    -2
+"""
+    assert table in said
+    assert "  more      trimtab explain suppressed_votes" in said
+    assert "  repair    Take suppressed rows out" in said
+
+
+def test_text_of_wide_cases_stays_inside_the_terminal() -> None:
+    kinds = ["p" + "a" * 30] * 3
+    fields = {f"field_number_{i}": [-0.123456 * (t + i) for t in range(93)] for i in range(6)}
+    wide = verdict("f", "split", "bug", case=case(kinds=kinds, tokens=fields, sequences={"group": [0, 0, 0]}))
+    lines = RENDERERS["text"](sample([wide], could_not_bind=[]), TEACHING, None).splitlines()
+    assert max(len(line) for line in lines if line.startswith(" ")) <= terminal.WIDTH
+    assert sum("field_number_" in line for line in lines) >= 3
+    assert any("more" in line for line in lines)
+
+
+def test_text_is_coloured_only_on_request_and_never_by_the_target() -> None:
+    hostile = verdict("f\033[2J", "split", "bug", reason="\x07")
+    assert "\033" not in RENDERERS["text"](sample([hostile]), TEACHING, None)
+    assert "\033[1;31mBUG" in terminal.render(sample(), TEACHING, colour=True)
+
+
+def test_markdown_has_a_fold_for_each_finding_and_lets_no_foreign_text_act() -> None:
+    hostile = verdict("f`</details>", "split", "bug")
+    hostile["violation"]["what"] = "ping @someone <img src=x> [a](http://b) ```"
+    said = RENDERERS["markdown"](sample([hostile, *sample()["verdicts"]]), TEACHING, None)
+    lines = said.splitlines()
+    assert sum(line.startswith("<details>") for line in lines) == lines.count("</details>") == 4 + 6
+    assert "@someone" not in said
+    assert "<img" not in said
+    assert not re.search(r"(?<!\\)\]\(", said)
+    assert "row   tokens   reward   ended   logp_old" in said
+
+
+def test_markdown_fits_into_a_comment() -> None:
+    said = RENDERERS["markdown"](crowd(), TEACHING, None)
+    assert len(said) < 65_536
+    assert re.search(r"… \d+ more findings are in the full report", said)
+    assert said.count("<details>") == said.count("</details>")
+
+
+# --- page ------------------------------------------------------------------------------------------------------------
+
+
+def test_page_nests_fetches_nothing_and_every_link_arrives() -> None:
+    for report in (sample(), sample([]), crowd(200)):
+        parsed = Parsed(RENDERERS["html"](report, TEACHING, compare(report, report)))
+        assert not parsed.open
+        assert parsed.fetched == ["data:,"]
+        assert len(parsed.ids) == len(set(parsed.ids))
+        assert {link.removeprefix("#") for link in parsed.links} <= set(parsed.ids)
+
+
+def test_page_has_a_lettered_cell_for_every_verdict() -> None:
+    page = RENDERERS["html"](sample(), TEACHING, None)
+    parsed = Parsed(page)
+    assert len(parsed.cells) == len(sample()["verdicts"])
+    letters = re.findall(r'<a class="cell [^>]*>(.)</a>', page)
+    assert sorted(letters) == sorted("B✓HB✓WC–!")
+
+
+def test_page_escapes_whatever_the_target_says() -> None:
+    evil = "<script>alert('x')</script>\" onload=\"x"
+    hostile = verdict(evil, evil, "bug", id=evil, reason=evil)
+    hostile["violation"] |= {"what": evil, "observed": {evil: evil}, "expected": evil}
+    hostile["case"] = case(kinds=["<p"], tokens={evil: [1, 2]}, sequences={evil: [evil], "group": [0]})
+    report = sample([hostile], subjects=[subject(evil, options={evil: evil}, conventions={evil: evil}, boundary=evil)])
+    report |= {"command": evil, "could_not_bind": [{"subject": evil, "looked_for": evil, "reason": evil}]}
+    report["target"] = {"name": evil, "version": evil, "commit": evil, "path": evil}
+    parsed = Parsed(RENDERERS["html"](report, {evil: dict.fromkeys(("statement", "why", "bug", "repair"), evil)}, None))
+    assert not parsed.open
+    assert parsed.fetched == ["data:,"]
+    assert evil in parsed.said
+
+
+def test_page_marks_the_positions_that_differ_and_teaches() -> None:
+    page = RENDERERS["html"](sample(), TEACHING, None)
+    assert '<td class="apart">-49.5</td><td>0</td><td>0</td>' in page
+    said = Parsed(page).said
+    for text in (TEACHING["suppressed_votes"]["bug"], "lines that ran: 100–143 of 100–180", "used while running: ray"):
+        assert text in said
+
+
+@pytest.mark.parametrize("every", [10, 1])
+def test_page_of_two_thousand_verdicts_stays_below_two_megabytes(every: int) -> None:
+    assert len(RENDERERS["html"](crowd(every=every), TEACHING, None).encode()) < 2_000_000
+
+
+# --- SARIF and JUnit -------------------------------------------------------------------------------------------------
+
+
+def test_sarif_has_a_result_for_each_finding_with_its_rule_place_and_fingerprint() -> None:
+    log = json.loads(RENDERERS["sarif"](sample(), TEACHING, None))
+    (run,) = log["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert log["version"] == "2.1.0"
+    assert [result["level"] for result in run["results"]] == ["error", "error", "note"]
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["message"]["text"]
+    first = run["results"][0]
+    place = first["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "areal/trainer/ppo/actor.py"
+    assert place["region"] == {"startLine": 100}
+    assert first["fingerprints"] == {"trimtabFinding/v1": "advantages(norm=batch)/suppressed_votes"}
+    assert "Take suppressed rows out" in rules[first["ruleIndex"]]["help"]["text"]
+    assert "physicalLocation" not in run["results"][1]["locations"][0]
+
+
+def test_sarif_says_what_could_not_be_checked() -> None:
+    (run,) = json.loads(RENDERERS["sarif"](sample(), TEACHING, None))["runs"]
+    (invocation,) = run["invocations"]
+    assert not invocation["executionSuccessful"]
+    told = [note["message"]["text"] for note in invocation["toolExecutionNotifications"]]
+    assert told[0] == "could not run no_aliasing on gae: RuntimeError: expected 3 arguments"
+    assert "areal/utils/kl.py:kl_in_reward" in told[1]
+
+
+def test_sarif_messages_hold_no_placeholders_and_no_links() -> None:
+    odd = verdict("f", "split", "bug")
+    odd["violation"] |= {"what": "see [this](http://x)", "observed": {"0": 1}}
+    (run,) = json.loads(RENDERERS["sarif"](sample([odd]), TEACHING, None))["runs"]
+    assert not re.search(r"[{}]|\]\(", run["results"][0]["message"]["text"])
+
+
+def test_junit_has_a_suite_for_each_function_and_counts_what_did_not_pass() -> None:
+    root = ElementTree.fromstring(RENDERERS["junit"](sample(), TEACHING, None))
+    assert [suite.get("name") for suite in root] == ["advantages(norm=batch)", "ppo_loss", "gae", "kl_reward"]
+    assert {key: root.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "10", "failures": "2", "errors": "2", "skipped": "2",
+    }  # fmt: skip
+    assert [one.get("message") for one in root.iter("skipped")] == [
+        "waived: takes no rewards",
+        "could not exercise: nothing of the kind to look at",
+    ]
+    assert [one.get("type") for one in root.iter("error")] == ["could not run", "could not bind"]
+    assert "row   tokens" in str(next(root.iter("failure")).text)
+
+
+def test_junit_survives_characters_that_xml_lacks() -> None:
+    odd = verdict("f\x00\x1b", "split", "could not run", reason="bad \x08 byte \ud800 & <tag>")
+    root = ElementTree.fromstring(RENDERERS["junit"](sample([odd]), TEACHING, None))
+    assert next(root.iter("error")).get("message") == "bad byte & <tag>"
+
+
+# --- comparing and exit codes ----------------------------------------------------------------------------------------
+
+
+def test_a_finding_is_fixed_only_when_its_check_ran_and_found_nothing() -> None:
+    names = ["holds", "waived", "idle", "crashed", "other", "absent", "still"]
+    before = sample([verdict("ppo_loss", name, "bug") for name in names])
+    after = sample([
+        verdict("ppo_loss", "holds"),
+        verdict("ppo_loss", "waived", "waived", reason="on purpose"),
+        verdict("ppo_loss", "idle", "could not exercise", reason="too few cases"),
+        verdict("ppo_loss", "crashed", "could not run", reason="TypeError: f"),
+        verdict("ppo_loss", "other", "bug", id="another"),
+        verdict("ppo_loss", "still", "bug"),
+    ])  # fmt: skip
+    found = compare(before, after)
+    assert [v["invariant"] for v in found.fixed] == ["holds"]
+    assert [v["id"] for v in found.new] == ["another"]
+    assert [v["invariant"] for v in found.still] == ["still"]
+    assert {one.verdict["invariant"]: one.reason for one in found.gone_unchecked} == {
+        "waived": "waived: on purpose",
+        "idle": "could not exercise: too few cases",
+        "crashed": "could not run: TypeError: f",
+        "other": "the check stops at another finding now, which may hide this one",
+        "absent": "the invariant was not run on this function",
+    }
+
+
+def test_a_function_that_went_away_is_not_fixed() -> None:
+    before = sample([verdict("kl_reward(x=1)", "split", "bug"), verdict("gone", "split", "hygiene")])
+    reasons = [one.reason for one in compare(before, sample([])).gone_unchecked]
+    assert reasons == ["could not bind: no such file", "the function is not in this report"]
+
+
+def test_hygiene_that_became_a_bug_is_new_and_less_search_is_said() -> None:
+    before, after = sample([verdict("gae", "split", "hygiene")], examples=100), sample([verdict("gae", "split", "bug")])
+    found = compare(before, after)
+    assert (len(found.new), len(found.still)) == (1, 0)
+    assert found.remark.startswith("the baseline tried 100 examples a check and this run 25")
+
+
+def test_reports_of_two_targets_are_not_compared() -> None:
+    other = sample(target={"name": "slime", "version": None, "commit": None, "path": None})
+    with pytest.raises(ConfigError, match="the baseline is of 'slime' and this report of 'areal'"):
+        compare(other, sample())
+
+
+def test_every_format_takes_a_comparison_and_people_see_it() -> None:
+    before = sample([verdict("ppo_loss", "mask_content", "bug"), verdict("ppo_loss", "no_aliasing", "bug")])
+    found = compare(before, sample())
+    line = "against the baseline: 2 new, 1 fixed, 1 still there, 0 not checked any more"
+    made = {name: render(sample(), TEACHING, found) for name, render in RENDERERS.items()}
+    assert line in made["text"]
+    assert "BUG high (new)" in made["text"]
+    assert line[1:] in made["markdown"]
+    assert line[1:] in made["html"]
+    assert json.loads(made["json"])["comparison"]["fixed"] == ["ppo_loss/no_aliasing"]
+    states = [result["baselineState"] for result in json.loads(made["sarif"])["runs"][0]["results"]]
+    assert states == ["new", "unchanged", "new"]
+    assert 'message="known in the baseline: putting' in made["junit"]
+
+
+IDLE = verdict("gae", "split", "could not exercise", reason="too few cases")
+FINE = verdict("gae", "mask_content")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ([FINE], 0),
+        ([FINE, verdict("gae", "split", "bug")], 1),
+        ([FINE, verdict("gae", "split", "hygiene"), verdict("gae", "x", "convention")], 0),
+        ([FINE, IDLE], 0),
+        ([IDLE], 2),
+        ([FINE, {**IDLE, "subject": "ppo_loss"}], 2),
+        ([FINE, verdict("gae", "split", "could not run")], 2),
+        ([FINE, verdict("ppo_loss", "split", "waived", reason="why")], 0),
+        ([verdict("gae", "split", "waived", reason="why")], 2),
+        ([], 2),
+        ([verdict("gae", "split", "bug"), verdict("gae", "x", "could not run")], 1),
+    ],
+)
+def test_exit_codes(verdicts: list[dict[str, Any]], expected: int) -> None:
+    assert exit_code(sample(verdicts, could_not_bind=[])) == expected
+
+
+def test_a_function_that_could_not_be_bound_is_exit_code_2() -> None:
+    assert exit_code(sample([FINE])) == 2
+
+
+def test_with_a_baseline_only_new_bugs_count() -> None:
+    known = sample([FINE, verdict("gae", "split", "bug")], could_not_bind=[])
+    assert exit_code(known, compare(copy.deepcopy(known), known)) == 0
+    assert exit_code(known, compare(sample([FINE], could_not_bind=[]), known)) == 1
