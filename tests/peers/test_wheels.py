@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.peers import wheels
+
+from trimtab.sentinel import wheels
 
 NOBODY = wheels.Wheel("trimtab-no-such-package", "0.0.0", "0" * 64)
 
@@ -32,7 +33,7 @@ def test_a_file_with_another_hash_is_refused_and_removed(tmp_path: Path, monkeyp
     forged = tmp_path / "peers" / NOBODY.file
     forged.parent.mkdir()
     forged.write_bytes(b"not the release")
-    with pytest.raises(wheels.WheelError, match="is not the release these tests were written for"):
+    with pytest.raises(wheels.WheelError, match="is not the release these checks were written for"):
         wheels.unpacked(NOBODY)
     assert not forged.exists()
 

@@ -1,0 +1,28 @@
+"""Getting a real function out of a real checkout: import, import with stubs, or cut out of its file.
+
+    tree = Tree.git("slime/.git", "045310b2b")
+    mask = load(Spec("compute_opsm_mask", file="slime/utils/ppo_utils.py"), tree)
+    with mask.trace():
+        mask(args, ...)
+    mask.as_data()      # lines that ran, stubs that were touched
+
+Nothing here imports the rest of Trimtab, or torch: `standalone()` is the whole package as one file's text.
+"""
+
+import re
+from pathlib import Path
+
+from trimtab.sentinel.loading.boundary import Boundary, Call, made
+from trimtab.sentinel.loading.load import load
+from trimtab.sentinel.loading.tree import CouldNotLoad, Spec, Tree
+
+__all__ = ["Boundary", "Call", "CouldNotLoad", "Spec", "Tree", "load", "made", "standalone"]
+
+_ORDER = ("tree", "stubs", "syntax", "importing", "cutting", "boundary", "load")
+
+
+def standalone() -> str:
+    """The loaders as one text that needs only the standard library, for a script that runs without Trimtab."""
+    texts = [(Path(__file__).parent / f"{name}.py").read_text() for name in _ORDER]
+    text = "\n\n".join(text.rstrip("\n") for text in texts)
+    return re.sub(r"^from trimtab\.sentinel\.loading\.\w+ import [^\n]+\n", "", text, flags=re.MULTILINE)

@@ -1,0 +1,302 @@
+"""Cutting a definition out of one file: the only place that runs parts of a target's file without importing it.
+
+Each file of the tree becomes a dictionary of globals that defines a name when the name is first read, by running the
+statements of the file that bind it, at their own line numbers. What is never read never runs, so an old commit or a
+heavy file needs only what the definition needs. Imports of the target's own package are cut the same way; others are
+real where they can be had and stubs where not.
+"""
+
+import __future__
+
+import ast
+import builtins
+import itertools
+import linecache
+import sys
+import types
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from trimtab.sentinel.loading.stubs import PatchedModule, Stub, StubModule, StubRecord
+from trimtab.sentinel.loading.syntax import Simplified, bound_names, class_level_names, guarded_imports
+from trimtab.sentinel.loading.tree import CouldNotLoad, Tree
+
+_FUTURE = __future__.annotations.compiler_flag
+_COUNT = itertools.count()
+_SKIPPED_TESTS = ("TYPE_CHECKING", "typing.TYPE_CHECKING", "__name__ == '__main__'")
+
+
+class _Module(types.ModuleType):
+    """A cut file as other code sees it; dataclasses and pydantic look their module up by name."""
+
+    _cut_file: "CutFile"
+    __dict__ = property(lambda self: self._cut_file)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self._cut_file[name]
+        except KeyError:
+            found = self._cut_file.cutter.own(f"{self._cut_file.dotted}.{name}")
+            if found is None:
+                raise AttributeError(f"{self._cut_file.dotted} has no {name}") from None
+            return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_cut_file", "__spec__", "__loader__"):
+            super().__setattr__(name, value)
+        else:
+            self._cut_file[name] = value
+
+
+class CutFile(dict[str, Any]):
+    """The globals of one file, each defined when first read."""
+
+    def __init__(self, cutter: "Cutter", file: str, dotted: str) -> None:
+        super().__init__()
+        self.cutter, self.file, self.dotted = cutter, file, dotted
+        text = cutter.tree.read(file) if file else ""
+        self.shown = cutter.tree.shown(file)
+        linecache.cache[self.shown] = (len(text), None, text.splitlines(keepends=True), self.shown)
+        try:
+            parsed = ast.parse(text, self.shown)
+        except SyntaxError as error:
+            raise CouldNotLoad(f"{file} at {cutter.tree}: not Python {sys.version_info[:2]}: {error}") from error
+        self.guarded = guarded_imports(parsed)
+        self.syntax: ast.Module = ast.fix_missing_locations(Simplified().visit(parsed))
+        self._binding: dict[str, list[ast.stmt]] = {}
+        self._stars: list[ast.ImportFrom] = []
+        self._done: set[int] = set()
+        self._index(self.syntax.body)
+        self.module = _Module(f"_cut{next(_COUNT)}.{dotted}")
+        self.module._cut_file = self  # pyright: ignore[reportPrivateUsage]
+        self.update({"__name__": self.module.__name__, "__file__": self.shown, "__builtins__": self._builtins()})
+        self.update({name: value for name, value in cutter.record.given.items() if "." not in name})
+
+    def _builtins(self) -> dict[str, Any]:
+        return {**vars(builtins), "__import__": self._import}
+
+    def _index(self, body: list[ast.stmt]) -> None:
+        for statement in body:
+            if isinstance(statement, ast.If) and ast.unparse(statement.test) in _SKIPPED_TESTS:
+                self._index(statement.orelse)
+            elif isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
+                self._stars.append(statement)
+            elif not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
+                for name in bound_names(statement):
+                    self._binding.setdefault(name, []).append(statement)
+
+    def __missing__(self, name: str) -> Any:
+        if name.startswith("__") and name not in self._binding:
+            raise KeyError(name)
+        for statement in self._binding.get(name, ()):
+            try:
+                self.run(statement)
+            except Exception as error:
+                if name not in self:
+                    why = f"line {statement.lineno} failed: {type(error).__name__}: {error}"[:200]
+                    self[name] = self.cutter.record.value(f"{self.dotted}.{name}", why)
+        if name not in self and not hasattr(builtins, name):
+            self._from_stars(name)
+        if name not in self:
+            raise KeyError(name)
+        return self[name]
+
+    def _from_stars(self, name: str) -> None:
+        for star in self._stars:
+            module = self._import(star.module or "", self, None, ("*",), star.level)
+            if not isinstance(module, StubModule) and hasattr(module, name):
+                self[name] = getattr(module, name)
+
+    def run(self, statement: ast.stmt) -> None:
+        """One statement of the file, once."""
+        if id(statement) in self._done:
+            return
+        self._done.add(id(statement))
+        self._define_for_classes(statement)
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            self.define(statement)
+        else:
+            self.execute([statement])
+
+    def _define_for_classes(self, statement: ast.stmt) -> None:
+        # A class body reads globals behind the back of __missing__, so they have to be there before it runs.
+        for name in class_level_names(statement, annotations=self._has_fields(statement)):
+            self.get_or_none(name)
+
+    def _has_fields(self, statement: ast.stmt) -> bool:
+        bases = statement.bases if isinstance(statement, ast.ClassDef) else []
+        return any(hasattr(self.get_or_none(base.id), "model_fields") for base in bases if isinstance(base, ast.Name))
+
+    def get_or_none(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return None
+
+    def execute(self, body: Sequence[ast.stmt], names: dict[str, Any] | None = None) -> None:
+        module = ast.fix_missing_locations(ast.Module(list(body), []))
+        exec(compile(module, self.shown, "exec", flags=_FUTURE, dont_inherit=True), self, names)
+
+    def define(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, names: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a definition, then each decorator that can be had; a class that fails is run again without its bases."""
+        into = self if names is None else names
+        bare = _copied(node, decorator_list=[])
+        try:
+            self.execute([bare], names)
+        except Exception as error:
+            if not isinstance(node, ast.ClassDef):
+                raise
+            self.cutter.record.replaced[f"{self.dotted}.{node.name}(bases)"] = f"{type(error).__name__}: {error}"[:200]
+            self.execute([_reduced(node)], names)
+        for decorator in reversed(node.decorator_list):
+            try:
+                code = compile(ast.Expression(decorator), self.shown, "eval", flags=_FUTURE, dont_inherit=True)
+                made = eval(code, self)
+                into[node.name] = into[node.name] if isinstance(made, Stub) else made(into[node.name])
+            except Exception as error:
+                why = f"decorator dropped: {type(error).__name__}: {error}"[:200]
+                self.cutter.record.replaced[f"{self.dotted}.{node.name}@{ast.unparse(decorator)}"[:120]] = why
+        return into[node.name]
+
+    def _import(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        guarded = sys._getframe(1).f_lineno in self.guarded  # pyright: ignore[reportPrivateUsage]
+        if level:
+            package = self.dotted.split(".") if self.file.endswith("__init__.py") else self.dotted.split(".")[:-1]
+            name = ".".join([*package[: len(package) - level + 1], *([name] if name else [])])
+        return self.cutter.imported(name, tuple(fromlist or ()), guarded=guarded, own=bool(level))
+
+
+def _copied(node: Any, **changes: Any) -> Any:
+    return ast.copy_location(
+        type(node)(**{**{name: getattr(node, name, None) for name in node._fields}, **changes}), node
+    )
+
+
+def _reduced(node: ast.ClassDef) -> ast.ClassDef:
+    """The same class without bases and keywords; of its body, methods and constants."""
+    kept: list[ast.stmt] = []
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+            known = [
+                deco for deco in part.decorator_list if ast.unparse(deco) in ("staticmethod", "classmethod", "property")
+            ]
+            kept.append(_copied(part, decorator_list=known))
+        elif isinstance(part, ast.Assign | ast.AnnAssign) and isinstance(part.value, ast.Constant):
+            kept.append(part)
+    return _copied(node, bases=[], keywords=[], decorator_list=[], body=kept or [ast.Pass()])
+
+
+class Cutter:
+    """One tree's cut files, each once, and what its imports give."""
+
+    def __init__(self, tree: Tree, record: StubRecord, named: Sequence[str] = ()) -> None:
+        self.tree, self.record, self.named = tree, record, tuple(named)
+        self.files: dict[str, CutFile] = {}
+        self.roots: list[str] = []
+        self._registered: list[str] = []
+        weakref.finalize(self, _unregister, self._registered)
+
+    def file(self, file: str) -> CutFile:
+        """A file to cut from. Its outermost folder with an __init__ is its package."""
+        parts = file.removesuffix(".py").split("/")
+        start = 1 if parts[0] == "src" else 0  # for packages without any __init__
+        for cut in range(len(parts)):
+            root = "/".join(parts[:cut])
+            if cut and self.tree.has(f"{root}/__init__.py"):
+                start = cut - 1
+                break
+            if root not in self.roots:
+                self.roots.append(root)
+        dotted = ".".join(parts[start:]).removesuffix(".__init__")
+        return self._opened(file, dotted)
+
+    def _opened(self, file: str, dotted: str) -> CutFile:
+        key = file or f"{dotted}/"
+        if key not in self.files:
+            cut = self.files[key] = CutFile(self, file, dotted)
+            sys.modules[cut.module.__name__] = cut.module
+            self._registered.append(cut.module.__name__)
+        return self.files[key]
+
+    def own(self, dotted: str) -> types.ModuleType | None:
+        """The module with this name in the tree, cut; None when the tree has no such file."""
+        path = dotted.replace(".", "/")
+        for root in self.roots:
+            base = f"{root}/{path}".lstrip("/")
+            for file in (f"{base}.py", f"{base}/__init__.py"):
+                if self.tree.has(file):
+                    return self._opened(file, dotted).module
+        for root in self.roots:
+            base = f"{root}/{path}".lstrip("/")
+            if "/" in base and self.tree.has_folder(base):
+                return self._opened("", dotted).module
+        return None
+
+    def imported(self, name: str, wanted: tuple[str, ...], *, guarded: bool, own: bool) -> Any:
+        """What an import statement gets: the caller's, the tree's, the real one, or a stub, in this order."""
+        module = self._module(name, wanted, guarded, own)
+        replaced = {part: self.record.given[part] for part in wanted if part in self.record.given}
+        if not isinstance(module, StubModule):
+            for part in wanted:
+                if part != "*" and part not in replaced and not _gives(module, part):
+                    if guarded:
+                        raise ImportError(f"cannot import name {part!r} from {name!r}")
+                    replaced[part] = self.record.value(f"{name}.{part}", "the module does not have it")
+        return PatchedModule(module, replaced) if replaced else module
+
+    def _module(self, name: str, wanted: tuple[str, ...], guarded: bool, own: bool) -> Any:
+        top = name.partition(".")[0]
+        if name in self.record.given:
+            return self.record.given[name] if wanted else self.record.module(top, "given")
+        if any(name == stub or name.startswith(f"{stub}.") for stub in self.named):
+            return self.record.module(name if wanted else top, "named")
+        if any(given.startswith(f"{name}.") for given in self.record.given):
+            return self.record.module(name if wanted else top, "parts of it were given")
+        if own or top not in sys.stdlib_module_names:
+            found = self.own(name)
+            if found is not None:
+                return found if wanted else self.own(top) or found
+        try:
+            if own:
+                raise ModuleNotFoundError(f"no file for {name} in the tree")
+            return _leaf(name) if wanted else __import__(name)
+        except Exception as error:
+            if guarded:
+                raise ImportError(str(error)) from error
+            return self.record.module(name if wanted else top, f"{type(error).__name__}: {error}"[:200])
+
+
+def _leaf(name: str) -> Any:
+    __import__(name)
+    return sys.modules[name]
+
+
+def _gives(module: Any, part: str) -> bool:
+    try:
+        if hasattr(module, part):
+            return True
+        _leaf(f"{module.__name__}.{part}")
+    except Exception:
+        return False
+    return hasattr(module, part)
+
+
+def _unregister(names: list[str]) -> None:
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def method(owner: type, name: str) -> Any:
+    """A method as the plain function, wherever in the class's ancestry it is defined."""
+    for klass in owner.__mro__:
+        if name in vars(klass):
+            found: Any = vars(klass)[name]
+            if isinstance(found, property):
+                return found.fget
+            return found.__func__ if isinstance(found, staticmethod | classmethod) else found  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    raise CouldNotLoad(f"{owner.__name__} has no method {name}")

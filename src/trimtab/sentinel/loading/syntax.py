@@ -1,0 +1,211 @@
+"""Finding things in a file's syntax tree: definitions, statements, expressions, lines. Reads source, runs nothing."""
+
+import ast
+import inspect
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from trimtab.sentinel.loading.tree import CouldNotLoad, near
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
+_SCOPES = (*_DEFINITIONS, ast.Lambda)
+# They compile, or check annotations, which a cut file does not have; the arithmetic is the function's own without them.
+_DROPPED_DECORATORS = ("torch.compile", "torch.jit", "torch._dynamo", "jaxtyped", "jaxtyping.jaxtyped", "beartype")
+_CATCHES_IMPORT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+
+
+def definitions(body: Iterable[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Definition]]:
+    """Every function and class with its dotted name, nested ones too, also inside if, try, with and loops."""
+    for statement in body:
+        if isinstance(statement, _DEFINITIONS):
+            name = f"{prefix}{statement.name}"
+            yield name, statement
+            yield from definitions(statement.body, f"{name}.")
+        else:
+            for inner in bodies(statement):
+                yield from definitions(inner, prefix)
+
+
+def bodies(statement: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements directly inside one."""
+    for name in ("body", "orelse", "finalbody"):
+        inner = getattr(statement, name, None)
+        if isinstance(inner, list) and inner:
+            yield inner
+    for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+        yield part.body
+
+
+def definition(module: ast.Module, name: str, where: str) -> Definition:
+    """The definition with this dotted name; of several, the last, as Python would have it."""
+    wanted = name.replace(".<locals>", "")
+    known = dict(definitions(module.body))
+    if wanted not in known:
+        peers = [other for other in known if other.count(".") == wanted.count(".")]
+        raise CouldNotLoad(f"{where}: no definition {wanted}; {near(wanted, peers or known)}")
+    return known[wanted]
+
+
+def bound_names(statement: ast.stmt) -> set[str]:
+    """The module-level names a statement defines or changes in place."""
+    if isinstance(statement, _DEFINITIONS):
+        return {statement.name}
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
+    found: set[str] = set()
+    for node in _own_scope([statement]):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
+            found.add(node.id)
+        elif isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {part.id for part in ast.walk(node.value) if isinstance(part, ast.Name)}
+        elif node is not statement and isinstance(node, ast.stmt):
+            found |= bound_names(node) if isinstance(node, (*_DEFINITIONS, ast.Import, ast.ImportFrom)) else set()
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        function = statement.value.func  # REGISTRY.update(...)
+        if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+            found.add(function.value.id)
+    return found
+
+
+def _own_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    for node in nodes:
+        yield node
+        if not isinstance(node, _SCOPES):
+            yield from _own_scope(ast.iter_child_nodes(node))
+
+
+def class_level_names(statement: ast.AST, *, annotations: bool = False) -> set[str]:
+    """Names read while a class body runs; Python looks these up past any dictionary of ours."""
+    found: set[str] = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.ClassDef):
+            for part in _body_time(node.body, annotations):
+                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
+                    found.add(part.id)
+    return found
+
+
+def _body_time(nodes: Iterable[ast.AST], annotations: bool) -> Iterator[ast.AST]:
+    for node in nodes:
+        yield node
+        if isinstance(node, _FUNCTIONS):
+            yield from _body_time([*node.decorator_list, *node.args.defaults], annotations)
+            yield from _body_time([value for value in node.args.kw_defaults if value], annotations)
+        elif isinstance(node, ast.AnnAssign):
+            parts = [node.value, node.annotation if annotations else None]
+            yield from _body_time([part for part in parts if part], annotations)
+        elif not isinstance(node, ast.Lambda):
+            yield from _body_time(ast.iter_child_nodes(node), annotations)
+
+
+def guarded_imports(module: ast.Module) -> set[int]:
+    """Lines of imports whose failure the file itself expects: an absent module must stay absent there."""
+    lines: set[int] = set()
+    for node in ast.walk(module):
+        caught = False
+        if isinstance(node, ast.Try):
+            kinds = [handler.type for handler in node.handlers]
+            named = {getattr(part, "id", "") for kind in kinds if kind for part in ast.walk(kind)}
+            caught = None in kinds or bool(named & _CATCHES_IMPORT)
+        elif isinstance(node, ast.With):
+            caught = any("suppress" in ast.unparse(item.context_expr) for item in node.items)
+        if caught and isinstance(node, ast.Try | ast.With):
+            inner = (part for statement in node.body for part in ast.walk(statement))
+            lines |= {part.lineno for part in inner if isinstance(part, ast.Import | ast.ImportFrom)}
+    return lines
+
+
+class Simplified(ast.NodeTransformer):
+    """The same file without compilers and annotation checkers, and with one import statement a name."""
+
+    def _without(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.decorator_list = [part for part in node.decorator_list if not _is_dropped(part)]
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _without  # noqa: N815
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        compiles = node.args and ast.unparse(node.func) in ("torch.compile", "torch.jit.script")
+        return node.args[0] if compiles else node
+
+    def _one_a_name(self, node: Any) -> list[ast.stmt]:
+        return [ast.copy_location(type(node)(**{**vars(node), "names": [alias]}), node) for alias in node.names]
+
+    visit_Import = visit_ImportFrom = _one_a_name  # noqa: N815
+
+
+def _is_dropped(decorator: ast.expr) -> bool:
+    name = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
+    if name in ("partial", "functools.partial") and isinstance(decorator, ast.Call) and decorator.args:
+        name = ast.unparse(decorator.args[0])
+    return any(name == dropped or name.startswith(f"{dropped}.") for dropped in _DROPPED_DECORATORS)
+
+
+class Source:
+    """The text of one file with the pieces of it found by what they say."""
+
+    def __init__(self, text: str, where: str) -> None:
+        self.text, self.where = text, where
+        self.lines = text.splitlines()
+
+    def says(self, node: ast.AST) -> str:
+        """A node's source with every run of white space made one blank."""
+        return " ".join((ast.get_source_segment(self.text, node) or "").split())
+
+    def statements(self, inside: Definition, first: str, last: str) -> list[ast.stmt]:
+        """From the statement with the first text to the one with the last, in the innermost body that holds both."""
+        found = self._range(inside.body, " ".join(first.split()), " ".join((last or first).split()))
+        if not found:
+            said = [self.says(node)[:90] for node in ast.walk(inside) if isinstance(node, ast.stmt) and node != inside]
+            what = f"no statements from {first!r} to {(last or first)!r} in one body of {inside.name}"
+            raise CouldNotLoad(f"{self.where}: {what}; {near(first, said, limit=3)}")
+        return found
+
+    def _range(self, body: list[ast.stmt], first: str, last: str) -> list[ast.stmt]:
+        for begin, statement in enumerate(body):
+            if first in self.says(statement):
+                for inner in bodies(statement):
+                    if found := self._range(inner, first, last):
+                        return found
+                for end in range(begin, len(body)):
+                    if last in self.says(body[end]):
+                        return body[begin : end + 1]
+        return []
+
+    def expression(self, inside: Definition, said: str, keyword: str) -> ast.expr:
+        """The smallest expression that says this, or the value of one keyword in the call that does."""
+        text = " ".join(said.split())
+        if keyword:
+            calls = [node for node in ast.walk(inside) if isinstance(node, ast.Call)]
+            pairs = [(self.says(call), part) for call in calls for part in call.keywords]
+            values = [(len(around), part.value) for around, part in pairs if part.arg == keyword and text in around]
+            known = [part.arg or "**" for _, part in pairs]
+        else:
+            nodes = [node for statement in inside.body for node in ast.walk(statement) if isinstance(node, ast.expr)]
+            spoken = [(self.says(node), node) for node in nodes]
+            values = [(len(around), node) for around, node in spoken if text in around]
+            known = [around for around, _ in spoken]
+        if not values:
+            raise CouldNotLoad(
+                f"{self.where}: no {f'keyword {keyword}=' if keyword else 'expression'} {said!r} in {inside.name}; "
+                f"{near(keyword or said, known, limit=3)}"
+            )
+        return min(values, key=lambda pair: pair[0])[1]
+
+
+def executable_lines(text: str, filename: str, first: int, last: int) -> set[int]:
+    """Lines of function bodies between first and last that Python can execute; def lines and docstrings are not."""
+    lines: set[int] = set()
+    waiting = [compile(text, filename, "exec", dont_inherit=True)]
+    while waiting:
+        code = waiting.pop()
+        waiting += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+        if code.co_flags & inspect.CO_OPTIMIZED:  # a function's, not a class body's
+            own = {line for _, _, line in code.co_lines() if line}
+            lines |= (own - {code.co_firstlineno}) or own
+    return {line for line in lines if first <= line <= last}

@@ -1,0 +1,181 @@
+"""Released wheels of other frameworks: the only place that downloads, verifies and unpacks one.
+
+A wheel is fetched once with `pip download --no-deps`, checked against its sha256 and unpacked into a cache folder. It
+is never installed: nobody's environment changes. The lock file beside this one says which releases are known.
+"""
+
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from trimtab.errors import AdapterError, unknown_name
+
+_PURE = "py3-none-any"
+
+
+class WheelError(AdapterError):
+    """The wheel is neither in the cache nor to be had."""
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """skyrl 0.3.0 is the file skyrl-0.3.0-py3-none-any.whl with this sha256."""
+
+    name: str
+    version: str
+    sha256: str
+    tags: str = _PURE
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}-{self.version}-{self.tags}.whl"
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """A wheel as a folder: what was taken, and whether it is the locked release (said in `note` when it is not)."""
+
+    folder: Path
+    wheel: Wheel
+    is_locked: bool = True
+    note: str = ""
+
+
+@functools.cache
+def locked() -> dict[str, Wheel]:
+    """The releases of the lock file by name."""
+    with (Path(__file__).parent / "wheels.lock.toml").open("rb") as file:
+        return {name: Wheel(name, **entry) for name, entry in tomllib.load(file).items()}
+
+
+def wheel(name: str, *, offline: bool = False, file: Path | None = None) -> Unpacked:
+    """The locked release of a framework, or the user's own file of it, unpacked."""
+    if name not in locked():
+        raise WheelError(unknown_name("wheels", name, sorted(locked())))
+    if file is None:
+        return Unpacked(unpacked(locked()[name], offline=offline), locked()[name])
+    return _own(locked()[name], Path(file))
+
+
+def cache() -> Path:
+    """TRIMTAB_CACHE, or the user's cache folder."""
+    chosen = os.environ.get("TRIMTAB_CACHE")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return (Path(chosen) if chosen else home / "trimtab") / "peers"
+
+
+def unpacked(wheel: Wheel, *, offline: bool = False) -> Path:
+    """The folder with the wheel's contents, fetched if need be."""
+    folder = _folder(wheel)
+    if not folder.is_dir():
+        cache().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache()) as scratch:
+            _unpack(_fetched(wheel, Path(scratch), offline), folder, Path(scratch))
+    return folder
+
+
+def _folder(wheel: Wheel) -> Path:
+    return cache() / f"{wheel.name}-{wheel.version}-{wheel.sha256[:12]}"
+
+
+def _own(known: Wheel, file: Path) -> Unpacked:
+    named = re.fullmatch(r"(?P<name>[^-]+)-(?P<version>[^-]+)-(?P<tags>.+)\.whl", file.name)
+    if not file.is_file() or not named:
+        raise WheelError(
+            f"{file}: not a wheel file, so nothing can be read from it. Give a name-version-tags.whl file."
+        )
+    found = hashlib.sha256(file.read_bytes()).hexdigest()
+    own = Wheel(named["name"].lower(), named["version"], found, named["tags"])
+    if own.name != known.name:
+        raise WheelError(f"{file.name} is a wheel of {own.name}, not of {known.name}. Name the target it belongs to.")
+    if not _folder(own).is_dir():
+        cache().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache()) as scratch:
+            _unpack(file, _folder(own), Path(scratch))
+    same = found == known.sha256
+    note = "" if same else f"{file.name} (sha256 {found[:12]}…) is not the locked release {known.file}"
+    return Unpacked(_folder(own), own, same, note)
+
+
+def _unpack(file: Path, folder: Path, scratch: Path) -> None:
+    fresh = scratch / "unpacked"
+    try:
+        with zipfile.ZipFile(file) as archive:
+            _check_members(file.name, archive)
+            archive.extractall(fresh)
+    except zipfile.BadZipFile as error:
+        raise WheelError(f"{file.name} is no zip archive ({error}), so it is not a wheel. Fetch it again.") from error
+    # An installer spreads name.data/purelib over site-packages; a wheel with platform tags may keep its code there.
+    for kind in ("purelib", "platlib"):
+        for spread in fresh.glob(f"*.data/{kind}"):
+            shutil.copytree(spread, fresh, dirs_exist_ok=True)
+            shutil.rmtree(spread)
+    # Two processes may get here at once: a rename is all or nothing, and the second one's is not needed.
+    try:
+        fresh.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
+def _check_members(name: str, archive: zipfile.ZipFile) -> None:
+    for member in archive.infolist():
+        path = PurePosixPath(member.filename.replace("\\", "/"))
+        is_link = (member.external_attr >> 16) & 0o170000 == 0o120000
+        if path.is_absolute() or ".." in path.parts or ":" in path.parts[0] or is_link:
+            raise WheelError(f"{name} holds {member.filename!r}, which leaves its folder, so it was not unpacked.")
+
+
+def _fetched(wheel: Wheel, scratch: Path, offline: bool) -> Path:
+    path = cache() / wheel.file
+    if not path.is_file():
+        if offline or os.environ.get("TRIMTAB_OFFLINE") == "1":
+            what = "--offline" if offline else "TRIMTAB_OFFLINE=1"
+            raise WheelError(
+                f"{wheel.file} is not in the cache and {what} forbids fetching it. "
+                f"Run once with a package index, or put the file into {cache()}."
+            )
+        _download(wheel, scratch)
+        (scratch / wheel.file).replace(path)
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != wheel.sha256:
+        path.unlink()
+        raise WheelError(
+            f"{wheel.file} has sha256 {found}, not {wheel.sha256}, so it is not the release these checks were written "
+            "for. It was deleted from the cache; run again, and if this repeats, find out who serves another file."
+        )
+    return path
+
+
+def _download(wheel: Wheel, into: Path) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary=:all:", "--dest", str(into), f"{wheel.name}=={wheel.version}"]
+    if wheel.tags != _PURE:  # pip would choose the one for the Python that runs, which has another hash
+        python, abi, platform = wheel.tags.split("-")
+        command += [
+            "--implementation",
+            python[:2],
+            "--python-version",
+            python[2:],
+            "--abi",
+            abi,
+            "--platform",
+            platform,
+        ]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0 or not (into / wheel.file).is_file():
+        said = [line for line in result.stderr.splitlines() if line.strip()]
+        raise WheelError(
+            f"{wheel.file} could not be downloaded ({said[-1] if said else 'pip gave no reason'}), so nothing can be "
+            "compared with it. Connect to a package index once, put the wheel into "
+            f"{cache()}, or set TRIMTAB_OFFLINE=1 to skip these tests."
+        )
