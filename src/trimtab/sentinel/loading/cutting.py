@@ -91,6 +91,19 @@ class CutFile(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         if name.startswith("__") and name not in self._binding:
             raise KeyError(name)
+        record = self.cutter.record
+        was, record.running = record.running, False  # defining is not running
+        try:
+            self._resolve(name)
+        finally:
+            record.running = was
+        if name not in self:
+            raise KeyError(name)
+        if isinstance(self[name], Stub):
+            record.touch(self[name]._stub_path)  # pyright: ignore[reportPrivateUsage]
+        return self[name]
+
+    def _resolve(self, name: str) -> None:
         for statement in self._binding.get(name, ()):
             try:
                 self.run(statement)
@@ -100,9 +113,6 @@ class CutFile(dict[str, Any]):
                     self[name] = self.cutter.record.value(f"{self.dotted}.{name}", why)
         if name not in self and not hasattr(builtins, name):
             self._from_stars(name)
-        if name not in self:
-            raise KeyError(name)
-        return self[name]
 
     def _from_stars(self, name: str) -> None:
         for star in self._stars:
@@ -124,17 +134,17 @@ class CutFile(dict[str, Any]):
     def _define_for_classes(self, statement: ast.stmt) -> None:
         # A class body reads globals behind the back of __missing__, so they have to be there before it runs.
         for name in class_level_names(statement, annotations=self._has_fields(statement)):
-            self.get_or_none(name)
+            self.get(name)
 
     def _has_fields(self, statement: ast.stmt) -> bool:
         bases = statement.bases if isinstance(statement, ast.ClassDef) else []
-        return any(hasattr(self.get_or_none(base.id), "model_fields") for base in bases if isinstance(base, ast.Name))
+        return any(hasattr(self.get(base.id), "model_fields") for base in bases if isinstance(base, ast.Name))
 
-    def get_or_none(self, name: str) -> Any:
+    def get(self, key: str, default: Any = None) -> Any:
         try:
-            return self[name]
+            return self[key]
         except KeyError:
-            return None
+            return default
 
     def execute(self, body: Sequence[ast.stmt], names: dict[str, Any] | None = None) -> None:
         module = ast.fix_missing_locations(ast.Module(list(body), []))

@@ -161,7 +161,7 @@ class _Named:
         """Names read that no global of the file and no builtin gives."""
         seen = [part for statement in self.body for part in ast.walk(statement) if isinstance(part, ast.Name)]
         names = dict.fromkeys(part.id for part in seen if isinstance(part.ctx, ast.Load))
-        return [name for name in names if self.cut.get_or_none(name) is None and not hasattr(builtins, name)]
+        return [name for name in names if self.cut.get(name) is None and not hasattr(builtins, name)]
 
     def _chosen(self, found: Any) -> Any:
         if self.spec.expression or self.spec.keyword:
