@@ -1,0 +1,88 @@
+"""The lock names exact releases; a user's own wheel is announced; nothing is written outside the cache."""
+
+import hashlib
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from trimtab.sentinel import wheels
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRIMTAB_OFFLINE", raising=False)
+    monkeypatch.setattr(wheels, "_download", lambda *_: pytest.fail("it went to the network"))
+
+
+def written(path: Path, **files: str) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+def test_the_lock_names_each_release_by_version_and_sha256() -> None:
+    versions = {name: wheel.version for name, wheel in wheels.locked().items()}
+    assert versions == {"verl": "0.9.1", "skyrl": "0.3.0", "areal": "1.0.4", "openrlhf": "0.11.2", "trl": "1.16.0"}
+    assert all(re.fullmatch("[0-9a-f]{64}", wheel.sha256) for wheel in wheels.locked().values())
+    assert wheels.locked()["openrlhf"].file == "openrlhf-0.11.2-cp311-cp311-manylinux1_x86_64.whl"
+
+
+def test_offline_fetches_nothing_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        wheels.WheelError, match=r"--offline forbids fetching it. Run once with a package index, or put"
+    ):
+        wheels.wheel("trl", offline=True)
+    monkeypatch.setenv("TRIMTAB_OFFLINE", "1")
+    with pytest.raises(wheels.WheelError, match="TRIMTAB_OFFLINE=1 forbids"):
+        wheels.wheel("trl")
+
+
+def test_an_unknown_framework_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(wheels.WheelError, match=r"did you mean 'verl'\? There are: areal, openrlhf, skyrl, trl, verl"):
+        wheels.wheel("vrel")
+
+
+def test_a_users_own_wheel_is_announced_as_not_the_locked_release(tmp_path: Path) -> None:
+    file = written(tmp_path / "trl-9.9.9-py3-none-any.whl", **{"trl/__init__.py": "x = 1\n"})
+    taken = wheels.wheel("trl", file=file)
+    assert (taken.folder / "trl" / "__init__.py").read_text() == "x = 1\n"
+    assert (taken.wheel.version, taken.is_locked) == ("9.9.9", False)
+    assert taken.wheel.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert "is not the locked release trl-1.16.0-py3-none-any.whl" in taken.note
+
+
+def test_a_wheel_of_another_framework_or_no_wheel_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(wheels.WheelError, match="is a wheel of verl, not of trl"):
+        wheels.wheel("trl", file=written(tmp_path / "verl-1-py3-none-any.whl", **{"a.py": ""}))
+    with pytest.raises(wheels.WheelError, match="not a wheel file"):
+        wheels.wheel("trl", file=tmp_path / "absent.whl")
+    broken = tmp_path / "trl-1-py3-none-any.whl"
+    broken.write_bytes(b"nothing of the kind")
+    with pytest.raises(wheels.WheelError, match="is no zip archive"):
+        wheels.wheel("trl", file=broken)
+
+
+@pytest.mark.parametrize("member", ["../out.py", "/out.py", "trl/../../out.py", "C:/out.py", "..\\out.py"])
+def test_a_member_that_leaves_its_folder_is_refused(tmp_path: Path, member: str) -> None:
+    with pytest.raises(wheels.WheelError, match="leaves its folder"):
+        wheels.wheel("trl", file=written(tmp_path / "trl-1-py3-none-any.whl", **{member: "x = 1\n"}))
+    assert not list(tmp_path.rglob("out.py"))
+
+
+def test_code_kept_in_purelib_is_where_an_installer_would_put_it(tmp_path: Path) -> None:
+    files = {"trl/__init__.py": "", "trl-2.data/purelib/trl/loss.py": "x = 2\n"}
+    taken = wheels.wheel("trl", file=written(tmp_path / "trl-2-py3-none-any.whl", **files))
+    assert (taken.folder / "trl" / "loss.py").read_text() == "x = 2\n"
+
+
+def test_the_locked_hash_is_held_to(tmp_path: Path) -> None:
+    forged = tmp_path / "cache" / "peers" / wheels.locked()["trl"].file
+    forged.parent.mkdir(parents=True)
+    forged.write_bytes(b"another file")
+    with pytest.raises(wheels.WheelError, match="so it is not the release"):
+        wheels.wheel("trl")
+    assert not forged.exists()
