@@ -1,0 +1,122 @@
+"""Plain data to the arguments of a call: the only place that reads a recipe's values. Needs torch alone.
+
+JSON's own values stand for themselves; everything else is an object with a tag:
+
+    {"tensor": "float32", "shape": [2], "values": [0.5, "nan"], "requires_grad": true}    {"tuple": [1, 2]}
+    {"namespace": {"delta": 0.1}}    {"object": "Actor", "attributes": {...}}    {"shared": 3} what has "id": 3
+
+Nothing is pickled and nothing is evaluated: functions come from a short list.
+"""
+
+import math
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+Data = dict[str, Any]
+
+
+class NotData(ValueError):
+    """A recipe holds something that is not in the format."""
+
+
+def _identity(first: Any = None, *_: Any, **__: Any) -> Any:
+    return first
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "identity": _identity,
+    "nothing": _nothing,
+    "torch.exp": torch.exp,
+    "torch.sum": torch.sum,
+    "torch.mean": torch.mean,
+}
+"""The only functions a recipe may name; a constant one is {"function": "always", "returns": value}."""
+
+
+def finite_or_word(value: float) -> float | str:
+    """JSON has no NaN: those travel as words."""
+    return value if math.isfinite(value) else str(value)
+
+
+@dataclass
+class Decoder:
+    """Builds arguments; the same id gives the same object, and tensors that carry gradient remember their leaf."""
+
+    make: Callable[[str, Mapping[str, Any]], object]
+    shared: dict[int, Any] = field(default_factory=dict[int, Any])
+    leaves: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor]])
+
+    def value(self, data: Any) -> Any:
+        if isinstance(data, list):
+            return [self.value(one) for one in cast("list[Any]", data)]
+        if not isinstance(data, dict):
+            return data
+        tagged = cast("Data", data)
+        if "shared" in tagged:
+            return self.shared[tagged["shared"]]
+        tag = next((tag for tag in READERS if tag in tagged), None)
+        if tag is None:
+            raise NotData(f"no value is written as {{{', '.join(tagged)}}}; there are {', '.join(READERS)}")
+        made = READERS[tag](self, tagged)
+        if "id" in tagged:
+            self.shared[tagged["id"]] = made
+        return made
+
+    def tensor(self, data: Data) -> Tensor:
+        dtype = cast("torch.dtype", getattr(torch, data["tensor"]))
+        values = [float(v) if isinstance(v, str) else v for v in data["values"]]
+        made = torch.tensor(values, dtype=dtype).reshape(data["shape"])
+        if "expanded" in data:
+            made = made.expand(data["expanded"])
+        if not data.get("requires_grad"):
+            return made
+        leaf = made.requires_grad_()
+        passed = leaf.clone()  # a trainer's tensors are not leaves, and a leaf could not be written to in place
+        self.leaves[id(passed)] = (leaf, passed)
+        return passed
+
+
+def _array(decoder: Decoder, data: Data) -> Any:
+    import numpy
+
+    values = [float(v) if isinstance(v, str) else v for v in data["values"]]
+    return numpy.array(values, dtype=data["array"]).reshape(data["shape"])
+
+
+def _function(decoder: Decoder, data: Data) -> Any:
+    if data["function"] == "always":
+        answer = decoder.value(data["returns"])
+
+        def always(*_: Any, **__: Any) -> Any:
+            return answer
+
+        return always
+    if data["function"] not in FUNCTIONS:
+        raise NotData(f"function {data['function']!r} is not one a recipe may name: {', '.join(FUNCTIONS)}")
+    return FUNCTIONS[data["function"]]
+
+
+READERS: dict[str, Callable[[Decoder, Data], Any]] = {
+    "tensor": lambda d, x: d.tensor(x),
+    "array": _array,
+    "float": lambda d, x: float(x["float"]),
+    "list": lambda d, x: [d.value(v) for v in x["list"]],
+    "tuple": lambda d, x: tuple(d.value(v) for v in x["tuple"]),
+    "set": lambda d, x: {d.value(v) for v in x["set"]},
+    "dict": lambda d, x: {k: d.value(v) for k, v in x["dict"].items()},
+    "pairs": lambda d, x: {d.value(k): d.value(v) for k, v in x["pairs"]},
+    "namespace": lambda d, x: types.SimpleNamespace(**{k: d.value(v) for k, v in x["namespace"].items()}),
+    "object": lambda d, x: d.make(x["object"], {k: d.value(v) for k, v in x["attributes"].items()}),
+    "dtype": lambda d, x: getattr(torch, x["dtype"]),
+    "device": lambda d, x: torch.device(x["device"]),
+    "function": _function,
+}
