@@ -38,8 +38,7 @@ def padded(invariant: str) -> Callable[[Callable[[Case], Tensor]], Callable[[Cas
         def call(case: Case, options: Mapping[str, Any]) -> Out:
             return {"loss": Result(fn(case), "scalar", "loss")}
 
-        inputs = frozenset({"logp_current", "advantage"})
-        PLANTED.setdefault(invariant, []).append(Subject(fn.__name__, call, inputs))
+        PLANTED.setdefault(invariant, []).append(Subject(fn.__name__, call))
         return fn
 
     return plant

@@ -5,7 +5,8 @@ import torch
 
 from trimtab.errors import TrimtabError
 from trimtab.sentinel import CannotRepresent, Case, Out, Result, Subject, check, run
-from trimtab.sentinel.search import build, directed
+from trimtab.sentinel.cases import build, directed
+from trimtab.sentinel.perturb import compacted
 from trimtab.sentinel.subject import same
 
 CASES = list(directed())
@@ -26,7 +27,7 @@ def test_every_view_and_its_inverse_agree_token_by_token(case: Case, side: str) 
     assert torch.equal(one.from_padded(one.padded("code")), expected)
     assert torch.equal(one.from_padded(one.padded("code", with_prompt=False), with_prompt=False), expected)
     assert torch.equal(one.from_list(one.list("code")), expected)
-    assert torch.equal(one.packed("code")[one.packed("trainable")], expected)
+    assert torch.equal(one.from_packed(one.packed("code")), expected)
     assert int(one.padded("trainable").sum()) == len(expected)
 
 
@@ -48,7 +49,7 @@ def test_parts_know_the_whole_and_a_permuted_case_is_its_own() -> None:
 
 
 def test_a_compacted_case_shares_its_memory_with_every_view() -> None:
-    case = CASES[0].compacted()
+    case = compacted(CASES[0])
     for view in (case.flat("logp_old"), case.padded("logp_old"), case.packed("logp_old")):
         assert view.untyped_storage().data_ptr() == case.tokens["logp_old"].untyped_storage().data_ptr()
 
@@ -131,14 +132,14 @@ def test_a_loss_that_is_not_connected_is_a_finding() -> None:
     def detached(case: Case, options: object) -> Out:
         return {"loss": Result(case.flat("logp_current").detach().square().sum(), "scalar", "loss")}
 
-    assert check(subject(detached), "split", examples=1).status == "bug"
+    assert check(subject(detached), "connected", examples=1).status == "bug"
 
 
 def test_a_result_that_is_never_finite_is_a_finding() -> None:
     def always_nan(case: Case, options: object) -> Out:
         return {"loss": Result(case.flat("logp_current").sum() * float("nan"), "scalar", "loss")}
 
-    assert check(subject(always_nan), "nonfinite_isolation", examples=1).status == "bug"
+    assert check(subject(always_nan), "degenerate_bounded", examples=1).status == "bug"
 
 
 def test_a_mean_metric_beside_a_right_loss_is_no_finding() -> None:

@@ -1,6 +1,6 @@
 """The sentinel: holds any function of the training signal to invariants, and hands back the smallest counter-example.
 
-    verdict = check(Subject("my_loss", call, inputs=frozenset({"logp_current", "advantage"})), "mask_content")
+    verdict = check(Subject("my_loss", call), "mask_content")
 
 `check` searches with hypothesis (the extra `sentinel`); everything else needs torch alone.
 """
@@ -13,7 +13,7 @@ from trimtab.sentinel.invariants import INVARIANTS, Invariant, Violation
 from trimtab.sentinel.subject import Out, Result, Subject, run
 
 if TYPE_CHECKING:
-    from trimtab.sentinel.search import Verdict, check
+    from trimtab.sentinel.search import Verdict, check, examine
 
 __all__ = [
     "INVARIANTS",
@@ -26,13 +26,14 @@ __all__ = [
     "Verdict",
     "Violation",
     "check",
+    "examine",
     "run",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """The search is imported when first asked for, since it needs hypothesis."""
-    if name not in ("check", "Verdict"):
+    if name not in ("check", "examine", "Verdict"):
         raise AttributeError(f"module 'trimtab.sentinel' has no attribute {name!r}")
     try:
         from trimtab.sentinel import search

@@ -6,7 +6,7 @@ new cases: other content in cells nobody may read, other padding, other order, s
 know nothing of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, cast
@@ -16,11 +16,23 @@ from torch import Tensor
 
 from trimtab.signal.layout import Levels, Segments, renumbered
 
-Side = Literal["left", "right"]
+Side = Literal["left", "right", "both"]
+"""Where padding stands; "both" pads prompts on the left and what follows them on the right."""
+
+MASKS = ("trainable", "attention", "response")
+"""Flags that follow from a case's shape: chosen by the policy; a token at all; after the prompt."""
 
 
 class CannotRepresent(Exception):
     """A subject cannot take this case; too many of these is "could not exercise", never a pass."""
+
+
+class WrongShape(Exception):
+    """A result came back in another shape than its view's."""
+
+    def __init__(self, observed: list[int], expected: list[int]) -> None:
+        super().__init__(f"a result has shape {observed} where its view has {expected}")
+        self.observed, self.expected = observed, expected
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,15 @@ class Case:
     """Which sequence of the unperturbed case each one is."""
     within: "Case | None" = field(default=None, repr=False)
     """The case this one is a part of, when it is one."""
+    mask_dtype: torch.dtype = torch.float64
+    """How masks are handed over, unless a view asks for a type of its own."""
+    eos_ids: tuple[int, ...] = (1,)
+    pad_id: int = 0
+    rank: int = 0
+    """Which of `world` processes this case is handed to."""
+    world: int = 1
+    touched: set[str] | None = field(default=None, repr=False, compare=False)
+    """Where views note the fields they were asked for, when somebody wants to know."""
 
     @property
     def num_sequences(self) -> int:
@@ -51,6 +72,7 @@ class Case:
     @property
     def whole(self) -> "Case":
         """For counts that belong to the whole batch: the case a part was cut from, or the case itself."""
+        self._note("whole")
         return self if self.within is None else self.within
 
     @cached_property
@@ -73,6 +95,16 @@ class Case:
     def levels(self) -> Levels:
         return Levels(self.segments, torch.arange(self.num_sequences), *renumbered(self.sequences["group"]))
 
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Tokens a sequence, prompt included."""
+        return [len(kinds) for kinds in self.kinds]
+
+    @cached_property
+    def response_lengths(self) -> list[int]:
+        """Tokens a sequence after its prompt."""
+        return [len(kinds) - self._prompt(i) for i, kinds in enumerate(self.kinds)]
+
     def cannot(self, why: str) -> CannotRepresent:
         """`raise case.cannot("groups of unequal size")`."""
         return CannotRepresent(why)
@@ -81,56 +113,160 @@ class Case:
 
     def flat(self, name: str) -> Tensor:
         """Trainable tokens only, sequence after sequence; the leaf itself where every token is trainable."""
-        return self.tokens[name] if bool(self.trainable.all()) else self.tokens[name][self.trainable]
+        source = self._field(name)
+        return source if bool(self.trainable.all()) else source[self.trainable]
 
-    def padded(self, name: str, *, with_prompt: bool = True, dtype: torch.dtype | None = None) -> Tensor:
-        """[rows, width]; cells without a token hold the case's fill."""
-        index = self._grid(with_prompt)
-        source = self.tokens[name] if name != "trainable" else self.trainable.to(dtype or torch.float64)
-        if index.numel() == source.numel() and bool((index >= 0).all()):
-            return source.view(index.shape)
-        content = source[index.clamp(min=0)] if source.numel() else torch.zeros(index.shape, dtype=source.dtype)
-        # The mask is the one thing a caller owes: it is 0 where there is no token, never garbage.
-        blank = 0 if name == "trainable" or not source.dtype.is_floating_point else self.fill
-        return torch.where(index >= 0, content, torch.full_like(content, blank))
+    def sequence(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
+        """One entry a sequence: reward, group, ended, votes, …"""
+        self._note(name)
+        return self.sequences[name] if dtype is None else self.sequences[name].to(dtype)
 
-    def from_padded(self, values: Tensor, *, with_prompt: bool = True) -> Tensor:
+    def padded(
+        self,
+        name: str,
+        *,
+        with_prompt: bool = True,
+        dtype: torch.dtype | None = None,
+        side: Side | None = None,
+        shift: bool = False,
+        drop_first: bool = False,
+    ) -> Tensor:
+        """[rows, width]; cells without a token hold the case's fill.
+
+        with_prompt=False  what follows the prompt only, padded on the right unless `side` says otherwise
+        shift              cell t holds token t + 1, as position t of a model predicts it; the last cell holds none
+        drop_first         the same without the last cell: [rows, width - 1]
+        """
+        index = self._grid(with_prompt, side, shift, drop_first)
+        source = self._field(name, dtype)
+        if index.numel() == source.shape[0] and bool((index >= 0).all()):
+            return source.view(*index.shape, *source.shape[1:])
+        held = source[index.clamp(min=0)] if source.shape[0] else source.new_zeros(*index.shape, *source.shape[1:])
+        # A mask is the one thing a caller owes: it is 0 where there is no token, never garbage.
+        blank = self.fill if held.dtype.is_floating_point and name not in MASKS else 0
+        blank = self.pad_id if name == "token_id" else blank
+        there = (index >= 0).reshape(*index.shape, *[1] * (held.ndim - 2))
+        return torch.where(there, held, torch.full_like(held, blank))
+
+    def logits(self, name: str = "logits", *, side: Side | None = None) -> Tensor:
+        """[rows, width, vocabulary] as a model gives them: position t predicts token t + 1."""
+        return self.padded(name, side=side, shift=True)
+
+    def from_padded(
+        self,
+        values: Tensor,
+        *,
+        with_prompt: bool = True,
+        side: Side | None = None,
+        shift: bool = False,
+        drop_first: bool = False,
+    ) -> Tensor:
         """A subject's [rows, width] result at the trainable tokens."""
-        index = self._grid(with_prompt)
-        place = torch.empty(self.trainable.numel(), dtype=torch.long)
+        index = self._grid(with_prompt, side, shift, drop_first)
+        if values.shape[:2] != index.shape:
+            raise WrongShape(list(values.shape), list(index.shape))
+        place = torch.full((self.trainable.numel(),), -1)
         place[index[index >= 0]] = (index >= 0).reshape(-1).nonzero().squeeze(1)
-        return values.reshape(-1)[place[self.trainable.nonzero().squeeze(1)]]
+        wanted = place[self.trainable.nonzero().squeeze(1)]
+        if bool((wanted < 0).any()):
+            raise self.cannot("a trainable token opens its sequence, so a shifted view has no cell for it")
+        return values.reshape(-1, *values.shape[2:])[wanted]
 
-    def list(self, name: str) -> list[Tensor]:
-        """One 1-D tensor a sequence, every token of it: views of the leaf."""
-        source = self.tokens[name] if name != "trainable" else self.trainable.to(torch.float64)
+    def outside_padded(self, values: Tensor, **view: Any) -> Tensor:
+        """A subject's [rows, width] result in every cell that is not a trainable token's."""
+        index = self._grid(
+            view.get("with_prompt", True), view.get("side"), view.get("shift", False), view.get("drop_first", False)
+        )
+        inside = (index >= 0) & self.trainable[index.clamp(min=0)] if self.trainable.numel() else index >= 0
+        return values[~inside]
+
+    def list(self, name: str, *, with_prompt: bool = True, dtype: torch.dtype | None = None) -> list[Tensor]:
+        """One 1-D tensor a sequence, every token of it (or what follows its prompt): views of the leaf."""
+        source = self._field(name, dtype)
         pieces = cast("tuple[Tensor, ...]", source.split([len(kinds) for kinds in self.kinds]))
-        return list(pieces)
+        return list(pieces) if with_prompt else [piece[self._prompt(i) :] for i, piece in enumerate(pieces)]
 
-    def from_list(self, values: Sequence[Tensor]) -> Tensor:
+    def from_list(self, values: Sequence[Tensor], *, with_prompt: bool = True) -> Tensor:
         """A subject's per-sequence results at the trainable tokens."""
-        return torch.cat(list(values))[self.trainable] if values else torch.zeros(0)
+        if not values:
+            return torch.zeros(0)
+        sizes = [len(k) - (0 if with_prompt else self._prompt(i)) for i, k in enumerate(self.kinds)]
+        if [v.shape[0] for v in values] != sizes:
+            raise WrongShape([v.shape[0] for v in values], sizes)
+        return torch.cat(list(values))[self.flags(with_prompt=with_prompt)]
 
-    def packed(self, name: str) -> Tensor:
+    def packed(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
         """One row of every token, sequence after sequence; boundaries in `cu_seqlens`."""
-        return self.tokens[name] if name != "trainable" else self.trainable.clone()
+        return self._field(name, dtype)
+
+    def from_packed(self, values: Tensor) -> Tensor:
+        """A subject's result over one packed row, at the trainable tokens."""
+        if values.shape[:1] != self.trainable.shape:
+            raise WrongShape(list(values.shape), list(self.trainable.shape))
+        return values[self.trainable]
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
         return torch.tensor([0, *[len(kinds) for kinds in self.kinds]]).cumsum(0)
 
-    def _grid(self, with_prompt: bool) -> Tensor:
+    def _prompt(self, row: int) -> int:
+        kinds = self.kinds[row]
+        return next((i for i, kind in enumerate(kinds) if kind != "p"), len(kinds))
+
+    def flags(self, *, with_prompt: bool) -> Tensor:
+        """Trainable flags over the tokens a list view shows."""
+        flags = self.trainable.split(self.lengths)
+        shown = [flag[0 if with_prompt else self._prompt(i) :] for i, flag in enumerate(flags)]
+        return torch.cat(shown) if shown else self.trainable
+
+    def _note(self, name: str) -> None:
+        if self.touched is not None:
+            self.touched.add(name)
+
+    def _field(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        self._note(name)
+        if name in MASKS:
+            wanted = {"trainable": "a", "attention": "aop", "response": "ao"}[name]
+            flags = [kind in wanted for kinds in self.kinds for kind in kinds]
+            return torch.tensor(flags, dtype=torch.bool).to(dtype or self.mask_dtype)
+        if name in self.sequences and name not in self.tokens:
+            return self.sequences[name][self.owner]
+        return self.tokens[name] if dtype is None else self.tokens[name].to(dtype)
+
+    def _grid(self, with_prompt: bool, side: Side | None = None, shift: bool = False, drop: bool = False) -> Tensor:
         """[rows, width] of token indices, -1 where there is none."""
-        rows: list[list[int]] = []
+        side = side or (self.side if with_prompt else "right")
+        key = (with_prompt, side, shift, drop)
+        if key not in self._grids:
+            self._grids[key] = self._laid_out(*key)
+        return self._grids[key]
+
+    @cached_property
+    def _grids(self) -> dict[tuple[bool, Side, bool, bool], Tensor]:
+        return {}
+
+    def _laid_out(self, with_prompt: bool, side: Side, shift: bool, drop: bool) -> Tensor:
+        rows: list[tuple[list[int], list[int]]] = []
         start = 0
-        for kinds in self.kinds:
-            skip = 0 if with_prompt else next((i for i, kind in enumerate(kinds) if kind != "p"), len(kinds))
-            rows.append(list(range(start + skip, start + len(kinds))))
+        for i, kinds in enumerate(self.kinds):
+            first = start + self._prompt(i)
+            prompt = list(range(start, first)) if with_prompt else []
+            rows.append((prompt, list(range(first, start + len(kinds)))))
             start += len(kinds)
-        width = max((len(row) for row in rows), default=0) + self.extra_columns
-        pads = [[-1] * (width - len(row)) for row in rows]
-        full = [pad + row if self.side == "left" else row + pad for row, pad in zip(rows, pads, strict=True)]
-        return torch.tensor(full, dtype=torch.long).reshape(len(rows), width)
+        fronts = [len(prompt) if side == "both" else 0 for prompt, _ in rows]
+        front = max(fronts, default=0)
+        width = max((len(p) + len(r) + front - f for (p, r), f in zip(rows, fronts, strict=True)), default=0)
+        width += self.extra_columns
+        full: list[list[int]] = []
+        for (prompt, rest), own in zip(rows, fronts, strict=True):
+            lead = [-1] * (front - own)
+            row = lead + prompt + rest
+            pad = [-1] * (width - len(row))
+            full.append(pad + row if side == "left" else row + pad)
+        grid = torch.tensor(full, dtype=torch.long).reshape(len(rows), width)
+        if drop:
+            return grid[:, 1:]
+        return torch.cat([grid[:, 1:], torch.full((len(rows), 1), -1)], 1) if shift and width else grid
 
     # --- perturbations ---------------------------------------------------------------------------------------
 
@@ -143,26 +279,16 @@ class Case:
     def refilled(self, content: float, *, extra_columns: int = 0, side: Side | None = None) -> "Case":
         """Everything nobody may read holds `content`: padding cells, and untrainable tokens of every float field."""
         tokens = {
-            name: torch.where(self.trainable, values, torch.full_like(values, content))
+            name: torch.where(self._like(values), values, torch.full_like(values, content))
             if values.dtype.is_floating_point
             else values
             for name, values in self.tokens.items()
         }
         return replace(self, tokens=tokens, fill=content, extra_columns=extra_columns, side=side or self.side)
 
-    def compacted(self) -> "Case":
-        """Rows of equal length and action tokens only: every view is then the leaf's own memory."""
-        rows = [i for i in range(self.num_sequences) if "a" in self.kinds[i]]
-        length = min((self.kinds[i].count("a") for i in rows), default=0)
-        places = [self.token_places([i])[:length] for i in rows]
-        tokens = torch.cat(places) if places else torch.zeros(0, dtype=torch.long)
-        return replace(
-            self,
-            kinds=(("a",) * length,) * len(rows),
-            tokens={name: values[self.trainable][tokens] for name, values in self.tokens.items()},
-            sequences={name: values[torch.tensor(rows, dtype=torch.long)] for name, values in self.sequences.items()},
-            origin=tuple(range(len(rows))),
-        )
+    def _like(self, values: Tensor) -> Tensor:
+        """The trainable flags, shaped to choose among a field's entries."""
+        return self.trainable.reshape(-1, *[1] * (values.ndim - 1))
 
     def taken(self, chosen: Sequence[int], *, as_part: bool) -> "Case":
         """Some sequences in some order: a part of this case, or a permuted case of its own."""
@@ -176,7 +302,7 @@ class Case:
             tokens={name: values[tokens] for name, values in self.tokens.items()},
             sequences={name: values[index] for name, values in self.sequences.items()},
             origin=tuple(self.origin[i] if self.origin else i for i in chosen),
-            within=self.whole if as_part else None,
+            within=(self.within or self) if as_part else None,
         )
 
     def token_places(self, chosen: Sequence[int]) -> Tensor:
@@ -186,12 +312,42 @@ class Case:
         return torch.cat(places) if places else torch.zeros(0, dtype=torch.long)
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data, for reports."""
+        """Plain data, for reports and recipes; `from_data` reads it back."""
         return {
             "kinds": ["".join(kinds) for kinds in self.kinds],
-            "tokens": {name: [round(float(v), 6) for v in values] for name, values in self.tokens.items()},
+            "tokens": {name: values.tolist() for name, values in self.tokens.items()},
             "sequences": {name: values.tolist() for name, values in self.sequences.items()},
             "fill": self.fill,
             "side": self.side,
             "extra_columns": self.extra_columns,
+            "eos_ids": list(self.eos_ids),
+            "pad_id": self.pad_id,
         }
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> "Case":
+        """The case that `as_data` wrote down."""
+        kinds = tuple(tuple(row) for row in cast("list[str]", data["kinds"]))
+        return Case(
+            kinds,
+            {name: _read(name, values) for name, values in data["tokens"].items()},
+            {name: _read(name, values) for name, values in data["sequences"].items()},
+            fill=float(data["fill"]),
+            side=data["side"],
+            extra_columns=data["extra_columns"],
+            origin=tuple(range(len(kinds))),
+            eos_ids=tuple(data.get("eos_ids", (1,))),
+            pad_id=data.get("pad_id", 0),
+        )
+
+
+COUNTED = ("group", "episode", "token_id", "token_key", "position")
+FLAGS = ("keep", "selected", "ended", "votes")
+
+
+def _read(name: str, values: list[Any]) -> Tensor:
+    dtype = torch.long if name in COUNTED else torch.bool if name in FLAGS else torch.float64
+    numbers: Callable[[Any], Any] = lambda one: (
+        [numbers(v) for v in one] if isinstance(one, list) else (float(one) if dtype == torch.float64 else one)
+    )
+    return torch.tensor(numbers(values), dtype=dtype)

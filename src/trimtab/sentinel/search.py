@@ -1,30 +1,31 @@
-"""The search for a counter-example: directed cases first, then hypothesis, which also shrinks what it finds.
+"""The search for a counter-example: directed cases first, then hypothesis's; what is found is made small.
 
 Deterministic from the seed. A counter-example comes back with the fewest sequences and tokens and the roundest numbers.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import hypothesis
 import torch
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
 
 from trimtab.errors import TrimtabError, unknown_name
-from trimtab.sentinel.case import CannotRepresent, Case
-from trimtab.sentinel.invariants import INVARIANTS, Violation
-from trimtab.sentinel.subject import Subject
+from trimtab.sentinel.case import CannotRepresent, Case, WrongShape
+from trimtab.sentinel.cases import directed, random_cases
+from trimtab.sentinel.declare import INVARIANTS, Effect, Violation
+from trimtab.sentinel.invariants.parallel import close_pools
+from trimtab.sentinel.shrink import smallest
+from trimtab.sentinel.subject import Subject, called, resolved
 
-Status = Literal["holds", "bug", "waived", "could not exercise", "could not run"]
-
-LOGPS = ("logp_current", "logp_old", "logp_rollout", "logp_ref")
-SIGNED = ("advantage", "value", "value_old", "returns", "token_reward")
+Status = Literal["holds", "bug", "hygiene", "convention", "waived", "could not exercise", "could not run"]
+Severity = Literal["high", "medium", "low", "none"]
 
 ENOUGH = 3
 """Cases a subject must have taken before an invariant counts as exercised."""
+EXAMPLES = 12
+"""Random cases beside the directed ones, unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -38,178 +39,147 @@ class Verdict:
     violation: Violation | None = None
     case: Case | None = None
     reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def severity(self) -> Severity:
+        """From the effect on the training signal; a convention has none."""
+        if self.violation is None or self.status == "convention":
+            return "none"
+        return self.violation.effect.severity if self.status == "bug" else "low"
 
 
-class _Found(Exception):
-    pass
-
-
-def check(subject: Subject, name: str, *, seed: int = 0, examples: int = 25) -> Verdict:
+def check(subject: Subject, name: str, *, seed: int = 0, examples: int = EXAMPLES) -> Verdict:
     """Hold a subject to one invariant, on the directed cases and on `examples` random ones."""
-    if name not in INVARIANTS:
-        raise TrimtabError(unknown_name("invariant", name, sorted(INVARIANTS)))
-    if name in subject.waived:
-        return Verdict(subject.label, name, "waived", 0, reason=subject.waived[name])
-    taken = 0
-    worst: tuple[Case, Violation] | None = None
-    why = crash = ""
+    return next(examine(subject, only=(name,), seed=seed, examples=examples))
 
-    def attempt(case: Case) -> Violation | None:
-        nonlocal taken, why, crash
+
+def examine(
+    subject: Subject, *, only: Sequence[str] | None = None, seed: int = 0, examples: int = EXAMPLES
+) -> Iterator[Verdict]:
+    """Hold a subject to every invariant (or those named), one verdict after the other."""
+    names = list(only if only is not None else subject.promises or INVARIANTS)
+    for name in names:
+        if name not in INVARIANTS:
+            raise TrimtabError(unknown_name("invariant", name, sorted(INVARIANTS)))
+    cases = list(directed())
+    try:
+        subject, why = _ready(subject, cases)
+        cases += [] if why else random_cases(subject.reads, seed=seed, examples=examples)
+        for name in names:
+            started = time.perf_counter()
+            if name in subject.waived:
+                yield Verdict(subject.label, name, "waived", 0, reason=subject.waived[name])
+            elif why:
+                yield Verdict(subject.label, name, "could not run", 0, reason=why)
+            else:
+                verdict = _held(subject, name, cases)
+                yield replace(verdict, seconds=time.perf_counter() - started)
+    finally:
+        close_pools()
+
+
+def _ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
+    """The subject with its inputs known, or why it cannot run: it never returns, or its boundary's body never ran."""
+    boundary = subject.boundary
+    why, ran = "", False
+    ready = subject
+    for case in cases:
         try:
-            found = INVARIANTS[name].check(subject, subject.adapt(case))
+            with boundary.trace() if boundary is not None else nullcontext(), torch.no_grad():
+                ready = resolved(ready, subject.adapt(case))
+                called(ready, subject.adapt(case))
+        except (WrongShape, CannotRepresent):
+            ran = True
+        except Exception as error:
+            why = why or f"{type(error).__name__}: {error}"
+        else:
+            ran = True
+    if not ran:
+        return subject, why
+    if boundary is not None and not boundary.body_ran:
+        return subject, f"the body of {boundary.spec.name} did not run"
+    return ready, ""
+
+
+def _held(subject: Subject, name: str, cases: list[Case]) -> Verdict:
+    trial = Trial(subject, name)
+    attempt = trial.attempt
+    if INVARIANTS[name].some:
+        return _shown(subject, name, trial, cases)
+    found: tuple[Case, Violation] | None = None
+    for case in cases:
+        violation = attempt(case)
+        if violation is None:
+            continue
+        if found is None or (violation.grade == "bug" and found[1].grade != "bug"):
+            found = (case, violation)
+        if violation.grade == "bug":
+            break
+    if found is None:
+        return trial.unviolated()
+    taken = trial.taken
+    case, violation = smallest(*found, attempt)
+    return Verdict(subject.label, name, violation.grade, taken, violation, case)
+
+
+def _shown(subject: Subject, name: str, trial: "Trial", cases: list[Case]) -> Verdict:
+    """For what must hold on some case: what no case showed is the finding."""
+    open_claims: dict[str, tuple[Case, Violation]] | None = None
+    for case in cases:
+        claims = trial.claims(case)
+        if claims is None:
+            continue
+        named = {claim.what: (case, claim) for claim in claims}
+        open_claims = named if open_claims is None else {k: v for k, v in open_claims.items() if k in named}
+        if not open_claims:
+            break
+    if not open_claims:
+        return trial.unviolated(enough=1)
+    if trial.taken < ENOUGH:
+        return trial.unviolated()
+    case, violation = next(iter(open_claims.values()))
+    return Verdict(subject.label, name, violation.grade, trial.taken, violation, case)
+
+
+class Trial:
+    """One invariant tried on cases, with a count of those that were taken and why the others were not."""
+
+    def __init__(self, subject: Subject, name: str) -> None:
+        self.subject, self.name = subject, name
+        self.taken = 0
+        self.why = self.crash = ""
+
+    def attempt(self, case: Case) -> Violation | None:
+        claims = self.claims(case)
+        return claims[0] if claims else None
+
+    def claims(self, case: Case) -> tuple[Violation, ...] | None:
+        """What the case shows against the subject: nothing is (), a case it did not take is None."""
+        try:
+            found = INVARIANTS[self.name].check(self.subject, self.subject.adapt(case))
+        except WrongShape as error:
+            if self.name != "sample_isolation":
+                self.crash = self.crash or str(error)
+                return None
+            found = Violation("a result has another shape than its inputs", error.observed, error.expected,
+                              effect=Effect("value"))  # fmt: skip
         except (CannotRepresent, TrimtabError) as error:
-            why = str(error)
+            self.why = str(error)
             return None
-        except Exception as error:  # foreign code may raise anything; its first error is the verdict
-            crash = crash or f"{type(error).__name__}: {error}"
+        except Exception as error:  # foreign code may raise anything; its first error is told
+            self.crash = self.crash or f"{type(error).__name__}: {error}"
             return None
-        taken += 1
-        return found
+        self.taken += 1
+        return found if isinstance(found, tuple) else () if found is None else (found,)
 
-    for case in directed():
-        violation = attempt(case)
-        if violation is not None:
-            worst = worst or (case, violation)
-
-    @hypothesis.seed(seed)
-    @settings(
-        max_examples=max(examples, 1),
-        database=None,
-        deadline=None,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]  typed as its metaclass
-    )
-    @hypothesis.given(cases(subject.reads))
-    def probe(case: Case) -> None:
-        nonlocal worst
-        violation = attempt(case)
-        if violation is not None:
-            worst = (case, violation)
-            raise _Found
-
-    if examples:
-        with suppress(_Found):
-            probe()
-    if worst is not None:
-        worst = _fewest(worst, attempt)
-        return Verdict(subject.label, name, "bug", taken, worst[1], worst[0])
-    if crash:
-        return Verdict(subject.label, name, "could not run", taken, reason=crash)
-    return Verdict(
-        subject.label,
-        name,
-        "holds" if taken >= ENOUGH else "could not exercise",
-        taken,
-        reason=why if taken < ENOUGH else "",
-    )
+    def unviolated(self, enough: int = ENOUGH) -> Verdict:
+        held = self.taken >= enough
+        status: Status = "holds" if held else "could not run" if self.crash else "could not exercise"
+        reason = (
+            f"raised on some cases: {self.crash}" if held and self.crash else "" if held else self.crash or self.why
+        )
+        return Verdict(self.subject.label, self.name, status, self.taken, reason=reason)
 
 
-def _fewest(found: tuple[Case, Violation], attempt: Callable[[Case], Violation | None]) -> tuple[Case, Violation]:
-    """Leave out sequences, one at a time, as long as the violation stays."""
-    for leave in reversed(range(found[0].num_sequences)):
-        rest = [i for i in range(found[0].num_sequences) if i != leave]
-        smaller = replace(found[0].taken(rest, as_part=False), origin=tuple(range(len(rest))))
-        violation = attempt(smaller) if rest else None
-        found = (smaller, violation) if violation is not None else found
-    return found
-
-
-TOKEN_VALUES: dict[str, Callable[[int], float]] = {
-    **dict.fromkeys(LOGPS, lambda byte: -(1 + byte % 17) / 8),
-    **dict.fromkeys(SIGNED, lambda byte: _signed(byte)),
-    "keep": lambda byte: float(byte % 3 == 0),
-    "selected": lambda byte: float(byte % 3 == 1),
-}
-SEQUENCE_VALUES: dict[str, Callable[[int], float]] = {
-    **dict.fromkeys(("reward", "outcome", "value_after"), lambda byte: _signed(byte)),
-    **dict.fromkeys(("ended", "votes"), lambda byte: float(byte % 3 == 0)),
-}
-FLAGS = ("keep", "selected", "ended", "votes")
-
-
-@st.composite
-def _sequences(draw: st.DrawFn, reads: frozenset[str] | None) -> tuple[bytes, dict[str, bytes]]:
-    """One sequence: its shape, and a byte for every value that is read. A sequence is dropped whole when shrinking."""
-    shape = draw(st.binary(max_size=5)) or bytes(1)
-    sizes = {name: len(shape) + 1 for name in TOKEN_VALUES} | dict.fromkeys(SEQUENCE_VALUES, 1)
-    read = {name: size for name, size in sizes.items() if reads is None or name in reads}
-    return shape, {name: draw(st.binary(min_size=size, max_size=size)) for name, size in read.items()}
-
-
-@st.composite
-def cases(draw: st.DrawFn, reads: frozenset[str] | None = None) -> Case:
-    """Small batches: one to three groups of two or three sequences, up to five tokens each, values on a coarse grid.
-
-    Only fields in `reads` vary. The smaller a byte, the rounder its number, so shrinking ends at few and round ones.
-    """
-    groups = draw(st.lists(st.lists(_sequences(reads), min_size=2, max_size=3), min_size=1, max_size=3))
-    rows = [row for group in groups for row in group]
-    kinds = tuple(("p", *("aao"[byte % 3] for byte in shape)) for shape, _ in rows)
-
-    def column(name: str, value: Callable[[int], float], sizes: list[int]) -> torch.Tensor:
-        drawn = [byte for (_, found), size in zip(rows, sizes, strict=True) for byte in found.get(name, bytes(size))]
-        numbers = torch.tensor([value(byte) for byte in drawn], dtype=torch.float64)
-        return numbers.bool() if name in FLAGS else numbers
-
-    return build(
-        kinds,
-        group=[g for g, group in enumerate(groups) for _ in group],
-        tokens={name: column(name, value, [len(k) for k in kinds]) for name, value in TOKEN_VALUES.items()},
-        sequences={name: column(name, value, [1] * len(kinds)) for name, value in SEQUENCE_VALUES.items()},
-    )
-
-
-def _signed(byte: int) -> float:
-    """0, 1/4, -1/4, 1/2, … up to ±2: the smaller the byte, the rounder the number."""
-    step = (byte % 17 + 1) // 2
-    return step / 4 if byte % 2 else -step / 4
-
-
-def build(
-    kinds: tuple[tuple[str, ...], ...],
-    *,
-    group: list[int],
-    tokens: dict[str, torch.Tensor],
-    sequences: dict[str, torch.Tensor],
-) -> Case:
-    """A case with what follows from its shape: lengths, and a key a token that survives reordering."""
-    key = torch.tensor([(i * 7919 + t * 104729) % 99991 for i, k in enumerate(kinds) for t in range(len(k))])
-    length = torch.tensor([float(len(k)) for k in kinds], dtype=torch.float64)
-    return Case(
-        kinds,
-        {**tokens, "token_key": key},
-        {**sequences, "group": torch.tensor(group), "length": length},
-        origin=tuple(range(len(kinds))),
-    )
-
-
-def directed() -> Iterator[Case]:
-    """Shapes in which bugs hide: ragged, single tokens, constant rewards, extreme drift, mixed signs, empty rows."""
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.rand(*shape, generator=generator, dtype=torch.float64)
-
-    shapes = {
-        "ragged": ("paaaa", "pa", "paoa", "paa"),
-        "single": ("pa", "pa", "pa", "pa"),
-        "empty": ("paa", "poo", "pao", "paaa"),
-        "long": ("paaaaaaa", "paoaoaoa", "pa", "paaa"),
-    }
-    drifts = {"ragged": (0.05, 1.0), "single": (1.0,), "empty": (1.0,), "long": (0.3, 60.0)}
-    for name, drift in [(shape, size) for shape in shapes for size in drifts[shape]]:
-        kinds = tuple(tuple(row) for row in shapes[name])
-        total, count = sum(map(len, kinds)), len(kinds)
-        base = -0.1 - random(total)
-        tokens = {n: (base + drift * (random(total) - 0.5)).clamp(max=-1e-3) for n in LOGPS}
-        tokens |= {n: 4 * random(total) - 2 for n in SIGNED}
-        tokens |= {"keep": random(total) > 0.3, "selected": random(total) > 0.6}
-        sequences = {
-            "reward": torch.ones(count, dtype=torch.float64) if name == "single" else 2 * random(count),
-            "outcome": 2 * random(count) - 1,
-            "value_after": random(count),
-            "ended": random(count) > 0.4,
-            "votes": torch.tensor([True, True, True, False]),
-        }
-        yield build(kinds, group=[0, 0, 1, 1], tokens=tokens, sequences=sequences)
+Attempt = Callable[[Case], Violation | None]

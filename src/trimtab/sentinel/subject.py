@@ -6,23 +6,41 @@ reason.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
+from trimtab.sentinel.case import Case, WrongShape
 
-Level = Literal["token", "sequence", "scalar"]
+if TYPE_CHECKING:
+    from trimtab.sentinel.loading import Boundary
+
+Level = Literal["token", "sequence", "scalar", "cell"]
+"""`cell`: one entry a cell of the case's padded view, for functions that build masks."""
 Kind = Literal[
-    "loss", "term", "keep", "importance", "advantage", "return", "kl", "weight", "reward", "metric", "observation"
-]
+    "loss", "term", "keep", "importance", "advantage", "return", "kl", "logp", "entropy", "value", "weight", "reward",
+    "mask", "metric", "observation", "statistic", "carried", "count",
+]  # fmt: skip
+Layout = Literal["flat", "padded", "list", "packed"]
+Reduction = Literal["sum", "mean", "max", "min"]
+Values = Callable[[Case], Tensor]
+
+SIGNAL: tuple[Kind, ...] = ("loss", "term", "keep", "importance", "advantage", "return", "kl", "weight", "reward")
+"""Kinds that reach the update; the others are read by people."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One named result: token results are over trainable tokens in case order, sequence results one a sequence."""
+    """One named result: token results are over trainable tokens in case order, sequence results one a sequence.
+
+    Result.token(case, advantages, "advantage", layout="padded")     handed back in the view it came in
+    Result.sequence(rewards, "reward")                               one a sequence
+    Result.scalar(loss, "loss")
+    Result.scalar(clipfrac, "metric", range=(0, 1), agreed=0.0)      0 where all policies agree
+    Result.scalar(kl_max, "metric", of="kl", reduction="max")        must be the maximum of a field of the case
+    """
 
     value: Tensor
     level: Level
@@ -31,26 +49,88 @@ class Result:
     """For a decision: the level it is taken at."""
     adds_up: bool = True
     """For a scalar: whether the parts' values sum to the whole's; a metric that is a mean or an extremum does not."""
+    of: str | Values | None = None
+    """What it is made of: a field of the case, or a function of it. For `carried`, the field it must equal."""
+    reduction: Reduction | None = None
+    """For a metric: how parts make the whole, and how it is made of `of`."""
+    population: Literal["token", "sequence"] = "token"
+    """What a mean is over."""
+    range: tuple[float, float] | None = None
+    """Where it always lies; a metric must be able to come near both ends, an importance must not leave them."""
+    agreed: float | None = None
+    """What it is where all policies agree; 1 for an importance and 0 for a KL without saying."""
+    pair: tuple[str, str] | None = None
+    """For an importance: the log-probs it divides, numerator first."""
+    outside: Tensor | None = None
+    """What it holds at cells that are no trainable token's."""
+
+    @staticmethod
+    def token(case: Case, values: Any, kind: Kind, *, layout: Layout = "padded", **facts: Any) -> "Result":
+        """A result in the layout of a view, brought back to trainable tokens; view arguments may be among the facts."""
+        view = {k: facts.pop(k) for k in ("with_prompt", "side", "shift", "drop_first") if k in facts}
+        outside = None
+        if layout == "padded":
+            outside = case.outside_padded(values, **view) if values.shape[:2] == _shape(case, view) else None
+            inside = case.from_padded(values, **view)
+        elif layout == "list":
+            inside = case.from_list(values, **view)
+            full = torch.cat(list(values)) if values else torch.zeros(0)
+            outside = full[~case.flags(with_prompt=view.get("with_prompt", True))]
+        elif layout == "packed":
+            inside, outside = case.from_packed(values), values[~case.trainable]
+        else:
+            inside = values
+        return Result(inside, "token", kind, outside=outside, **facts)
+
+    @staticmethod
+    def sequence(values: Any, kind: Kind, **facts: Any) -> "Result":
+        return Result(_tensor(values), "sequence", kind, **facts)
+
+    @staticmethod
+    def scalar(value: Any, kind: Kind, **facts: Any) -> "Result":
+        if kind in ("metric", "statistic"):
+            facts.setdefault("adds_up", facts.get("reduction") == "sum")
+        return Result(_tensor(value), "scalar", kind, **facts)
+
+
+def _shape(case: Case, view: Mapping[str, Any]) -> torch.Size:
+    return case.padded("attention", dtype=torch.bool, **view).shape
+
+
+def _tensor(values: Any) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, list | tuple) and any(isinstance(v, Tensor) for v in values):
+        return torch.stack([torch.as_tensor(v, dtype=torch.float64) for v in values])
+    return torch.as_tensor(values, dtype=torch.float64)
 
 
 Out = Mapping[str, Result]
 Call = Callable[[Case, Mapping[str, Any]], Out]
+Combine = Literal["sum", "mean", "mean over ranks"] | Callable[[list[Tensor], list[Case]], Tensor]
 
 
 @dataclass(frozen=True)
 class Subject:
     """A function under test.
 
-    combine: how the scalar results of parts make the whole's: "sum", or a callable on (values, parts).
-    couples: the widest level whose members may move one another: "token", "sequence", "group" or "batch".
-    definition: the same results, worked out the long way.
+    inputs       fields it reads, as the views name them; found out by calling it when left out
+    options      what it is configured with; `variants` are other values, each of which must change something
+    impossible   option values that must be refused with an error
+    combine      how the scalar results of parts make the whole's
+    couples      the widest level whose members may move one another: "token", "sequence", "group" or "batch"
+    definition   the same results, worked out the long way; `twin` another implementation that must agree
+    conventions  declared choices (denominator, ddof, …) that must be what is detected
+    penalties    options that are coefficients of a penalty: name to the field it is about (logp_ref, entropy)
+    temperature  the option that logits are divided by
+    ranks        how processes share a case, for a function that communicates: "data" or "context"
     """
 
     name: str
     call: Call
-    inputs: frozenset[str]
+    inputs: frozenset[str] = frozenset()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    combine: Literal["sum"] | Callable[[list[Tensor], list[Case]], Tensor] = "sum"
+    combine: Combine = "sum"
     couples: Literal["token", "sequence", "group", "batch"] = "sequence"
     definition: Call | None = None
     promises: tuple[str, ...] | None = None
@@ -64,27 +144,50 @@ class Subject:
     """Case fields it reads; the search leaves all others at rest. None for all."""
     adapt: Callable[[Case], Case] = lambda case: case
     """Makes any case one that this function may be handed."""
+    role: str | None = None
+    variants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+    impossible: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+    twin: Call | None = None
+    conventions: Mapping[str, str] = field(default_factory=dict[str, str])
+    penalties: Mapping[str, str] = field(default_factory=dict[str, str])
+    temperature: str | None = None
+    ranks: Literal["data", "context"] | None = None
+    boundary: "Boundary | None" = None
+    """The loaded function of a target, for executed lines, stubs and recipes."""
 
     @property
     def label(self) -> str:
         shown = ", ".join(f"{k}={v}" for k, v in self.options.items())
         return f"{self.name}({shown})" if shown else self.name
 
+    def reading(self, *names: str) -> bool:
+        """Whether it reads any of these fields."""
+        return any(name in self.inputs for name in names)
+
 
 @dataclass(frozen=True)
 class Seen:
-    """What one call gave: values, and the gradient of every loss with respect to every leaf."""
+    """What one call gave: values, and the gradient of every result with respect to every leaf."""
 
+    case: Case
     values: Mapping[str, Tensor]
     results: Out
     gradients: Mapping[str, Mapping[str, Tensor]]
 
 
-def called(subject: Subject, case: Case) -> Out:
+def called(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) -> Out:
     """The subject's results; none at all is a case it did not take."""
-    out = subject.call(case, subject.options)
+    out = subject.call(case, subject.options if options is None else options)
     if not out:
         raise case.cannot(f"{subject.name} returned no result")
+    for name, result in out.items():
+        size = {"token": case.segments.num_tokens, "sequence": case.num_sequences}.get(result.level)
+        if size is not None and result.value.shape[:1] != (size,):
+            raise WrongShape(list(result.value.shape), [size])
+        if result.level == "scalar" and result.value.numel() != 1:
+            raise WrongShape(list(result.value.shape), [])
+        if not isinstance(result.value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  foreign code
+            raise TypeError(f"{name} is a {type(result.value).__name__}, not a tensor")
     return out
 
 
@@ -96,11 +199,15 @@ def of_kind(out: Out, case: Case, *kinds: Kind) -> list[tuple[str, Result]]:
     return found
 
 
-def run(subject: Subject, case: Case) -> Seen:
+def run(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) -> Seen:
     """Call the subject on fresh leaves that require gradient."""
-    leaves = {n: v.detach().clone().requires_grad_() for n, v in case.tokens.items() if v.dtype.is_floating_point}
+    leaves = {
+        n: v.detach().clone().requires_grad_()
+        for n, v in sorted(case.tokens.items(), key=lambda item: item[0] not in TRAINED)
+        if v.dtype.is_floating_point and (subject.reads is None or n in subject.reads)
+    }
     fresh = case.with_tokens(**leaves)
-    out = called(subject, fresh)
+    out = called(subject, fresh, options)
     gradients: dict[str, dict[str, Tensor]] = {}
     for name, result in out.items():
         if result.value.requires_grad:
@@ -108,7 +215,30 @@ def run(subject: Subject, case: Case) -> Seen:
                 result.value.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True
             )
             gradients[name] = dict(zip(leaves, found, strict=True))
-    return Seen({n: r.value.detach().clone() for n, r in out.items()}, out, gradients)
+    return Seen(case, {n: r.value.detach().clone() for n, r in out.items()}, out, gradients)
+
+
+class _Noting(dict[str, Tensor]):
+    """Fields that note who was asked for, for calls that read a case without its views."""
+
+    def __init__(self, fields: Mapping[str, Tensor], touched: set[str]) -> None:
+        super().__init__(fields)
+        self.touched = touched
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.touched.add(name)
+        return super().__getitem__(name)
+
+
+def resolved(subject: Subject, case: Case) -> Subject:
+    """The subject with its inputs found out, if its binding does not name them."""
+    if subject.inputs:
+        return subject
+    touched: set[str] = set()
+    noting = {n: _Noting(getattr(case, n), touched) for n in ("tokens", "sequences")}
+    called(subject, replace(case, touched=touched, **noting))
+    flags = {"trainable", "attention", "response"}
+    return replace(subject, inputs=frozenset(touched), reads=subject.reads or frozenset(touched - flags) or None)
 
 
 SINGLE = 1e-5
@@ -124,7 +254,7 @@ def same(first: Tensor, second: Tensor, *, tolerance: float = 1e-9) -> bool:
     return bool(torch.allclose(first.double(), second.double(), rtol=allowed, atol=allowed, equal_nan=True))
 
 
-TRAINED = ("logp_current", "value", "entropy")
+TRAINED = ("logp_current", "value", "entropy", "logits")
 """The inputs a loss may send gradient into; everything else is held fixed."""
 
 

@@ -4,8 +4,43 @@ Each is one function `check(subject, case) -> Violation | None` with its stateme
 and the way to repair it. They attach to facts (inputs, levels, kinds), never to a function's name.
 """
 
-from trimtab.sentinel.invariants import content, contract, definition, layout, vote
-from trimtab.sentinel.invariants.declare import INVARIANTS, Invariant, Violation
+from trimtab.sentinel.declare import INVARIANTS, Invariant, Violation
+from trimtab.sentinel.invariants import (
+    alignment,
+    bounded,
+    content,
+    contract,
+    credit,
+    definition,
+    expectation,
+    isolation,
+    layout,
+    logits,
+    metrics,
+    options,
+    parallel,
+    scale,
+    surrogate,
+)
 
 # Importing a file of invariants is what declares them.
-__all__ = ["INVARIANTS", "Invariant", "Violation", "content", "contract", "definition", "layout", "vote"]
+__all__ = [
+    "INVARIANTS",
+    "Invariant",
+    "Violation",
+    "alignment",
+    "bounded",
+    "content",
+    "contract",
+    "credit",
+    "definition",
+    "expectation",
+    "isolation",
+    "layout",
+    "logits",
+    "metrics",
+    "options",
+    "parallel",
+    "scale",
+    "surrogate",
+]

@@ -1,16 +1,23 @@
 """Content nobody may read, and inputs nobody may write."""
 
+from dataclasses import replace
+
 import torch
-from torch import Tensor
 
 from trimtab.sentinel.case import Case, Side
-from trimtab.sentinel.invariants.declare import Violation, invariant, numbers
-from trimtab.sentinel.subject import Seen, Subject, called, run, same
-from trimtab.signal.layout import places
+from trimtab.sentinel.compare import Match, apart, differing, trainable_leaves
+from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
+from trimtab.sentinel.perturb import compacted
+from trimtab.sentinel.subject import Result, Seen, Subject, called, run, same
+
+_MASKING = ("keep", "weight", "mask")
+"""Kinds that are themselves a mask: what they hold outside decides what trains."""
 
 
 @invariant(
-    statement="Finite values at untrainable or padded positions change no result and no gradient, and get no gradient.",
+    family="I01",
+    statement="Finite values at untrainable or padded positions change no result and no gradient, and get no gradient; "
+    "results there are 0; the type of the mask does not matter.",
     why="Padding and tool output are not the policy's choice: what stands there is an accident of the batch.",
     bug="SkyRL #1305: advantage normalisation takes its mean over padding, so a longer row changes every advantage.",
     repair="Gather the trainable tokens first, or reduce with the mask in numerator and denominator alike.",
@@ -18,17 +25,51 @@ from trimtab.signal.layout import places
 def mask_content(subject: Subject, case: Case) -> Violation | None:
     base = run(subject, case.refilled(0.0))
     fillings: tuple[tuple[float, int, Side], ...] = ((-0.75, 0, "right"), (3.5, 2, "right"), (1.25, 1, "left"))
+    weaker: Violation | None = None
     for content, columns, side in fillings:
-        other = case.refilled(content, extra_columns=columns, side=side)
-        found = _moved(
-            case, base, run(subject, other), f"filling untrainable cells with {content} and {columns} more columns"
-        )
-        if found:
+        other = run(subject, case.refilled(content, extra_columns=columns, side=side))
+        what = f"filling untrainable cells with {content} and {columns} more columns"
+        found = _moved(case, base, other, what) or _outside(other, what)
+        if found is not None and found.grade == "bug":
+            return found
+        weaker = weaker or found
+    return _other_masks(subject, case, base) or weaker
+
+
+def _outside(seen: Seen, what: str) -> Violation | None:
+    """What a result holds where nothing trains: harmless only as long as every reader masks it again."""
+    for name, result in seen.results.items():
+        outside = result.outside
+        if outside is None or result.kind in ("carried", "count", "logp", "entropy", "value", "observation", "metric"):
+            continue
+        if bool((outside != 0).any()):
+            grade = "bug" if result.kind in _MASKING else "hygiene"
+            where = "decision" if result.kind in _MASKING else "value"
+            return Violation(
+                f"{name} is not 0 at untrainable cells ({what})",
+                numbers(outside),
+                0.0,
+                grade=grade,
+                effect=Effect(where),
+            )
+    return None
+
+
+def _other_masks(subject: Subject, case: Case, base: Seen) -> Violation | None:
+    """The same mask as flags and as integers; refusing a type aloud is fine, reading it otherwise is not."""
+    for dtype in (torch.bool, torch.int64):
+        try:
+            other = run(subject, replace(case.refilled(-0.75), mask_dtype=dtype))
+        except (RuntimeError, TypeError, IndexError):
+            continue
+        found = apart(f"handing the mask over as {dtype}", base, other)
+        if found is not None:
             return found
     return None
 
 
 @invariant(
+    family="I02",
     statement="NaN and infinity at untrainable or padded positions never reach a result or a gradient.",
     why="0 × NaN is NaN: multiplying by a mask is not masking, and one such token ends a run.",
     bug="verl 891c87382: masked_mean of [1, NaN] under the mask [1, 0] is NaN.",
@@ -36,44 +77,43 @@ def mask_content(subject: Subject, case: Case) -> Violation | None:
 )
 def nonfinite_isolation(subject: Subject, case: Case) -> Violation | None:
     base = run(subject, case.refilled(0.0))
-    for name, value in base.values.items():
-        if not bool(torch.isfinite(value.double()).all()):
-            return Violation(f"{name} is not finite although every input is", numbers(value), "finite")
+    weaker: Violation | None = None
     for content in (float("nan"), float("inf"), float("-inf")):
-        found = _moved(case, base, run(subject, case.refilled(content)), f"putting {content} into untrainable cells")
+        other = run(subject, case.refilled(content))
+        found = _moved(case, base, other, f"putting {content} into untrainable cells")
         if found:
             return found
+        weaker = weaker or _unclean(other, content)
+    return weaker
+
+
+def _unclean(seen: Seen, content: float) -> Violation | None:
+    for name, result in seen.results.items():
+        passes_on = result.kind in ("carried", "logp", "value", "entropy")
+        if result.outside is not None and not passes_on and not bool(torch.isfinite(result.outside.double()).all()):
+            return Violation(
+                f"{name} is not finite at untrainable cells that held {content}", numbers(result.outside), 0.0,
+                grade="bug" if result.kind in _MASKING else "hygiene",
+            )  # fmt: skip
     return None
 
 
 def _moved(case: Case, base: Seen, other: Seen, what: str) -> Violation | None:
-    for name, value in base.values.items():
-        if not same(value, other.values[name]):
-            return Violation(
-                f"{what} changes {name}",
-                numbers(other.values[name]),
-                numbers(value),
-                differing(value, other.values[name]),
-            )
-    for name, gradients in base.gradients.items():
+    found = apart(what, base, other, Match(leaves=trainable_leaves(base.case, other.case)))
+    if found:
+        return found
+    for name, gradients in other.gradients.items():
         for leaf, gradient in gradients.items():
-            seen = other.gradients[name][leaf]
-            if not same(gradient[case.trainable], seen[case.trainable]):
-                return Violation(f"{what} changes d {name} / d {leaf}", numbers(seen), numbers(gradient))
-            if bool((seen[~case.trainable] != 0).any()):
-                return Violation(f"{what}: d {name} / d {leaf} is not 0 at untrainable tokens", numbers(seen), 0.0)
+            if bool((gradient[~case.trainable] != 0).any()):
+                return Violation(
+                    f"{what}: d {name} / d {leaf} is not 0 at untrainable tokens", numbers(gradient), 0.0,
+                    effect=Effect("gradient"),
+                )  # fmt: skip
     return None
 
 
-def differing(first: Tensor, second: Tensor) -> tuple[int, ...]:
-    """Positions at which two results differ."""
-    if first.shape != second.shape or first.ndim != 1:
-        return ()
-    apart = ~torch.isclose(first.double(), second.double(), rtol=1e-9, atol=1e-9, equal_nan=True)
-    return tuple(places(apart))
-
-
 @invariant(
+    family="I20",
     statement="A call leaves its inputs as they were, also stride-0 views, and hands back no alias of them.",
     why="What is logged afterwards is read from the same tensors: "
     "an in-place write changes the record, not only the result.",
@@ -82,11 +122,13 @@ def differing(first: Tensor, second: Tensor) -> tuple[int, ...]:
     repair="Build results out of place; clone before writing.",
 )
 def no_aliasing(subject: Subject, case: Case) -> Violation | None:
-    for one in (case, case.compacted()):
+    weaker: Violation | None = None
+    for one in (case, compacted(case)):
         found = _written(subject, one)
-        if found:
+        if found is not None and found.grade == "bug":
             return found
-    return _on_views(subject, case.compacted())
+        weaker = weaker or found
+    return _on_views(subject, compacted(case)) or weaker
 
 
 def _written(subject: Subject, case: Case) -> Violation | None:
@@ -97,38 +139,40 @@ def _written(subject: Subject, case: Case) -> Violation | None:
     before, after = {**case.tokens, **case.sequences}, {**held.tokens, **held.sequences}
     for name, values in before.items():
         if not same(values, after[name], tolerance=0):
-            return Violation(
-                f"the call wrote to its input {name}",
-                numbers(after[name]),
-                numbers(values),
-                differing(values, after[name]),
+            return differing(
+                f"the call wrote to its input {name}", Result(values, "token", "advantage"), values, after[name]
             )
     storages = {v.untyped_storage().data_ptr(): n for n, v in after.items() if v.numel()}
     for name, result in out.items():
+        if result.kind in ("carried", "value", "logp"):
+            continue
         source = storages.get(result.value.untyped_storage().data_ptr()) if result.value.numel() else None
         if source:
-            return Violation(f"{name} is an alias of the input {source}", "shared memory", "a tensor of its own")
+            what = f"{name} is an alias of the input {source}"
+            return Violation(what, "shared memory", "a tensor of its own", grade="hygiene")
     return None
 
 
 def _on_views(subject: Subject, case: Case) -> Violation | None:
     """The same call on inputs whose elements all share one memory cell."""
-    if not case.trainable.numel():
+    count = case.trainable.numel()
+    if not count:
         return None
     constant = {n: v[:1].clone() for n, v in case.tokens.items()}
-    views = case.with_tokens(**{n: v.expand(case.trainable.numel()) for n, v in constant.items()})
-    plain = case.with_tokens(**{n: v.repeat(case.trainable.numel()) for n, v in constant.items()})
+    views = case.with_tokens(**{n: v.expand(count, *v.shape[1:]) for n, v in constant.items()})
+    plain = case.with_tokens(**{n: v.expand(count, *v.shape[1:]).clone() for n, v in constant.items()})
     with torch.no_grad():
         expected = called(subject, plain)
         try:
             found = called(subject, views)
         except RuntimeError as error:
+            if "memory location" not in str(error):
+                return None  # it refuses expanded views aloud for a reason of its own, such as .view()
             return Violation(
                 "the call writes into an expanded view of its input", str(error).splitlines()[0], "no write"
             )
     for name, result in expected.items():
         if not same(result.value, found[name].value):
-            return Violation(
-                f"{name} differs when inputs are expanded views", numbers(found[name].value), numbers(result.value)
-            )
+            what = f"{name} differs when inputs are expanded views"
+            return differing(what, result, result.value, found[name].value)
     return None

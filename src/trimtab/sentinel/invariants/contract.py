@@ -1,17 +1,17 @@
-"""What decisions, importances and losses are, each at its own level."""
+"""What decisions and importances are, each at its own level."""
 
 import torch
 from torch import Tensor
 
 from trimtab.sentinel.case import Case
-from trimtab.sentinel.invariants.declare import Violation, invariant, numbers
-from trimtab.sentinel.subject import TRAINED, Seen, Subject, of_kind, run, same, same_gradient
+from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
+from trimtab.sentinel.perturb import LOGPS, agreed
+from trimtab.sentinel.subject import Result, Subject, of_kind, run, same
 from trimtab.signal.layout import places
-
-_LOGPS = ("logp_current", "logp_old", "logp_rollout", "logp_ref")
 
 
 @invariant(
+    family="I24",
     statement="A decision about a sequence is one decision, at every token of it; "
     "a decision about a token reads that token only.",
     why="A rejected sequence that keeps some of its tokens keeps training on what was rejected.",
@@ -25,27 +25,28 @@ def decision_granularity(subject: Subject, case: Case) -> Violation | None:
     for name, result in of_kind(base.results, case, "keep"):
         keep = base.values[name]
         if bool(((keep != 0) & (keep != 1)).any()):
-            return Violation(f"{name} is no decision", numbers(keep), "0 or 1")
-        decisions = [keep[owner == i].bool() for i in range(case.num_sequences)]
-        split = [i for i, one in enumerate(decisions) if bool(one.any()) and not bool(one.all())]
-        if result.scope == "sequence" and split:
-            inside = (owner == split[0]) & keep.bool()
-            decided = numbers(decisions[split[0]].int())
-            return Violation(
-                f"{name} is not one decision in sequence {split[0]}", decided, "all equal", tuple(places(inside))
-            )
+            return Violation(f"{name} is no decision", numbers(keep), "0 or 1", effect=Effect("decision"))
+        if result.level == "token" and result.scope == "sequence":
+            decisions = [keep[owner == i].bool() for i in range(case.num_sequences)]
+            mixed = [i for i, one in enumerate(decisions) if bool(one.any()) and not bool(one.all())]
+            if mixed:
+                inside = tuple(places((owner == mixed[0]) & keep.bool()))
+                decided = numbers(decisions[mixed[0]].int())
+                what = f"{name} is not one decision in sequence {mixed[0]}"
+                return Violation(what, decided, "all equal", inside, effect=Effect("decision", inside))
         if result.scope in ("token", "sequence"):
-            found = _reads_others(subject, case, name, base.values[name], by_sequence=result.scope == "sequence")
+            found = _reads_others(subject, case, name, result, by_sequence=result.scope == "sequence")
             if found:
                 return found
     return None
 
 
-def _reads_others(subject: Subject, case: Case, name: str, base: Tensor, *, by_sequence: bool) -> Violation | None:
+def _reads_others(subject: Subject, case: Case, name: str, base: Result, *, by_sequence: bool) -> Violation | None:
     """Change everything about one token (one sequence); the decisions about all others must stand."""
     tokens = torch.tensor(places(case.trainable), dtype=torch.long)
     owner = case.segments.sequence_of_token
-    units = range(case.num_sequences) if by_sequence else range(len(tokens))
+    units = range(case.num_sequences) if by_sequence or base.level == "sequence" else range(len(tokens))
+    kept = base.value.detach()
     for unit in units:
         inside = owner == unit if by_sequence else torch.arange(len(tokens)) == unit
         if not bool(inside.any()):
@@ -54,76 +55,74 @@ def _reads_others(subject: Subject, case: Case, name: str, base: Tensor, *, by_s
             n: v.clone().index_fill(0, tokens[inside], -3.0) for n, v in case.tokens.items() if v.dtype == torch.float64
         }
         other = run(subject, case.with_tokens(**moved)).values[name]
-        if not same(base[~inside].double(), other[~inside].double()):
+        stay = ~inside if base.level == "token" else torch.arange(case.num_sequences) != unit
+        if not same(kept[stay].double(), other[stay].double()):
             what = "sequence" if by_sequence else "token"
-            return Violation(f"changing {what} {unit} changes {name} elsewhere", numbers(other), numbers(base))
+            return Violation(
+                f"changing {what} {unit} changes {name} elsewhere", numbers(other), numbers(kept),
+                effect=Effect("decision"),
+            )  # fmt: skip
     return None
 
 
 @invariant(
-    statement="An importance is detached, above zero or at its stated bound, "
-    "1 where the two policies agree, and inside its band.",
+    family="I25",
+    statement="An importance is detached, above zero or at its stated bound, 1 where the two policies agree, "
+    "inside its band, and made of the two policies it names.",
     why="An importance with gradient trains the ratio; "
-    "one that is not 1 on-policy rescales a run that needs no correction.",
+    "one that is not 1 on-policy rescales a run that needs no correction; one of the wrong pair corrects nothing.",
     bug="OpenRLHF seq-mask-tis: documents a token-level truncation "
     "and applies the raw ratio, 54.6 where 2 was the bound.",
-    repair="detach, clamp after aggregation, and test with equal policies.",
+    repair="detach, clamp after aggregation, and test with equal policies and with each log-prob moved alone.",
 )
 def importance_contract(subject: Subject, case: Case) -> Violation | None:
     seen = run(subject, case)
-    for name, _ in of_kind(seen.results, case, "importance"):
+    for name, result in of_kind(seen.results, case, "importance"):
         value = seen.values[name]
         if any(bool((g != 0).any()) for g in seen.gradients.get(name, {}).values()):
-            return Violation(f"{name} carries gradient", "gradient", "detached")
-        if bool((value <= 0).any()) or not bool(torch.isfinite(value).all()):
+            return Violation(f"{name} carries gradient", "gradient", "detached", effect=Effect("gradient"))
+        low, high = result.range or subject.options.get("band", (0.0, float("inf")))
+        # A bound below which tokens are masked out shows as importance 0: allowed only where the binding says so.
+        if bool((value < 0).any()) or not bool(torch.isfinite(value).all()) or (low > 0 and bool((value == 0).any())):
             return Violation(f"{name} is not above zero and finite", numbers(value), "> 0: dropping a token is a keep")
-        low, high = subject.options.get("band", (0.0, float("inf")))
-        if bool((value < low - 1e-12).any()) or bool((value > high + 1e-12).any()):
+        if result.range is None and bool((value == 0).any()):
+            return Violation(f"{name} is not above zero and finite", numbers(value), "> 0: dropping a token is a keep")
+        slack = 1e-12 if value.dtype == torch.float64 else 1e-5
+        if bool((value < low - slack).any()) or bool((value > high + slack * max(high, 1)).any()):
             return Violation(f"{name} leaves its band", numbers(value), [low, high])
-        on_policy = run(subject, _agreed(case)).values[name]
-        if low <= 1 <= high and not same(on_policy, torch.ones_like(on_policy)):
-            return Violation(f"{name} is not 1 where the policies agree", numbers(on_policy), 1.0)
-    return None
-
-
-def _agreed(case: Case) -> Case:
-    """The same case, had every policy given the rollout's log-probs."""
-    return case.with_tokens(**{n: case.tokens["logp_rollout"] for n in _LOGPS if n in case.tokens})
-
-
-@invariant(
-    statement="Where current, old and rollout agree, a policy loss has REINFORCE's gradient: -A at every token.",
-    why="On-policy, every surrogate is the policy gradient; one that is not has another objective.",
-    bug="slime e7a118711: the dual-clip bound was applied to positive advantages, "
-    "so A = +1 at ratio 1 gave a loss of -3.",
-    repair="Work out the derivative at ratio 1 by hand, for both signs of the advantage.",
-)
-def on_policy_identity(subject: Subject, case: Case) -> Violation | None:
-    seen = run(subject, _agreed(case))
-    for name, result in of_kind(seen.results, case, "term"):
-        if name not in seen.gradients:
-            return Violation(f"{name} is not connected to its inputs", "no gradient", "-A")
-        gradient = seen.gradients[name]["logp_current"][case.trainable]
-        expected, acts = -case.flat("advantage"), _acting(subject, case)
-        if not same_gradient(gradient[acts], expected[acts], result):
-            return Violation(f"d {name} / d logp_current is not -A on-policy", numbers(gradient), numbers(expected))
-        found = into_fixed(seen, name)
+        one = run(subject, agreed(case)).values[name]
+        owed = 1.0 if result.agreed is None else result.agreed
+        if low <= owed <= high and not same(one, torch.full_like(one, owed)):
+            return Violation(f"{name} is not {owed:g} where the policies agree", numbers(one), owed)
+        found = _wrong_pair(subject, case, name, result)
         if found:
             return found
     return None
 
 
-def _acting(subject: Subject, case: Case) -> Tensor:
-    """Tokens that owe REINFORCE's gradient: all, unless the loss reads a decision that takes some out."""
-    if "selected" in subject.inputs:
-        return case.flat("keep") & ~case.flat("selected")
-    keep = case.flat("keep")
-    return keep if "keep" in subject.inputs else torch.ones_like(keep)
-
-
-def into_fixed(seen: Seen, name: str) -> Violation | None:
-    """Gradient into an input that a loss holds fixed: an old policy, a reference, an advantage, a return."""
-    for leaf, gradient in seen.gradients.get(name, {}).items():
-        if leaf not in TRAINED and bool((gradient != 0).any()):
-            return Violation(f"{name} sends gradient into {leaf}", numbers(gradient), 0.0)
+def _wrong_pair(subject: Subject, case: Case, name: str, result: Result) -> Violation | None:
+    """Move each policy alone, a little, from agreement: only the named two may move the importance, each its own way."""
+    if result.pair is None:
+        return None
+    even = agreed(case)
+    base = run(subject, even).values[name]
+    for leaf in LOGPS:
+        if leaf not in case.tokens:
+            continue
+        other = run(subject, even.with_tokens(**{leaf: even.tokens[leaf] - 0.05})).values[name]
+        owed = {result.pair[0]: -1, result.pair[1]: 1}.get(leaf, 0)
+        found = _direction(base, other)
+        low, high = result.range or (0.0, float("inf"))
+        if owed and ((owed < 0 and low >= 1) or (owed > 0 and high <= 1)):
+            continue
+        if found != owed:
+            words = {-1: "falls", 0: "stays", 1: "rises"}
+            what = f"{name} {words[found]} when {leaf} falls, as {result.pair[0]} over {result.pair[1]} does not"
+            return Violation(what, numbers(other), f"it {words[owed]}")
     return None
+
+
+def _direction(base: Tensor, other: Tensor) -> int:
+    if same(base, other):
+        return 0
+    return 1 if bool(((other - base) >= -1e-9).all()) else -1

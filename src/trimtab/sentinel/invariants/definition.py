@@ -1,13 +1,15 @@
-"""Results against the long way round, and metrics against what they are called."""
+"""Results against the long way round, and against another implementation."""
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from trimtab.sentinel.case import Case
-from trimtab.sentinel.invariants.content import differing
-from trimtab.sentinel.invariants.contract import into_fixed
-from trimtab.sentinel.invariants.declare import Violation, invariant, numbers
-from trimtab.sentinel.subject import TRAINED, Out, Seen, Subject, of_kind, run, same
+from trimtab.sentinel.compare import apart, differing
+from trimtab.sentinel.declare import Effect, Violation, invariant
+from trimtab.sentinel.invariants.surrogate import into_fixed
+from trimtab.sentinel.subject import SINGLE, TRAINED, Seen, Subject, run, same
 from trimtab.signal.layout import places
 
 STEP = 1e-6
@@ -19,8 +21,9 @@ KINK = 1e-4
 
 
 @invariant(
-    statement="A named formula equals its definition, worked out token by token in plain arithmetic, in every mode; "
-    "its gradient is the slope of that definition, and inputs it holds fixed get none.",
+    family="I11",
+    statement="Results equal their definition, worked out with plain loops, in every mode; "
+    "and their gradients are its slopes.",
     why="One word has many formulas; the code must be the one its name and source say.",
     bug="verl 7fc8330d9: the aggregation called seq-mean-token-sum returned the token mean.",
     repair="Compare with a ten-line loop on small inputs, for every option; then compare slopes.",
@@ -30,16 +33,13 @@ def equals_definition(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("there is no definition to compare with")
     seen, expected = run(subject, case), subject.definition(case, subject.options)
     for name, result in expected.items():
-        if result.kind == "observation":
+        if result.kind in ("observation", "metric") or name not in seen.values:
             continue
         value = seen.values[name]
-        if not same(as_numbers(value), result.value, tolerance=1e-8):
-            return Violation(
-                f"{name} is not what its definition gives",
-                numbers(value),
-                numbers(result.value),
-                differing(value, result.value),
-            )
+        tolerance = 1e-8 if value.dtype == torch.float64 else SINGLE
+        if not same(as_numbers(value), as_numbers(result.value.detach()), tolerance=tolerance):
+            what = f"{name} is not what its definition gives"
+            return differing(what, seen.results[name], as_numbers(result.value.detach()), as_numbers(value))
         found = _slopes(subject, case, seen, name) if result.kind in ("term", "kl", "loss") else None
         if found:
             return found
@@ -48,10 +48,10 @@ def equals_definition(subject: Subject, case: Case) -> Violation | None:
 
 def _slopes(subject: Subject, case: Case, seen: Seen, name: str) -> Violation | None:
     """Gradients into trained inputs against finite differences of the definition, away from its kinks."""
-    if subject.stops_gradient:
-        return into_fixed(seen, name)
+    if subject.stops_gradient or seen.values[name].dtype != torch.float64:
+        return into_fixed(seen, name) if seen.results[name].kind != "kl" else None
     for leaf in TRAINED:
-        if leaf not in subject.inputs or leaf not in case.tokens:
+        if leaf not in subject.inputs or leaf not in case.tokens or case.tokens[leaf].ndim > 1:
             continue
         if name not in seen.gradients:
             return Violation(f"{name} is not connected to {leaf}", "no gradient", "the slope of its definition")
@@ -63,7 +63,9 @@ def _slopes(subject: Subject, case: Case, seen: Seen, name: str) -> Violation | 
             slope, found = (before + after) / 2, float(gradient[place])
             allowed = KINK * max(1.0, abs(slope)) + ROUNDING * float((right - left != 0).mul(middle.abs()).sum()) / STEP
             if abs(before - after) <= allowed and abs(slope - found) > allowed:
-                return Violation(f"d {name} / d {leaf} is not the slope at token {place}", found, slope)
+                size = abs(slope - found) / max(abs(slope), 1e-12)
+                what = f"d {name} / d {leaf} is not the slope at token {place}"
+                return Violation(what, found, slope, effect=Effect("gradient", (), size))
     return into_fixed(seen, name)
 
 
@@ -72,42 +74,22 @@ def _moved(subject: Subject, case: Case, name: str, leaf: str, place: int, step:
     assert subject.definition is not None
     moved = case.tokens[leaf].clone()
     moved[place] += step
-    return subject.definition(case.with_tokens(**{leaf: moved}), subject.options)[name].value
+    return subject.definition(case.with_tokens(**{leaf: moved}), subject.options)[name].value.detach()
 
 
 @invariant(
-    statement="A metric or observation equals its recomputation, stays inside its range, "
-    "and is told apart by sequence or token.",
-    why="People steer by these numbers; "
-    "one that cannot move, or shows something else than its name, hides the failure.",
-    bug="TRL 488025cd8: the clip fraction counted ratios outside the band even where min() does not clip.",
-    repair="Recompute it from raw trainable tokens; craft an input that must give 0 and one that must give 1.",
+    family="I23",
+    statement="Two implementations of one thing agree, in values and in gradients.",
+    why="The fused, vectorised or packed path runs in training, the plain one in tests: only one of them is checked.",
+    bug="A vectorised leave-one-out baseline that differs from the loop for a group of one sample.",
+    repair="Keep the slow path, and compare both on ragged, lone, constant and extreme inputs.",
 )
-def metric_truth(subject: Subject, case: Case) -> Violation | None:
-    seen = run(subject, case)
-    expected: Out = subject.definition(case, subject.options) if subject.definition is not None else {}
-    absent = sorted(
-        name for name, result in expected.items() if result.kind == "observation" and name not in seen.values
+def twins_agree(subject: Subject, case: Case) -> Violation | None:
+    if subject.twin is None:
+        raise case.cannot("its binding names no twin")
+    return apart(
+        "the other implementation", run(replace(subject, call=subject.twin), case), run(subject, case), tolerance=1e-7
     )
-    if absent:
-        return Violation(f"{absent[0]} is not reported", "nothing", numbers(expected[absent[0]].value))
-    for name, result in of_kind(seen.results, case, "metric", "observation"):
-        value = seen.values[name]
-        if not bool(torch.isfinite(as_numbers(value)).all()):
-            return Violation(f"{name} is not finite", numbers(value), "a finite number")
-        size = {"token": case.segments.num_tokens, "sequence": case.num_sequences}.get(result.level)
-        if size is not None and value.shape != (size,):
-            return Violation(f"{name} has shape {list(value.shape)}", list(value.shape), [size])
-        if result.kind == "observation" and value.dtype != torch.bool:
-            return Violation(f"{name} is no flag, so its fraction can leave [0, 1]", str(value.dtype), "bool")
-        if name in expected and not same(as_numbers(value), as_numbers(expected[name].value), tolerance=1e-8):
-            return Violation(
-                f"{name} is not what its name says",
-                numbers(value),
-                numbers(expected[name].value),
-                differing(value, expected[name].value),
-            )
-    return None
 
 
 def as_numbers(values: Tensor) -> Tensor:

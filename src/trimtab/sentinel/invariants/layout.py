@@ -1,17 +1,17 @@
 """The same samples, cut or ordered otherwise."""
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from trimtab.sentinel.case import Case
-from trimtab.sentinel.invariants.content import differing
-from trimtab.sentinel.invariants.declare import Violation, invariant, numbers
-from trimtab.sentinel.subject import Seen, Subject, run, same
+from trimtab.sentinel.compare import Match, apart, differing
+from trimtab.sentinel.declare import Compared, Effect, Violation, invariant
+from trimtab.sentinel.perturb import parts
+from trimtab.sentinel.subject import Seen, Subject, run, same, same_gradient
 
 
 @invariant(
+    family="I07",
     statement="Parts add up to the whole: "
     "values and gradients do not depend on how the batch is cut into micro-batches.",
     why="Micro-batches are a matter of memory. A mean of means weighs a token by the company it happens to keep.",
@@ -19,61 +19,79 @@ from trimtab.sentinel.subject import Seen, Subject, run, same
     repair="Compute weights once over the optimiser step; let the loss only sum.",
 )
 def split(subject: Subject, case: Case) -> Violation | None:
+    if subject.couples == "batch" and not subject.reading("whole"):
+        raise case.cannot("its samples may move one another across the batch, and it is not told of the whole")
     whole = run(subject, case)
-    for name, result in whole.results.items():
-        if result.kind in ("loss", "term") and not result.value.requires_grad:
-            return Violation(f"{name} is not connected to its inputs", "no gradient", "a gradient, if only zero")
-    count = case.num_sequences
-    for cuts in ((0, count // 2, count), tuple(range(count + 1))):
-        groups = [list(range(a, b)) for a, b in pairwise(cuts) if b > a]
-        if len(groups) < 2:
-            continue
-        parts = [case.taken(chosen, as_part=True) for chosen in groups]
-        found = _joined(subject, case, whole, groups, parts, [run(subject, part) for part in parts])
+    by_group = subject.couples == "group" and not subject.reading("whole")
+    cuts = parts(case, by_group=by_group)
+    if not cuts:
+        raise case.cannot("there is nothing to cut")
+    for groups in cuts:
+        pieces = [case.taken(chosen, as_part=True) for chosen in groups]
+        found = joined(subject, case, whole, groups, pieces, [run(subject, part) for part in pieces])
         if found:
             return found
     return None
 
 
-def _joined(
-    subject: Subject, case: Case, whole: Seen, groups: list[list[int]], parts: list[Case], seen: list[Seen]
+def joined(
+    subject: Subject, case: Case, whole: Seen, groups: list[list[int]], pieces: list[Case], seen: list[Seen]
 ) -> Violation | None:
+    """Whether the runs over parts make the run over the whole, by the subject's own combine rule."""
     tolerance = 0.0 if subject.exact else 1e-9
     what = f"cutting {case.num_sequences} sequences into {[len(g) for g in groups]}"
+    order = [i for group in groups for i in group]
     for name, result in whole.results.items():
-        pieces = [one.values[name] for one in seen]
-        if result.level == "scalar" and not result.adds_up:
-            continue
+        values = [one.values[name] for one in seen]
+        factors = [1.0] * len(values)
         if result.level == "scalar":
-            total = sum(pieces[1:], pieces[0]) if subject.combine == "sum" else subject.combine(pieces, parts)
+            if not result.adds_up:
+                continue
+            total, factors = combined(subject, values, pieces)
             if not same(whole.values[name], total):
-                return Violation(f"{what} changes {name}", numbers(total), numbers(whole.values[name]))
-        elif not same(whole.values[name], torch.cat(pieces), tolerance=tolerance):
-            joined = torch.cat(pieces)
-            return Violation(
-                f"{what} changes {name}",
-                numbers(joined),
-                numbers(whole.values[name]),
-                differing(whole.values[name], joined),
-            )
-    for name, gradients in whole.gradients.items():
-        for leaf, gradient in gradients.items():
-            if any(name not in one.gradients for one in seen):
-                return Violation(
-                    f"{what}: a part's {name} is not connected to its inputs", "no gradient", "a gradient, if only zero"
-                )
-            joined = torch.cat([one.gradients[name][leaf] for one in seen])
-            if not same(gradient, joined, tolerance=tolerance):
-                return Violation(
-                    f"{what} changes d {name} / d {leaf}",
-                    numbers(joined),
-                    numbers(gradient),
-                    differing(gradient, joined),
-                )
+                found = Compared(name, None, pieces[0], None)
+                return differing(f"{what} changes {name}", result, whole.values[name], total, found)
+        elif result.level != "cell":
+            index = case.token_places(order) if result.level == "token" else torch.tensor(order, dtype=torch.long)
+            expected = whole.values[name][index]
+            if not same(expected, torch.cat(values), tolerance=tolerance):
+                return differing(f"{what} changes {name}", result, expected, torch.cat(values))
+        found = _gradients(case, whole, name, seen, factors, _leaf_places(case, order), what, tolerance)
+        if found:
+            return found
+    return None
+
+
+def combined(subject: Subject, values: list[Tensor], pieces: list[Case]) -> tuple[Tensor, list[float]]:
+    """The whole's value from the parts', and the weight of each part in it."""
+    held = [value.detach().double().requires_grad_() for value in values]
+    if callable(subject.combine):
+        total = subject.combine(held, pieces)
+    else:
+        total = sum(held[1:], held[0])
+        total = total if subject.combine == "sum" else total / len(held)
+    weights = torch.autograd.grad(total, held, allow_unused=True) if total.requires_grad else [None] * len(held)
+    return total.detach(), [0.0 if weight is None else float(weight) for weight in weights]
+
+
+def _gradients(
+    case: Case, whole: Seen, name: str, seen: list[Seen], factors: list[float], index: Tensor, what: str, tol: float
+) -> Violation | None:
+    result = whole.results[name]
+    for leaf, gradient in whole.gradients.get(name, {}).items():
+        if any(name not in one.gradients for one in seen):
+            what = f"{what}: a part's {name} is not connected to its inputs"
+            return Violation(what, "no gradient", "a gradient, if only zero", effect=Effect("gradient"))
+        found = torch.cat([f * one.gradients[name][leaf] for f, one in zip(factors, seen, strict=True)])
+        expected = gradient[index]
+        if not same_gradient(expected, found, result, tolerance=tol):
+            compared = Compared(name, leaf, seen[0].case, None)
+            return differing(f"{what} changes d {name} / d {leaf}", result, expected, found, compared)
     return None
 
 
 @invariant(
+    family="I17",
     statement="Reordering the sequences reorders the results and changes none of them.",
     why="The order of a batch carries no meaning; a result that depends on it mixes samples up.",
     bug="TRL 941fb332c: a filter kept rows [2, 0] and did not re-index the old and reference log-probs.",
@@ -82,37 +100,33 @@ def _joined(
 def permutation(subject: Subject, case: Case) -> Violation | None:
     whole = run(subject, case)
     count = case.num_sequences
+    if count < 2:
+        raise case.cannot("there is one sequence")
     for order in (list(reversed(range(count))), [*range(1, count), 0]):
         other = run(subject, case.taken(order, as_part=False))
-        places = case.token_places(order)
-        leaves = _leaf_places(case, order)
-        for name, result in whole.results.items():
-            expected = _reordered(whole.values[name], result.level, places, order)
-            if not same(expected, other.values[name]):
-                return Violation(
-                    f"order {order} changes {name}",
-                    numbers(other.values[name]),
-                    numbers(expected),
-                    differing(expected, other.values[name]),
-                )
-        for name, gradients in whole.gradients.items():
-            for leaf, gradient in gradients.items():
-                if not same(gradient[leaves], other.gradients[name][leaf]):
-                    return Violation(
-                        f"order {order} changes d {name} / d {leaf}",
-                        numbers(other.gradients[name][leaf]),
-                        numbers(gradient[leaves]),
-                    )
+        everything = slice_all(other.case)
+        match = Match(
+            tokens=(case.token_places(order), everything[0]),
+            sequences=(torch.tensor(order, dtype=torch.long), everything[1]),
+            leaves=(_leaf_places(case, order), everything[2]),
+            only=lambda _, result: result.level != "cell",
+        )
+        found = apart(f"order {order}", whole, other, match)
+        if found:
+            return found
     return None
 
 
-def _reordered(values: Tensor, level: str, places: Tensor, order: list[int]) -> Tensor:
-    if level == "scalar":
-        return values
-    return values[places] if level == "token" else values[torch.tensor(order, dtype=torch.long)]
+def slice_all(case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    """All trainable tokens, all sequences and all tokens of a case, as indices."""
+    return (
+        torch.arange(case.segments.num_tokens),
+        torch.arange(case.num_sequences),
+        torch.arange(case.trainable.numel()),
+    )
 
 
 def _leaf_places(case: Case, order: list[int]) -> Tensor:
     starts = case.cu_seqlens
-    places = [torch.arange(int(starts[i]), int(starts[i + 1])) for i in order]
-    return torch.cat(places) if places else torch.zeros(0, dtype=torch.long)
+    found = [torch.arange(int(starts[i]), int(starts[i + 1])) for i in order]
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.long)

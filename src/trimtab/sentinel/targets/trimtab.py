@@ -183,7 +183,7 @@ def bind_recipe(chosen: Recipe, name: str | None = None) -> Subject:
         return _run_recipe(chosen, case)
 
     return Subject(
-        name=f"recipe.{name or chosen.name}", call=call, inputs=frozenset({"logp_current", *chosen.needs}),
+        name=f"recipe.{name or chosen.name}", call=call, inputs=frozenset({"logp_current", "votes", "whole", *chosen.needs}),
         couples="batch" if wide else "group", promises=PIPELINE_PROMISES, exact=True,
     )  # fmt: skip
 

@@ -1,0 +1,25 @@
+"""Credit flows over the tokens the policy chose, and over nothing else."""
+
+from trimtab.sentinel.case import Case
+from trimtab.sentinel.compare import Match, apart, trainable_leaves
+from trimtab.sentinel.declare import Violation, invariant
+from trimtab.sentinel.perturb import without_tokens
+from trimtab.sentinel.subject import Subject, run
+
+
+@invariant(
+    family="I04",
+    statement="Tool output between and after the policy's tokens changes nothing: "
+    "results equal those of the same sequence without it.",
+    why="An observation is not an action: a return that stops at it, or takes reward, value or KL from it, "
+    "credits the wrong choices.",
+    bug="verl f773c96a7: a REINFORCE++ return was reset at every tool token, so what came before got no credit.",
+    repair="Run recursions over trainable tokens only and carry their state across the others; "
+    "put the reward on the last trainable token.",
+)
+def credit_over_trainable(subject: Subject, case: Case) -> Violation | None:
+    if not any("o" in row for row in case.kinds):
+        raise case.cannot("there is no observation in it")
+    bare = without_tokens(case, "o")
+    first, second = run(subject, bare), run(subject, case)
+    return apart("tool output in a sequence", first, second, Match(leaves=trainable_leaves(bare, case)))

@@ -1,0 +1,107 @@
+"""The gradient of a sampled loss, averaged exactly over a small set of actions."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.case import Case
+from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
+from trimtab.sentinel.subject import Subject, called, of_kind, same
+
+ACTIONS = torch.tensor([0.3, -0.2, 0.6], dtype=torch.float64)
+CREDIT = (1.0, -0.5, 0.25)
+REFERENCE = (0.2, 0.5, 0.3)
+
+
+@invariant(
+    family="I14",
+    statement="Averaged exactly over a small set of actions, the gradient of the sampled loss is that of its objective: "
+    "expected advantage, and KL to the reference.",
+    why="A stop-gradient in the wrong place leaves the value right and the expected gradient zero or biased.",
+    bug="NeMo-RL 2369c0aec: the sampled KL loss had no score term, so its expected gradient was 0.",
+    repair="Enumerate three actions, weigh each by its probability, and compare autograd with the exact gradient.",
+)
+def expected_gradient(subject: Subject, case: Case) -> Violation | None:
+    if subject.couples not in ("token", "sequence") or not subject.reading("logp_current"):
+        raise case.cannot("it reads no current log-probs, or couples samples")
+    if case.num_sequences < 1:
+        raise case.cannot("there is no sequence")
+    of_kind(called(subject, case), case, "loss", "term")
+    if subject.reading("advantage", "outcome"):
+        found = _objective(subject, case, CREDIT, None)
+        if found:
+            return found
+    return _objective(subject, case, (0.0,) * 3, REFERENCE) if subject.reading("logp_ref") else None
+
+
+def _objective(
+    subject: Subject, case: Case, credit: tuple[float, ...], reference: tuple[float, ...] | None
+) -> Violation | None:
+    theta = ACTIONS.clone().requires_grad_()
+    logp = torch.log_softmax(theta, 0)
+    ref = torch.tensor(reference, dtype=torch.float64).log() if reference else logp.detach()
+    sampled = torch.zeros((), dtype=torch.float64)
+    for action in range(3):
+        out = called(subject, subject.adapt(_one_choice(case, logp[action], ref[action], credit[action])))
+        found = [r.value.double().sum() for r in out.values() if r.kind in ("loss", "term")]
+        if reference is not None and not found[0].requires_grad:
+            return None
+        sampled = sampled + logp[action].detach().exp() * found[0]
+    if not sampled.requires_grad:
+        return Violation("the loss is not connected to the policy", "no gradient", "a gradient")
+    (gradient,) = torch.autograd.grad(sampled, theta, retain_graph=True)
+    if reference is None:
+        (exact,) = torch.autograd.grad(-(logp.exp() * torch.tensor(credit, dtype=torch.float64)).sum(), theta)
+        return _aligned(gradient, exact, "expected advantage", {})
+    pi = logp.exp()
+    (reverse,) = torch.autograd.grad((pi * (logp - ref)).sum(), theta, retain_graph=True)
+    (forward,) = torch.autograd.grad((ref.exp() * (ref - logp)).sum(), theta, retain_graph=True)
+    moved = _reads_reference(subject, case)
+    if not moved:
+        return None
+    return _aligned(gradient, reverse, "KL(policy || reference)", {"KL(reference || policy), as k3 gives": forward})
+
+
+def _reads_reference(subject: Subject, case: Case) -> bool:
+    """Whether the reference moves the loss at all, as it does not with a coefficient of 0."""
+    moved = case.with_tokens(logp_ref=case.tokens["logp_ref"] - 0.5)
+    first, second = called(subject, subject.adapt(case)), called(subject, subject.adapt(moved))
+    return any(r.kind in ("loss", "term") and not same(r.value, second[n].value) for n, r in first.items())
+
+
+def _one_choice(case: Case, logp: Tensor, ref: Tensor, credit: float) -> Case:
+    """One sequence, one prompt token, one chosen token: the smallest sampled decision."""
+    base = case.taken([0], as_part=False)
+    tokens: dict[str, Tensor] = {}
+    for name, values in base.tokens.items():
+        pair = values[:1].repeat(2, *[1] * (values.ndim - 1)).detach()
+        tokens[name] = pair.zero_() if values.dtype.is_floating_point else pair
+    pad = torch.zeros(1, dtype=torch.float64)
+    current = torch.cat([pad, logp.reshape(1)])
+    fixed = current.detach()
+    tokens |= {"logp_current": current, "logp_old": fixed.clone(), "logp_rollout": fixed.clone()}
+    tokens |= {"logp_ref": torch.cat([pad, ref.reshape(1)]), "advantage": torch.tensor([0.0, credit]).double()}
+    tokens |= {"keep": torch.tensor([True, True]), "selected": torch.tensor([False, False])}
+    one = replace(base, kinds=(("p", "a"),), tokens=tokens, origin=(0,))
+    return one.with_sequences(outcome=torch.full((1,), credit, dtype=torch.float64))
+
+
+def _aligned(gradient: Tensor, exact: Tensor, what: str, known: Mapping[str, Tensor]) -> Violation | None:
+    if _along(gradient, exact):
+        return None
+    for name, other in known.items():
+        if _along(gradient, other):
+            told = f"the expected gradient is that of {name}, not of {what}"
+            return Violation(told, numbers(gradient), numbers(exact), grade="convention")
+    return Violation(
+        f"the expected gradient is not that of {what}", numbers(gradient), numbers(exact),
+        effect=Effect("gradient", (), 1.0),
+    )  # fmt: skip
+
+
+def _along(gradient: Tensor, exact: Tensor) -> bool:
+    """The same direction: equal up to one positive factor, such as a coefficient."""
+    factor = float((gradient * exact).sum() / (exact * exact).sum())
+    return factor > 0 and bool(torch.allclose(gradient, factor * exact, rtol=1e-4, atol=1e-7))

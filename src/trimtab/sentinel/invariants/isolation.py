@@ -1,0 +1,177 @@
+"""Who may move whom: samples, groups, and samples that were suppressed."""
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.case import Case
+from trimtab.sentinel.compare import Match, apart, differing
+from trimtab.sentinel.declare import Violation, invariant
+from trimtab.sentinel.perturb import changed, paid, silenced
+from trimtab.sentinel.subject import Seen, Subject, run, same, same_gradient
+from trimtab.signal.layout import places
+
+
+@invariant(
+    family="I19",
+    statement="What one sample gets depends on no other sample outside the level that may be coupled, "
+    "and results have one entry a token or a sequence.",
+    why="A wrong broadcast mixes every advantage into every row, and the loss still looks like a loss.",
+    bug="prime-rl 270b5f51c: advantages of shape (B, 1, T) against (B, T) mixed all samples into each.",
+    repair="Check shapes at the door; index by row; never rely on broadcasting between samples.",
+)
+def sample_isolation(subject: Subject, case: Case) -> Violation | None:
+    if subject.couples == "batch":
+        raise case.cannot("its samples may move one another across the batch")
+    groups = case.sequences["group"]
+    units = [places(groups == g) for g in sorted({int(g) for g in groups})]
+    if subject.couples != "group":
+        units = [[i] for i in range(case.num_sequences)]
+    if len(units) < 2:
+        raise case.cannot("there is nobody else in it")
+    base = run(subject, case)
+    for rows in units:
+        other = run(subject, subject.adapt(changed(case, rows)))
+        found = others_moved(case, base, other, rows, f"changing sequences {rows}")
+        if found:
+            return found
+    return None
+
+
+@invariant(
+    family="I05",
+    statement="A group's results depend on that group's samples only, "
+    "whatever the sizes of the groups and however one sample is cut into sequences.",
+    why="Prompts differ in difficulty: a baseline that mixes them rewards easy prompts and punishes hard ones.",
+    bug="slime's _post_process_rewards: "
+    "one missing sample turns per-prompt normalisation into whole-batch normalisation.",
+    repair="Group by prompt identity, never by position or by a fixed group size.",
+)
+def group_isolation(subject: Subject, case: Case) -> Violation | None:
+    if subject.couples == "batch":
+        raise case.cannot("its samples may move one another across the batch")
+    groups = case.sequences["group"]
+    if bool((groups == groups[0]).all()):
+        raise case.cannot("there is one group")
+    base = run(subject, case)
+    for group in sorted({int(group) for group in groups}):
+        inside = groups == group
+        other = run(subject, paid(case, inside, 7.5))
+        found = others_moved(case, base, other, places(inside), f"changing the rewards of group {group}")
+        found = found or _one_fewer(subject, case, base, places(inside))
+        if found:
+            return found
+    return _cut_up(subject, case, base)
+
+
+def _one_fewer(subject: Subject, case: Case, base: Seen, rows: list[int]) -> Violation | None:
+    """One sample of a group goes missing; the other groups must not notice."""
+    if len(rows) < 2:
+        return None
+    rest = [i for i in range(case.num_sequences) if i != rows[0]]
+    fewer = run(subject, case.taken(rest, as_part=False))
+    stay = [i for i in rest if i not in rows]
+    now = [rest.index(i) for i in stay]
+    match = Match(
+        tokens=(case.token_places(stay), fewer.case.token_places(now)),
+        sequences=(torch.tensor(stay, dtype=torch.long), torch.tensor(now, dtype=torch.long)),
+        scalars=None,
+    )
+    return apart(f"leaving out sequence {rows[0]}", base, fewer, match)
+
+
+def _cut_up(subject: Subject, case: Case, base: Seen) -> Violation | None:
+    """One sample handed over as two training sequences: everybody's advantage stands."""
+    if not subject.reading("episode"):
+        return None
+    row = next((i for i, kinds in enumerate(case.kinds) if kinds.count("a") >= 1), None)
+    if row is None:
+        return None
+    order = [*range(case.num_sequences), row]
+    twice = case.taken(order, as_part=False)
+    other = run(subject, twice)
+    everyone = list(range(case.num_sequences))
+    match = Match(
+        tokens=(case.token_places(everyone), twice.token_places(everyone)),
+        sequences=(torch.tensor(everyone), torch.tensor(everyone)),
+        scalars=None,
+    )
+    return apart(f"handing sequence {row} over as two training sequences", base, other, match)
+
+
+@invariant(
+    family="I06",
+    statement="A sample whose reward or loss is suppressed moves nobody: no baseline, no spread, no filter.",
+    why="A sample that is not trusted to train is not trusted to judge the others.",
+    bug="AReaL #1351: rewards are normalised before no-EOS rows are zeroed, "
+    "so such a row shifts everybody (-49.5 in the example).",
+    repair="Decide who votes first; take every statistic over the voters; zero the suppressed afterwards.",
+)
+def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
+    declared = subject.reading("votes")
+    if not declared and not subject.reading("reward", "token_reward"):
+        raise case.cannot("it reads neither rewards nor who is suppressed")
+    if not declared and not subject.reading("trainable"):
+        raise case.cannot("it is not told who is suppressed")
+    if declared:
+        suppressed = ~case.sequences["votes"]
+    else:
+        case = silenced(case, [case.num_sequences - 1])
+        suppressed = torch.arange(case.num_sequences) == case.num_sequences - 1
+    if not bool(suppressed.any()) or bool(suppressed.all()):
+        raise case.cannot("nothing is suppressed, or everything")
+    base = run(subject, case)
+    for value in (100.0, -3.0):
+        other = run(subject, paid(case, suppressed, value))
+        what = f"setting the reward of the {'suppressed' if declared else 'fully masked'} sequences to {value:g}"
+        found = others_moved(case, base, other, places(suppressed), what)
+        if found and not declared:
+            return Violation(
+                "fully masked rows vote: " + found.what, found.observed, found.expected, found.positions,
+                grade="convention", effect=found.effect,
+            )  # fmt: skip
+        if found:
+            return found
+    return None
+
+
+def others_moved(case: Case, base: Seen, other: Seen, rows: list[int], what: str) -> Violation | None:
+    """Whether a result, or a loss's gradient, of an unchanged sequence moved."""
+    moved = torch.zeros(case.num_sequences, dtype=torch.bool)
+    moved[rows] = True
+    stay = ~moved
+    tokens = stay[case.segments.sequence_of_token]
+    looked = False
+    for name, result in base.results.items():
+        before, after = base.values[name], other.values[name]
+        if result.level in ("token", "sequence"):
+            outside = stay if result.level == "sequence" else tokens
+            looked = True
+            if not same(before[outside], after[outside]):
+                held = torch.where(_shaped(outside, before), after, before)
+                return differing(f"{what} changes {name} of others", result, before, held)
+        elif name in base.gradients and name in other.gradients:
+            looked = True
+            found = _gradient_moved(case, base, other, name, stay[case.owner], what)
+            if found:
+                return found
+    if not looked:
+        raise case.cannot("no result tells sequences apart")
+    return None
+
+
+def _shaped(flags: Tensor, values: Tensor) -> Tensor:
+    return flags.reshape(-1, *[1] * (values.ndim - 1))
+
+
+def _gradient_moved(case: Case, base: Seen, other: Seen, name: str, stay: Tensor, what: str) -> Violation | None:
+    for leaf, gradient in base.gradients[name].items():
+        first, second = gradient[stay], other.gradients[name][leaf][stay]
+        if same_gradient(first, second, base.results[name]):
+            continue
+        where = f"{what} changes d {name} / d {leaf} of others"
+        ratio = (second[first != 0] / first[first != 0]) if bool((first != 0).any()) else second
+        if ratio.numel() and bool(torch.isclose(ratio, ratio.reshape(-1)[0].expand_as(ratio), rtol=1e-6).all()):
+            scaled = "one factor for all others: the average is over what a decision kept"
+            return Violation(f"{where} by {scaled}", second.tolist(), first.tolist(), grade="convention")
+        return differing(where, base.results[name], first, second)
+    return None
