@@ -70,6 +70,10 @@ def subject(label: str, **changed: Any) -> dict[str, Any]:
             "conventions": {}, "waived": {}, **changed}  # fmt: skip
 
 
+IDLE = verdict("gae", "split", "could not exercise", reason="too few cases")
+FINE = verdict("gae", "mask_content")
+
+
 def sample(verdicts: list[dict[str, Any]] | None = None, **changed: Any) -> Any:
     """A report of areal 1.0.4 with one of everything."""
     advantages, loss, gae = "advantages(norm=batch)", "ppo_loss", "gae"
@@ -228,6 +232,12 @@ def test_the_summary_counts_findings_checks_functions_and_cases() -> None:
     )
 
 
+def test_the_summary_counts_a_function_once_and_only_when_it_was_checked() -> None:
+    verdicts = [verdict("gae(lam=0)", "split"), verdict("gae(lam=1)", "split"), IDLE | {"subject": "ppo_loss"}]
+    subjects = [subject(label) for label in ("gae(lam=0)", "gae(lam=1)", "ppo_loss")]
+    assert "2 of 3 checks hold on 1 function and 60 cases" in summary(sample(verdicts, subjects=subjects))
+
+
 def test_a_case_is_drawn_with_the_fields_that_matter() -> None:
     drawing = drawn(case())  # type: ignore[arg-type]
     assert drawing.per_sequence == {"reward": ["1", "100"], "ended": ["true", "false"]}
@@ -261,6 +271,13 @@ def test_text_puts_the_worst_first_and_the_summary_last() -> None:
     assert said.splitlines()[-1] == summary(sample())
     assert "lines 100–143 of 100–180" in said
     assert "stubs: ray, transformers; used while running: ray" in said
+
+
+def test_severity_goes_before_the_size_of_the_effect() -> None:
+    huge, grave = verdict("a", "split", "bug", severity="low"), verdict("b", "split", "bug", severity="high")
+    grave["violation"]["effect"]["relative_change"] = 0.01
+    said = RENDERERS["text"](sample([huge, grave]), TEACHING, None)
+    assert said.index("BUG high  b") < said.index("BUG low  a")
 
 
 def test_text_draws_the_smallest_case_as_a_table() -> None:
@@ -320,6 +337,14 @@ def test_page_nests_fetches_nothing_and_every_link_arrives() -> None:
         assert parsed.fetched == ["data:,"]
         assert len(parsed.ids) == len(set(parsed.ids))
         assert {link.removeprefix("#") for link in parsed.links} <= set(parsed.ids)
+
+
+def test_a_finding_has_the_same_place_on_every_page_and_no_two_share_one() -> None:
+    twice = [verdict("gae", "split", "bug"), verdict("gae", "split", "bug", invariant="other")]
+    found = Parsed(RENDERERS["html"](sample([FINE, *twice]), TEACHING, None)).ids
+    assert "f-gae-split" in found
+    assert len(found) == len(set(found))
+    assert "f-gae-split" in Parsed(RENDERERS["html"](sample(twice[:1]), TEACHING, None)).ids
 
 
 def test_page_has_a_lettered_cell_for_every_verdict() -> None:
@@ -473,10 +498,6 @@ def test_every_format_takes_a_comparison_and_people_see_it() -> None:
     states = [result["baselineState"] for result in json.loads(made["sarif"])["runs"][0]["results"]]
     assert states == ["new", "unchanged", "new"]
     assert 'message="known in the baseline: putting' in made["junit"]
-
-
-IDLE = verdict("gae", "split", "could not exercise", reason="too few cases")
-FINE = verdict("gae", "mask_content")
 
 
 @pytest.mark.parametrize(

@@ -82,11 +82,12 @@ def _anchors(verdicts: Sequence[VerdictData]) -> list[str]:
 def _head(report: Report, comparison: Comparison | None) -> str:
     commit = report["target"]["commit"]
     where = f" · commit {commit[:12]}" if commit else ""
+    said = summary(report).removeprefix(f"{target_name(report)}: ")
     against = f" {shown(comparison.line()[:1].upper() + comparison.line()[1:])}." if comparison else ""
     return (
         f'<header><p class="over">trimtab check · seed {report["seed"]}{shown(where)}</p>'
         f"<h1>{shown(target_name(report))}</h1>"
-        f'<p class="lead">{shown(summary(report))}.{against}</p></header>\n'
+        f'<p class="lead">{shown(said[:1].upper() + said[1:])}.{against}</p></header>\n'
     )
 
 
@@ -100,9 +101,19 @@ def _tiles(report: Report, comparison: Comparison | None) -> str:
         ("good", count["holds"], f"of {len(report['verdicts'])} checks hold"),
         ("hygiene" if unable else "", unable, "could not run or bind"),
     ]
-    if comparison is not None:
-        tiles += [("bug" if comparison.new else "", len(comparison.new), "new"), ("", len(comparison.fixed), "fixed")]
-        tiles += [("", len(comparison.gone_unchecked), "not checked any more")]
+    if comparison is None:
+        return _tile_row(tiles)
+    worse = any(verdict["status"] == "bug" for verdict in comparison.new)
+    since = [
+        ("bug" if worse else "", len(comparison.new), "new since the baseline"),
+        ("good" if comparison.fixed else "", len(comparison.fixed), "fixed"),
+        ("", len(comparison.still), "still there"),
+        ("hygiene" if comparison.gone_unchecked else "", len(comparison.gone_unchecked), "not checked any more"),
+    ]
+    return _tile_row(tiles) + _tile_row(since)
+
+
+def _tile_row(tiles: Sequence[tuple[str, int, str]]) -> str:
     cells = "".join(f'<div class="tile {kind}"><b>{value}</b><span>{text}</span></div>' for kind, value, text in tiles)
     return f'<div class="tiles">{cells}</div>\n'
 
@@ -175,12 +186,21 @@ def _findings(report: Report, invariants: Teaching, comparison: Comparison | Non
         for i, verdict in enumerate(found)
     ]
     said = "" if found else "<p>Nothing was found.</p>"
-    gone = "".join(
-        f"<li>{shown(one.verdict['subject'])}, {shown(one.verdict['invariant'])}: {shown(one.reason)}</li>"
-        for one in (comparison.gone_unchecked if comparison else ())
-    )
-    left = f'<h3>Not checked any more</h3><ul class="plain">{gone}</ul>' if gone else ""
-    return f'<section id="findings"><h2>Findings</h2>{said}{"".join(blocks)}{left}</section>\n'
+    return f'<section id="findings"><h2>Findings</h2>{said}{"".join(blocks)}{_gone(comparison)}</section>\n'
+
+
+def _gone(comparison: Comparison | None) -> str:
+    """Findings of the baseline that are not among these: fixed, or not looked for."""
+    if comparison is None or not (comparison.fixed or comparison.gone_unchecked):
+        return ""
+    lines = [f"<b>fixed</b> {shown(one['subject'])}, {shown(one['invariant'])}" for one in comparison.fixed]
+    lines += [
+        f"<b>not checked any more</b> {shown(one.verdict['subject'])}, {shown(one.verdict['invariant'])}: "
+        f"{shown(one.reason)}"
+        for one in comparison.gone_unchecked
+    ]
+    lines += [f"<b>note</b> {shown(comparison.remark)}"] if comparison.remark else []
+    return f'<h3>Of the baseline</h3><ul class="plain">{"".join(f"<li>{line}</li>" for line in lines)}</ul>'
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:

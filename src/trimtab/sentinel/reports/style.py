@@ -15,16 +15,21 @@ h3 { margin: 0; font-size: 1rem; font-weight: 650; }
 a { color: inherit; text-decoration-color: var(--line); text-underline-offset: .2em; }
 a:hover { text-decoration-color: currentColor; }
 a:focus-visible, summary:focus-visible { outline: 2px solid var(--first); outline-offset: 2px; }
+.tiles + .tiles { margin-top: -1.25rem; }
 .tile.bug b { color: var(--bug); } .tile.hygiene b { color: var(--hygiene); } .tile.good b { color: var(--good); }
 .matrix { overflow: auto; max-height: 44rem; margin: 0 -.4rem; padding: 0 .4rem; }
 .matrix table { width: auto; border-collapse: separate; border-spacing: 2px; font-size: .85rem; }
-.matrix th, .matrix td { padding: 0; border: 0; background: var(--card); }
+.matrix th, .matrix td { padding: 0; border: 0; background: var(--card); vertical-align: middle; }
+.matrix th a { text-decoration: none; } .matrix th a:hover { text-decoration: underline; }
 .matrix thead th { position: sticky; top: 0; z-index: 1; vertical-align: bottom; height: 1px; }
 .matrix thead th a {
   display: inline-block; writing-mode: vertical-rl; transform: rotate(180deg);
   white-space: nowrap; padding: .5rem .15rem; line-height: 1.4;
 }
-.matrix tbody th { position: sticky; left: 0; text-align: right; padding-right: .6rem; max-width: 22rem; }
+.matrix tbody th {
+  position: sticky; left: 0; text-align: right; padding-right: .6rem; min-width: 7.5rem; max-width: 22rem;
+  line-height: 1.3;
+}
 .matrix thead th:first-child { left: 0; z-index: 2; }
 .cell {
   display: block; width: 1.7rem; height: 1.7rem; line-height: 1.7rem; text-align: center; border-radius: 5px;
@@ -74,9 +79,10 @@ dt { color: var(--faint); } dd { margin: 0; }
 .t-quiet { color: var(--faint); opacity: .75; }
 .note { color: var(--faint); font-size: .88rem; }
 .checks { min-height: 3.4rem; }
-.check { display: none; margin: .3rem 0; }
+.check { display: none; margin: 1rem 0 .3rem; scroll-margin-top: 60vh; }
 .check:target { display: block; }
 .checks:has(:target) > .hint { display: none; }
+.finding + h3 { margin-top: 1rem; }
 .plain { padding-left: 1.2rem; margin: .4rem 0; } .plain li { margin: .2rem 0; }
 .law { scroll-margin-top: 1rem; border-top: 1px solid var(--line); padding: .7rem 0 .2rem; }
 .law:target h3 { color: var(--first); }
@@ -86,6 +92,8 @@ dt { color: var(--faint); } dd { margin: 0; }
   main { padding: 1.5rem .8rem 3rem; }
   section { padding: 1rem .9rem .8rem; }
   h1 { font-size: 1.5rem; }
+  .tiles + .tiles { margin-top: -1.4rem; }
+  .matrix { max-height: 34rem; }
   .matrix tbody th { max-width: 9rem; font-size: .78rem; text-align: left; }
   .finding > div { padding-left: 0; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .45rem; }

@@ -167,7 +167,7 @@ def summary(report: Report) -> str:
         *([f"{len(report['could_not_bind'])} could not be bound"] if report["could_not_bind"] else []),
     ]
     labels = {verdict["subject"] for verdict in verdicts if verdict["status"] in RAN}
-    functions = {subject["boundary"] or subject["name"] for subject in report["subjects"] if subject["label"] in labels}
+    functions = {subject["name"] for subject in report["subjects"] if subject["label"] in labels}
     cases = sum(verdict["exercised"] for verdict in verdicts)
     checks = f"{count['holds']} of {plural(len(verdicts), 'check')} {'holds' if len(verdicts) == 1 else 'hold'}"
     return (
