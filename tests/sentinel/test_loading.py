@@ -332,3 +332,25 @@ def test_made_shadows_properties_and_abstract_methods() -> None:
 
     assert made(Shape, size=2).both() == 3
     assert Shape.__abstractmethods__
+
+
+def test_given_parts_of_a_present_module_leave_the_rest_of_it(pkg: Tree) -> None:
+    text = "import os.path as where\nfrom os import sep\ndef joined(a):\n    return where.join(a, sep, where.basename(a))\n"
+    put(pkg, "pkg/paths.py", text)
+    joined = load(Spec("joined", file="pkg/paths.py"), pkg, {"os.path.join": lambda *parts: parts})
+    assert joined("x/y") == ("x/y", "/", "y")
+
+
+def test_a_package_without_init_spread_over_two_folders_is_one(tmp_path: Path) -> None:
+    tree = Tree.folder(tmp_path)
+    put(tree, "src/spread/rl/__init__.py", "")
+    put(
+        tree,
+        "src/spread/rl/loss.py",
+        "from spread.configs.loss import SCALE\nfrom ..near import ONE\n\ndef f():\n    return SCALE + ONE\n",
+    )
+    put(tree, "src/spread/near.py", "ONE = 1\n")
+    put(tree, "packages/configs/src/spread/configs/loss.py", "SCALE = 4\n")
+    file, roots = "src/spread/rl/loss.py", ("src", "packages/configs/src")
+    assert load(Spec("f", file=file), tree)() == 5
+    assert load(Spec("f", file=file, roots=roots, how="import"), tree)() == 5

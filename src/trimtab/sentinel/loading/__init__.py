@@ -25,4 +25,4 @@ def standalone() -> str:
     """The loaders as one text that needs only the standard library, for a script that runs without Trimtab."""
     texts = [(Path(__file__).parent / f"{name}.py").read_text() for name in _ORDER]
     text = "\n\n".join(text.rstrip("\n") for text in texts)
-    return re.sub(r"^from trimtab\.sentinel\.loading\.\w+ import [^\n]+\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"^from trimtab\.sentinel\.loading\.\w+ import (\([^)]*\)|[^\n]+)\n", "", text, flags=re.MULTILINE)

@@ -18,8 +18,16 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from trimtab.sentinel.loading.stubs import PatchedModule, Stub, StubModule, StubRecord
-from trimtab.sentinel.loading.syntax import Simplified, bound_names, class_level_names, guarded_imports
+from trimtab.sentinel.loading.importing import gives, leaf, unregister
+from trimtab.sentinel.loading.stubs import PatchedModule, Stub, StubModule, StubRecord, with_given
+from trimtab.sentinel.loading.syntax import (
+    Simplified,
+    bound_names,
+    changed,
+    class_level_names,
+    guarded_imports,
+    reduced,
+)
 from trimtab.sentinel.loading.tree import CouldNotLoad, Tree
 
 _FUTURE = __future__.annotations.compiler_flag
@@ -39,7 +47,7 @@ class _Module(types.ModuleType):
         try:
             return self._cut_file[name]
         except KeyError:
-            found = self._cut_file.cutter.own(f"{self._cut_file.dotted}.{name}")
+            found = self._cut_file.part(name)
             if found is None:
                 raise AttributeError(f"{self._cut_file.dotted} has no {name}") from None
             return found
@@ -54,9 +62,10 @@ class _Module(types.ModuleType):
 class CutFile(dict[str, Any]):
     """The globals of one file, each defined when first read."""
 
-    def __init__(self, cutter: "Cutter", file: str, dotted: str) -> None:
+    def __init__(self, cutter: "Cutter", file: str, dotted: str, folder: str = "") -> None:
         super().__init__()
         self.cutter, self.file, self.dotted = cutter, file, dotted
+        self.folder = file.rpartition("/")[0] if file else folder
         text = cutter.tree.read(file) if file else ""
         self.shown = cutter.tree.shown(file)
         linecache.cache[self.shown] = (len(text), None, text.splitlines(keepends=True), self.shown)
@@ -155,14 +164,14 @@ class CutFile(dict[str, Any]):
     ) -> Any:
         """Run a definition, then each decorator that can be had; a class that fails is run again without its bases."""
         into = self if names is None else names
-        bare = _copied(node, decorator_list=[])
+        bare = changed(node, decorator_list=[])
         try:
             self.execute([bare], names)
         except Exception as error:
             if not isinstance(node, ast.ClassDef):
                 raise
             self.cutter.record.replaced[f"{self.dotted}.{node.name}(bases)"] = f"{type(error).__name__}: {error}"[:200]
-            self.execute([_reduced(node)], names)
+            self.execute([reduced(node)], names)
         for decorator in reversed(node.decorator_list):
             try:
                 code = compile(ast.Expression(decorator), self.shown, "eval", flags=_FUTURE, dont_inherit=True)
@@ -173,32 +182,20 @@ class CutFile(dict[str, Any]):
                 self.cutter.record.replaced[f"{self.dotted}.{node.name}@{ast.unparse(decorator)}"[:120]] = why
         return into[node.name]
 
+    def part(self, name: str) -> types.ModuleType | None:
+        """A submodule, when this file is a package."""
+        if self.file and not self.file.endswith("__init__.py"):
+            return None
+        return self.cutter.at(f"{self.folder}/{name}".lstrip("/"), f"{self.dotted}.{name}")
+
     def _import(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         guarded = sys._getframe(1).f_lineno in self.guarded  # pyright: ignore[reportPrivateUsage]
-        if level:
-            package = self.dotted.split(".") if self.file.endswith("__init__.py") else self.dotted.split(".")[:-1]
-            name = ".".join([*package[: len(package) - level + 1], *([name] if name else [])])
-        return self.cutter.imported(name, tuple(fromlist or ()), guarded=guarded, own=bool(level))
-
-
-def _copied(node: Any, **changes: Any) -> Any:
-    return ast.copy_location(
-        type(node)(**{**{name: getattr(node, name, None) for name in node._fields}, **changes}), node
-    )
-
-
-def _reduced(node: ast.ClassDef) -> ast.ClassDef:
-    """The same class without bases and keywords; of its body, methods and constants."""
-    kept: list[ast.stmt] = []
-    for part in node.body:
-        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
-            known = [
-                deco for deco in part.decorator_list if ast.unparse(deco) in ("staticmethod", "classmethod", "property")
-            ]
-            kept.append(_copied(part, decorator_list=known))
-        elif isinstance(part, ast.Assign | ast.AnnAssign) and isinstance(part.value, ast.Constant):
-            kept.append(part)
-    return _copied(node, bases=[], keywords=[], decorator_list=[], body=kept or [ast.Pass()])
+        path = ""
+        if level:  # by folders, since a package without __init__ does not tell its full name
+            folders = self.folder.split("/")
+            path = "/".join([*folders[: len(folders) - level + 1], *name.split(".")]).rstrip("/")
+            name = path.replace("/", ".").removeprefix("src.")
+        return self.cutter.imported(name, tuple(fromlist or ()), guarded=guarded, path=path)
 
 
 class Cutter:
@@ -208,8 +205,10 @@ class Cutter:
         self.tree, self.record, self.named = tree, record, tuple(named)
         self.files: dict[str, CutFile] = {}
         self.roots: list[str] = []
+        self.tops: set[str] = set()
+        self._listed: list[str] | None = None
         self._registered: list[str] = []
-        weakref.finalize(self, _unregister, self._registered)
+        weakref.finalize(self, unregister, self._registered)
 
     def file(self, file: str) -> CutFile:
         """A file to cut from. Its outermost folder with an __init__ is its package."""
@@ -218,17 +217,18 @@ class Cutter:
         for cut in range(len(parts)):
             root = "/".join(parts[:cut])
             if cut and self.tree.has(f"{root}/__init__.py"):
-                start = cut - 1
+                start = start or cut - 1
                 break
             if root not in self.roots:
                 self.roots.append(root)
         dotted = ".".join(parts[start:]).removesuffix(".__init__")
+        self.tops.add(parts[start])
         return self._opened(file, dotted)
 
-    def _opened(self, file: str, dotted: str) -> CutFile:
-        key = file or f"{dotted}/"
+    def _opened(self, file: str, dotted: str, folder: str = "") -> CutFile:
+        key = file or f"{folder}/"
         if key not in self.files:
-            cut = self.files[key] = CutFile(self, file, dotted)
+            cut = self.files[key] = CutFile(self, file, dotted, folder)
             sys.modules[cut.module.__name__] = cut.module
             self._registered.append(cut.module.__name__)
         return self.files[key]
@@ -236,77 +236,57 @@ class Cutter:
     def own(self, dotted: str) -> types.ModuleType | None:
         """The module with this name in the tree, cut; None when the tree has no such file."""
         path = dotted.replace(".", "/")
-        for root in self.roots:
-            base = f"{root}/{path}".lstrip("/")
-            for file in (f"{base}.py", f"{base}/__init__.py"):
-                if self.tree.has(file):
-                    return self._opened(file, dotted).module
-        for root in self.roots:
-            base = f"{root}/{path}".lstrip("/")
-            if "/" in base and self.tree.has_folder(base):
-                return self._opened("", dotted).module
-        return None
+        rooted = [f"{root}/{path}".lstrip("/") for root in self.roots]
+        found = next((found for base in rooted if (found := self.at(base, dotted, folders=False)) is not None), None)
+        if found is None and dotted.partition(".")[0] in self.tops:
+            found = self._elsewhere(path, dotted)
+        if found is None:
+            found = next((found for base in rooted if (found := self.at(base, dotted)) is not None), None)
+        return found
 
-    def imported(self, name: str, wanted: tuple[str, ...], *, guarded: bool, own: bool) -> Any:
+    def _elsewhere(self, path: str, dotted: str) -> types.ModuleType | None:
+        """A package spread over several folders of one repository, as packages/configs/src beside src."""
+        if self._listed is None:
+            self._listed = self.tree.files()
+        endings = (f"/{path}.py", f"/{path}/__init__.py")
+        file = next((file for file in self._listed if file.endswith(endings)), "")
+        return self._opened(file, dotted).module if file else None
+
+    def at(self, path: str, dotted: str, *, folders: bool = True) -> types.ModuleType | None:
+        """The module at a path without its ending; a folder is one too."""
+        for file in (f"{path}.py", f"{path}/__init__.py"):
+            if self.tree.has(file):
+                return self._opened(file, dotted).module
+        return self._opened("", dotted, path).module if folders and self.tree.has_folder(path) else None
+
+    def imported(self, name: str, wanted: tuple[str, ...], *, guarded: bool, path: str) -> Any:
         """What an import statement gets: the caller's, the tree's, the real one, or a stub, in this order."""
-        module = self._module(name, wanted, guarded, own)
-        replaced = {part: self.record.given[part] for part in wanted if part in self.record.given}
+        given = self.record.given
+        if wanted and name in given:
+            return given[name]
+        module = self._module(name, wanted, guarded, path)
+        replaced = {part: given[part] for part in wanted if part in given}
         if not isinstance(module, StubModule):
             for part in wanted:
-                if part != "*" and part not in replaced and not _gives(module, part):
+                if part != "*" and part not in replaced and f"{name}.{part}" not in given and not gives(module, part):
                     if guarded:
                         raise ImportError(f"cannot import name {part!r} from {name!r}")
                     replaced[part] = self.record.value(f"{name}.{part}", "the module does not have it")
+        module = with_given(module, name if wanted else name.partition(".")[0], given)
         return PatchedModule(module, replaced) if replaced else module
 
-    def _module(self, name: str, wanted: tuple[str, ...], guarded: bool, own: bool) -> Any:
+    def _module(self, name: str, wanted: tuple[str, ...], guarded: bool, path: str) -> Any:
         top = name.partition(".")[0]
-        if name in self.record.given:
-            return self.record.given[name] if wanted else self.record.module(top, "given")
         if any(name == stub or name.startswith(f"{stub}.") for stub in self.named):
             return self.record.module(name if wanted else top, "named")
-        if any(given.startswith(f"{name}.") for given in self.record.given):
-            return self.record.module(name if wanted else top, "parts of it were given")
-        if own or top not in sys.stdlib_module_names:
-            found = self.own(name)
-            if found is not None:
-                return found if wanted else self.own(top) or found
+        found = self.at(path, name) if path else None if top in sys.stdlib_module_names else self.own(name)
+        if found is not None:
+            return found if wanted else self.own(top) or found
         try:
-            if own:
+            if path:
                 raise ModuleNotFoundError(f"no file for {name} in the tree")
-            return _leaf(name) if wanted else __import__(name)
+            return leaf(name) if wanted else __import__(name)
         except Exception as error:
-            if guarded:
+            if guarded and not any(given.startswith(f"{top}.") for given in self.record.given):
                 raise ImportError(str(error)) from error
             return self.record.module(name if wanted else top, f"{type(error).__name__}: {error}"[:200])
-
-
-def _leaf(name: str) -> Any:
-    __import__(name)
-    return sys.modules[name]
-
-
-def _gives(module: Any, part: str) -> bool:
-    try:
-        if hasattr(module, part):
-            return True
-        _leaf(f"{module.__name__}.{part}")
-    except Exception:
-        return False
-    return hasattr(module, part)
-
-
-def _unregister(names: list[str]) -> None:
-    for name in names:
-        sys.modules.pop(name, None)
-
-
-def method(owner: type, name: str) -> Any:
-    """A method as the plain function, wherever in the class's ancestry it is defined."""
-    for klass in owner.__mro__:
-        if name in vars(klass):
-            found: Any = vars(klass)[name]
-            if isinstance(found, property):
-                return found.fget
-            return found.__func__ if isinstance(found, staticmethod | classmethod) else found  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    raise CouldNotLoad(f"{owner.__name__} has no method {name}")

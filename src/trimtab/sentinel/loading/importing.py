@@ -91,7 +91,7 @@ class Imported:
 
     def __init__(
         self,
-        root: Path,
+        folders: Sequence[Path],
         own: str,
         record: StubRecord,
         *,
@@ -99,7 +99,7 @@ class Imported:
         auto: bool = False,
         bare: Sequence[str] = (),
     ) -> None:
-        self.folders, self.own = (root,), own
+        self.folders, self.own = tuple(folders), own
         self.record, self.auto = record, auto
         self.named = {*named, *(name for name in record.given if "." in name)}
         self.bare = frozenset(bare)
@@ -107,6 +107,7 @@ class Imported:
         self._displaced: dict[str, Any] = {}
         self._patched: list[tuple[dict[str, Any], str, Any]] = []
         self._before: set[str] = set()
+        self._tops: dict[str, bool] = {}
         self._depth = 0
         self._finders = (_Finder(self, last=False), _Finder(self, last=True))
 
@@ -121,7 +122,6 @@ class Imported:
             sys.path[:0] = [str(folder) for folder in self.folders]
             sys.meta_path.insert(0, self._finders[0])  # pyright: ignore[reportArgumentType]
             sys.meta_path.append(self._finders[1])  # pyright: ignore[reportArgumentType]
-            importlib.invalidate_caches()
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -144,6 +144,11 @@ class Imported:
         top = name.partition(".")[0]
         if top == self.own or top in self.named or name in self.named or top in self.bare:
             return True
+        if top not in self._tops:  # asked for every loaded module at every call
+            self._tops[top] = self._is_top(top)
+        return self._tops[top]
+
+    def _is_top(self, top: str) -> bool:
         return top not in sys.stdlib_module_names and any(
             (folder / top / "__init__.py").is_file() or (folder / f"{top}.py").is_file() for folder in self.folders
         )
@@ -172,6 +177,7 @@ class Imported:
     def module(self, name: str) -> types.ModuleType:
         """The target's module; with `auto`, what third parties fail to give is stood in for, one try at a time."""
         with self:
+            importlib.invalidate_caches()
             for _ in range(_RETRIES):
                 try:
                     return importlib.import_module(name)
@@ -179,7 +185,7 @@ class Imported:
                     if not (self.auto and self._stand_in(error)):
                         raise CouldNotLoad(
                             f"import {name} from {self.folders[0].name}: {type(error).__name__}: {error}, so nothing "
-                            f"of it can be called. Load it with stubs for what is absent, or cut the definition out."
+                            "of it can be called. Name what fails in stubs or bare_packages, or cut the definition out."
                         ) from error
                     self._forget()
             raise CouldNotLoad(
@@ -233,3 +239,26 @@ def _imported_at(file: str, line: int) -> str:
         if isinstance(node, ast.ImportFrom) and node.lineno <= line <= (node.end_lineno or line) and not node.level:
             return node.module or ""
     return ""
+
+
+def leaf(name: str) -> Any:
+    """The module itself, not its topmost package."""
+    __import__(name)
+    return sys.modules[name]
+
+
+def gives(module: Any, part: str) -> bool:
+    """Whether `from module import part` would work."""
+    try:
+        if hasattr(module, part):
+            return True
+        leaf(f"{module.__name__}.{part}")
+    except Exception:
+        return False
+    return hasattr(module, part)
+
+
+def unregister(names: list[str]) -> None:
+    """Take modules of ours out of sys.modules again."""
+    for name in names:
+        sys.modules.pop(name, None)

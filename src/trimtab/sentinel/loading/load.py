@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.sentinel.loading.boundary import Boundary, unknown
-from trimtab.sentinel.loading.cutting import CutFile, Cutter, method
+from trimtab.sentinel.loading.cutting import CutFile, Cutter
 from trimtab.sentinel.loading.importing import Imported
 from trimtab.sentinel.loading.stubs import Stub, StubRecord
 from trimtab.sentinel.loading.syntax import Definition, Source, definition, definitions
@@ -74,6 +74,17 @@ def _walked(cut: CutFile, name: str, where: str, known: list[str]) -> tuple[type
         except CouldNotLoad:
             raise unknown(name, where, [other for other in known if other.startswith(f"{top}.")]) from None
     return owner, value
+
+
+def method(owner: type, name: str) -> Any:
+    """A method as the plain function, wherever in the class's ancestry it is defined."""
+    for klass in owner.__mro__:
+        if name in vars(klass):
+            found: Any = vars(klass)[name]
+            if isinstance(found, property):
+                return found.fget
+            return found.__func__ if isinstance(found, staticmethod | classmethod) else found  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    raise CouldNotLoad(f"{owner.__name__} has no method {name}")
 
 
 def _cut_inside(spec: Spec, cut: CutFile, where: str) -> Boundary:
@@ -177,22 +188,17 @@ class _Named:
 
 
 def _import(spec: Spec, tree: Tree, record: StubRecord) -> Boundary:
-    keeps, root = None, tree.root
+    keeps, root, name = None, tree.root, spec.module or _dotted(spec)
+    tops = _tops(spec, tree, name)
     if tree.commit:
         keeps = tempfile.TemporaryDirectory(prefix="trimtab-")
-        root = tree.extract(_tops(spec), Path(keeps.name).resolve())
-    name = spec.module or _dotted(spec)
+        root = tree.extract(tops, Path(keeps.name).resolve())
     stubs = spec.how == "stubs"
     named = [stub for stub in spec.stubs if stub != "auto"]
     auto = stubs and (not named or "auto" in spec.stubs)
-    imported = Imported(
-        root / spec.root,
-        name.partition(".")[0],
-        record,
-        named=named if stubs else (),
-        auto=auto,
-        bare=spec.bare_packages,
-    )
+    folders = [root / part for part in spec.roots or ("",)]
+    own = name.partition(".")[0]
+    imported = Imported(folders, own, record, named=named if stubs else (), auto=auto, bare=spec.bare_packages)
     module = imported.module(name)
     imported.give({part: value for part, value in record.given.items() if "." not in part})
     where = f"{name} at {tree}"
@@ -209,13 +215,23 @@ def _import(spec: Spec, tree: Tree, record: StubRecord) -> Boundary:
     return boundary
 
 
-def _tops(spec: Spec) -> list[str]:
-    top = spec.module.partition(".")[0] if spec.module else ""
-    return [f"{spec.root}/{top}".strip("/")] if top else [spec.file.partition("/")[0]]
+def _tops(spec: Spec, tree: Tree, name: str) -> list[str]:
+    top = name.partition(".")[0]
+    places = [f"{root}/{top}".strip("/") for root in spec.roots or ("",)]
+    found = [place for place in places if tree.has_folder(place)] + [
+        f"{place}.py" for place in places if tree.has(f"{place}.py")
+    ]
+    if not found:
+        raise CouldNotLoad(
+            f"{name} at {tree}: no package {' or '.join(places)}. Name the folder that holds it in roots."
+        )
+    return found
 
 
 def _dotted(spec: Spec) -> str:
-    inside = spec.file.removeprefix(f"{spec.root}/") if spec.root else spec.file
+    inside = next(
+        (spec.file.removeprefix(f"{root}/") for root in spec.roots if spec.file.startswith(f"{root}/")), spec.file
+    )
     if not inside:
         raise CouldNotLoad(f"{spec.name}: an import needs a module or a file")
     return inside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -188,3 +188,14 @@ class PatchedModule(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_patched_real"], name)
+
+
+def with_given(module: Any, name: str, given: Mapping[str, Any]) -> Any:
+    """A module seen with the parts the caller gave by dotted name; itself when none of them is inside it."""
+    inside = [key.removeprefix(f"{name}.").partition(".")[0] for key in given if key.startswith(f"{name}.")]
+    parts = {part: f"{name}.{part}" for part in inside}
+    replaced = {
+        part: given[full] if full in given else with_given(getattr(module, part), full, given)
+        for part, full in parts.items()
+    }
+    return PatchedModule(module, replaced) if replaced else module

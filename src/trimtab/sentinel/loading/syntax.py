@@ -146,6 +146,27 @@ def _is_dropped(decorator: ast.expr) -> bool:
     return any(name == dropped or name.startswith(f"{dropped}.") for dropped in _DROPPED_DECORATORS)
 
 
+def changed(node: Any, **changes: Any) -> Any:
+    """The same node, at the same place, with some of its parts replaced."""
+    return ast.copy_location(
+        type(node)(**{**{name: getattr(node, name, None) for name in node._fields}, **changes}), node
+    )
+
+
+def reduced(node: ast.ClassDef) -> ast.ClassDef:
+    """The same class without bases and keywords; of its body, methods and constants."""
+    kept: list[ast.stmt] = []
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+            known = [
+                deco for deco in part.decorator_list if ast.unparse(deco) in ("staticmethod", "classmethod", "property")
+            ]
+            kept.append(changed(part, decorator_list=known))
+        elif isinstance(part, ast.Assign | ast.AnnAssign) and isinstance(part.value, ast.Constant):
+            kept.append(part)
+    return changed(node, bases=[], keywords=[], decorator_list=[], body=kept or [ast.Pass()])
+
+
 class Source:
     """The text of one file with the pieces of it found by what they say."""
 

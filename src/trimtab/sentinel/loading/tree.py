@@ -128,8 +128,8 @@ class Spec:
     name: str
     file: str = ""
     or_files: tuple[str, ...] = ()  # where else it lived, tried in order
-    module: str = ""  # dotted, for import; else it follows from file and root
-    root: str = ""  # the folder inside the tree that goes on sys.path, "src" for instance
+    module: str = ""  # dotted, for import; else it follows from file and roots
+    roots: tuple[str, ...] = ()  # the folders inside the tree that go on sys.path, "src" for instance; else its root
     how: Literal["import", "stubs", "cut"] = "cut"
     stubs: tuple[str, ...] = ()  # modules to stand in for even when they are there; "auto": all that are absent
     bare_packages: tuple[str, ...] = ()  # packages whose __init__ is not run
