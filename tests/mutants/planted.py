@@ -38,7 +38,7 @@ def padded(invariant: str) -> Callable[[Callable[[Case], Tensor]], Callable[[Cas
         def call(case: Case, options: Mapping[str, Any]) -> Out:
             return {"loss": Result(fn(case), "scalar", "loss")}
 
-        PLANTED.setdefault(invariant, []).append(Subject(fn.__name__, call))
+        PLANTED.setdefault(invariant, []).append(Subject(fn.__name__, call, combine="sum"))
         return fn
 
     return plant

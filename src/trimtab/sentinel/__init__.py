@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from trimtab.errors import MissingExtra
 from trimtab.sentinel.case import CannotRepresent, Case
 from trimtab.sentinel.invariants import INVARIANTS, Invariant, Violation
+from trimtab.sentinel.like import average, divergence, like, scored
+from trimtab.sentinel.role import ROLES, at, bind
 from trimtab.sentinel.subject import Out, Result, Subject, run
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INVARIANTS",
+    "ROLES",
     "CannotRepresent",
     "Case",
     "Invariant",
@@ -25,9 +28,15 @@ __all__ = [
     "Subject",
     "Verdict",
     "Violation",
+    "at",
+    "average",
+    "bind",
     "check",
+    "divergence",
     "examine",
+    "like",
     "run",
+    "scored",
 ]
 
 

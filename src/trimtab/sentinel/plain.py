@@ -10,12 +10,14 @@ Nothing is pickled and nothing is evaluated: functions come from a short list.
 
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+from trimtab.sentinel.loading.boundary import made
 
 Data = dict[str, Any]
 
@@ -47,11 +49,16 @@ def finite_or_word(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
+def _no_target(name: str) -> Any:
+    raise NotData(f"{name} is the target's, which is not loaded yet")
+
+
 @dataclass
 class Decoder:
     """Builds arguments; the same id gives the same object, and tensors that carry gradient remember their leaf."""
 
-    make: Callable[[str, Mapping[str, Any]], object]
+    look: Callable[[str], Any] = _no_target
+    """The target's class or enum of that name."""
     shared: dict[int, Any] = field(default_factory=dict[int, Any])
     leaves: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor]])
 
@@ -66,22 +73,21 @@ class Decoder:
         tag = next((tag for tag in READERS if tag in tagged), None)
         if tag is None:
             raise NotData(f"no value is written as {{{', '.join(tagged)}}}; there are {', '.join(READERS)}")
-        made = READERS[tag](self, tagged)
+        found = READERS[tag](self, tagged)
         if "id" in tagged:
-            self.shared[tagged["id"]] = made
-        return made
+            self.shared[tagged["id"]] = found
+        return found
 
     def tensor(self, data: Data) -> Tensor:
         dtype = cast("torch.dtype", getattr(torch, data["tensor"]))
         values = [float(v) if isinstance(v, str) else v for v in data["values"]]
-        made = torch.tensor(values, dtype=dtype).reshape(data["shape"])
-        if "expanded" in data:
-            made = made.expand(data["expanded"])
-        if not data.get("requires_grad"):
-            return made
-        leaf = made.requires_grad_()
-        passed = leaf.clone()  # a trainer's tensors are not leaves, and a leaf could not be written to in place
-        self.leaves[id(passed)] = (leaf, passed)
+        built = torch.tensor(values, dtype=dtype).reshape(data["shape"])
+        leaf = built.requires_grad_(bool(data.get("requires_grad")))
+        # A trainer's tensors are not leaves, and a leaf could not be written to in place.
+        passed = leaf.clone() if leaf.requires_grad else leaf
+        passed = passed.expand(data["expanded"]) if "expanded" in data else passed
+        if leaf.requires_grad:
+            self.leaves[id(passed)] = (leaf, passed)
         return passed
 
 
@@ -115,7 +121,8 @@ READERS: dict[str, Callable[[Decoder, Data], Any]] = {
     "dict": lambda d, x: {k: d.value(v) for k, v in x["dict"].items()},
     "pairs": lambda d, x: {d.value(k): d.value(v) for k, v in x["pairs"]},
     "namespace": lambda d, x: types.SimpleNamespace(**{k: d.value(v) for k, v in x["namespace"].items()}),
-    "object": lambda d, x: d.make(x["object"], {k: d.value(v) for k, v in x["attributes"].items()}),
+    "object": lambda d, x: made(d.look(x["object"]), **{k: d.value(v) for k, v in x["attributes"].items()}),
+    "enum": lambda d, x: getattr(d.look(x["enum"]), x["member"]),
     "dtype": lambda d, x: getattr(torch, x["dtype"]),
     "device": lambda d, x: torch.device(x["device"]),
     "function": _function,

@@ -45,8 +45,13 @@ def at(value: Any, path: Sequence[str | int]) -> Any:
     return value
 
 
-def numbers_in(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Tensor]]:
-    """Every tensor and number of a structure with its path, in its own order."""
+OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
+
+
+def numbers_in(
+    value: Any, path: tuple[str | int, ...] = (), above: tuple[int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], Tensor]]:
+    """Every tensor and number of a structure with its path, in its own order; an object is not entered from itself."""
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, (bool, int, float)):
@@ -54,15 +59,15 @@ def numbers_in(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[t
     elif isinstance(value, Mapping):
         entries = cast("Mapping[str | int, Any]", value)
         for key, one in entries.items():
-            yield from numbers_in(one, (*path, key))
+            yield from numbers_in(one, (*path, key), above)
     elif isinstance(value, (list, tuple)):
         for i, one in enumerate(cast("Sequence[Any]", value)):
-            yield from numbers_in(one, (*path, i))
+            yield from numbers_in(one, (*path, i), above)
     elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
         yield path, torch.as_tensor(value)
-    elif hasattr(value, "__dict__") and not callable(value):
+    elif hasattr(value, "__dict__") and not isinstance(value, OPAQUE) and id(value) not in above:
         for key, one in cast("dict[str, Any]", vars(value)).items():
-            yield from numbers_in(one, (*path, key))
+            yield from numbers_in(one, (*path, key), (*above, id(value)))
 
 
 def flat(value: Any) -> Tensor:
@@ -83,16 +88,18 @@ class Called:
     def gradient(self, place: Data) -> Tensor:
         """Of the sum of some returned numbers, with respect to the leaves under a path."""
         wanted = tuple(place["with_respect_to"])
-        leaves = [leaf for path, leaf in self.leaves.items() if path[: len(wanted)] == wanted]
+        under = [path for path, _ in numbers_in(at(self.before, wanted), wanted)]
+        leaves = [self.leaves[path] for path in under if path in self.leaves]
         if not leaves:
             raise NotData(f"no argument under {list(wanted)} carries gradient")
         source = self.arguments if place.get("from") == "argument" else self.returned
         summed = flat(at(source, place["path"]))
         summed = summed if place.get("elements") is None else summed[place["elements"]]
-        if not summed.requires_grad:
-            return torch.zeros(sum(leaf.numel() for leaf in leaves), dtype=torch.float64)
-        found = torch.autograd.grad(summed.sum(), leaves, retain_graph=True, materialize_grads=True)
-        return flat(list(found))
+        gradients = {path: torch.zeros_like(one) for path, one in numbers_in(at(self.before, wanted), wanted)}
+        if summed.requires_grad:
+            found = torch.autograd.grad(summed.sum(), leaves, retain_graph=True, materialize_grads=True)
+            gradients |= dict(zip([path for path in under if path in self.leaves], found, strict=True))
+        return flat(list(gradients.values()))
 
     def read(self, place: Data, *, before: bool = False) -> Tensor:
         if place["of"] == "gradient":
@@ -120,10 +127,18 @@ class Outcome:
         return not bool(self.apart.any())
 
 
+def read(place: Data, calls: Sequence[Called]) -> Tensor:
+    """The numbers at a place, or the weighted sum of several: {"sum": [place, …], "factors": [1.0, …]}."""
+    if "sum" in place:
+        parts = zip(place["sum"], place["factors"], strict=True)
+        return torch.stack([factor * read(part, calls) for part, factor in parts]).sum(0)
+    return calls[int(place["call"])].read(place)
+
+
 def examined(check: Data, calls: Sequence[Called]) -> Outcome:
     """Hold what the calls gave to one check."""
     op, place = check["op"], check["of"]
-    seen = calls[int(place["call"])].read(place)
+    seen = read(place, calls)
     owed = _owed(check, seen, calls)
     if op == "finite":
         return Outcome(op, seen, None, ~seen.isfinite())
@@ -143,7 +158,7 @@ def _owed(check: Data, seen: Tensor, calls: Sequence[Called]) -> Tensor:
     """What the numbers had to be."""
     op, place = check["op"], check["of"]
     if op == "equal" and "with" in check:
-        return calls[int(check["with"]["call"])].read(check["with"])
+        return read(check["with"], calls) * float(check.get("factor", 1.0))
     if op in ("equal", "at_most"):
         return torch.tensor(check["value"], dtype=torch.float64).reshape(-1)
     if op == "unchanged":
@@ -166,7 +181,7 @@ def replay(recipe: Data, target: Tree | Path | str) -> Data:
     except CouldNotLoad as error:
         return _payload(recipe, None, "could not run", [], {}) | {"reason": str(error)}
     try:
-        calls = [_called(recipe, root, call) for call in recipe["scenario"]["calls"]]
+        calls = replayed(recipe, root)
         outcomes = [examined(check, calls) for check in recipe.get("checks", [])]
         observed = {name: shown(_observation(way, calls)) for name, way in recipe.get("observations", {}).items()}
     except Exception as error:  # foreign code may raise anything; that is an answer too
@@ -182,6 +197,11 @@ def replay(recipe: Data, target: Tree | Path | str) -> Data:
     return _payload(recipe, root, "reproduced" if same else "changed", [], observed) | {"note": note}
 
 
+def replayed(recipe: Data, tree: Tree) -> list[Called]:
+    """The recipe's calls, made."""
+    return [_called(recipe, tree, call) for call in recipe["scenario"]["calls"]]
+
+
 def recorded(calls: Sequence[Called]) -> list[Data]:
     """Everything the calls gave back, as data: what stands for the buggy answer when there is no check."""
     return [{"returned": shown(flat(call.returned)), "arguments": shown(flat(call.arguments))} for call in calls]
@@ -194,18 +214,14 @@ def shown(values: Tensor) -> list[float | str]:
 
 def _called(recipe: Data, tree: Tree, call: Data) -> Called:
     spec = dict(recipe["boundary"] if "boundary" not in call else recipe["other_boundaries"][call["boundary"]])
-    given = Decoder(lambda _, attributes: types.SimpleNamespace(**attributes)).value({"dict": spec.pop("given", {})})
+    given = Decoder().value({"dict": spec.pop("given", {})})
     return made_call(load(Spec.from_data(spec), tree, given), call)
 
 
 def made_call(boundary: Boundary, call: Data) -> Called:
     """Decode the arguments twice (once to pass, once to compare with) and call."""
-
-    def make(owner: str, attributes: Mapping[str, Any]) -> object:
-        return boundary.made(owner, **attributes)
-
-    decoder = Decoder(make)
-    arguments, before = _arguments(decoder, call), _arguments(Decoder(make), call)
+    decoder = Decoder(boundary.get)
+    arguments, before = _arguments(decoder, call), _arguments(Decoder(boundary.get), call)
     behind = {id(passed): leaf for leaf, passed in decoder.leaves.values()}
     leaves = {path: behind[id(one)] for path, one in numbers_in(arguments) if id(one) in behind}
     positional = [value for key, value in arguments.items() if isinstance(key, int)]
@@ -224,7 +240,7 @@ def _observation(way: Data, calls: Sequence[Called]) -> Tensor:
         return torch.stack([_observation(one, calls) for one in way["product"]]).prod(0)
     if "mean" in way:
         return _observation(way["mean"], calls).mean().reshape(1)
-    return calls[int(way["call"])].read(way)
+    return read(way, calls)
 
 
 def _payload(recipe: Data, tree: Tree | None, status: str, outcomes: Sequence[Outcome], observed: Data) -> Data:

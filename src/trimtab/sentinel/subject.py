@@ -83,6 +83,16 @@ class Result:
         return Result(inside, "token", kind, outside=outside, **facts)
 
     @staticmethod
+    def cell(case: Case, values: Any, kind: Kind = "mask", **facts: Any) -> "Result":
+        """One entry a cell of the padded view: a mask, which must be what the case trains."""
+        view = {k: facts.pop(k) for k in ("with_prompt", "side", "shift", "drop_first") if k in facts}
+        shape = _shape(case, view)
+        if tuple(values.shape) != tuple(shape):
+            raise WrongShape(list(values.shape), list(shape))
+        facts.setdefault("of", lambda other: other.padded("trainable", dtype=torch.float64, **view))
+        return Result(values, "cell", kind, **facts)
+
+    @staticmethod
     def sequence(values: Any, kind: Kind, **facts: Any) -> "Result":
         return Result(_tensor(values), "sequence", kind, **facts)
 
@@ -117,7 +127,7 @@ class Subject:
     inputs       fields it reads, as the views name them; found out by calling it when left out
     options      what it is configured with; `variants` are other values, each of which must change something
     impossible   option values that must be refused with an error
-    combine      how the scalar results of parts make the whole's
+    combine      how the scalar results of parts make the whole's: what the trainer does with micro-batches
     couples      the widest level whose members may move one another: "token", "sequence", "group" or "batch"
     definition   the same results, worked out the long way; `twin` another implementation that must agree
     conventions  declared choices (denominator, ddof, …) that must be what is detected
@@ -130,7 +140,7 @@ class Subject:
     call: Call
     inputs: frozenset[str] = frozenset()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    combine: Combine = "sum"
+    combine: Combine | None = None
     couples: Literal["token", "sequence", "group", "batch"] = "sequence"
     definition: Call | None = None
     promises: tuple[str, ...] | None = None

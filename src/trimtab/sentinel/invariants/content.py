@@ -23,7 +23,7 @@ _MASKING = ("keep", "weight", "mask")
     repair="Gather the trainable tokens first, or reduce with the mask in numerator and denominator alike.",
 )
 def mask_content(subject: Subject, case: Case) -> Violation | None:
-    base = run(subject, case.refilled(0.0))
+    base = _finite(run(subject, case.refilled(0.0)))
     fillings: tuple[tuple[float, int, Side], ...] = ((-0.75, 0, "right"), (3.5, 2, "right"), (1.25, 1, "left"))
     weaker: Violation | None = None
     for content, columns, side in fillings:
@@ -34,6 +34,15 @@ def mask_content(subject: Subject, case: Case) -> Violation | None:
             return found
         weaker = weaker or found
     return _other_masks(subject, case, base) or weaker
+
+
+def _finite(seen: Seen) -> Seen:
+    """What is not finite to begin with is another invariant's finding."""
+    for name, value in seen.values.items():
+        gradients = seen.gradients.get(name, {}).values()
+        if not all(bool(torch.isfinite(one.double()).all()) for one in (value, *gradients)):
+            raise seen.case.cannot(f"{name} is not finite to begin with: see degenerate_bounded")
+    return seen
 
 
 def _outside(seen: Seen, what: str) -> Violation | None:
@@ -62,7 +71,7 @@ def _other_masks(subject: Subject, case: Case, base: Seen) -> Violation | None:
             other = run(subject, replace(case.refilled(-0.75), mask_dtype=dtype))
         except (RuntimeError, TypeError, IndexError):
             continue
-        found = apart(f"handing the mask over as {dtype}", base, other)
+        found = apart(f"handing the mask over as {dtype}", base, other, tolerance=1e-6)
         if found is not None:
             return found
     return None
@@ -76,7 +85,7 @@ def _other_masks(subject: Subject, case: Case, base: Seen) -> Violation | None:
     repair="torch.where on the way in, before exp and before any product; never x * mask.",
 )
 def nonfinite_isolation(subject: Subject, case: Case) -> Violation | None:
-    base = run(subject, case.refilled(0.0))
+    base = _finite(run(subject, case.refilled(0.0)))
     weaker: Violation | None = None
     for content in (float("nan"), float("inf"), float("-inf")):
         other = run(subject, case.refilled(content))

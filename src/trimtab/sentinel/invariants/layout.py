@@ -1,11 +1,13 @@
 """The same samples, cut or ordered otherwise."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.compare import Match, apart, differing
-from trimtab.sentinel.declare import Compared, Effect, Violation, invariant
+from trimtab.sentinel.declare import Compared, Effect, Violation, invariant, numbers
 from trimtab.sentinel.perturb import parts
 from trimtab.sentinel.subject import Seen, Subject, run, same, same_gradient
 
@@ -41,25 +43,67 @@ def joined(
     tolerance = 0.0 if subject.exact else 1e-9
     what = f"cutting {case.num_sequences} sequences into {[len(g) for g in groups]}"
     order = [i for group in groups for i in group]
+    leaves = _leaf_places(case, order)
+    weaker: Violation | None = None
     for name, result in whole.results.items():
-        values = [one.values[name] for one in seen]
-        factors = [1.0] * len(values)
-        if result.level == "scalar":
-            if not result.adds_up:
-                continue
-            total, factors = combined(subject, values, pieces)
-            if not same(whole.values[name], total):
-                found = Compared(name, None, pieces[0], None)
-                return differing(f"{what} changes {name}", result, whole.values[name], total, found)
-        elif result.level != "cell":
+        if result.level == "scalar" and result.adds_up:
+            found = _scalar(subject, whole, name, pieces, seen, leaves, what)
+        elif result.level in ("token", "sequence"):
             index = case.token_places(order) if result.level == "token" else torch.tensor(order, dtype=torch.long)
-            expected = whole.values[name][index]
-            if not same(expected, torch.cat(values), tolerance=tolerance):
-                return differing(f"{what} changes {name}", result, expected, torch.cat(values))
-        found = _gradients(case, whole, name, seen, factors, _leaf_places(case, order), what, tolerance)
-        if found:
+            expected, together = whole.values[name][index], torch.cat([one.values[name] for one in seen])
+            if not same(expected, together, tolerance=tolerance):
+                return differing(f"{what} changes {name}", result, expected, together)
+            found = _gradients(whole, name, seen, [1.0] * len(seen), leaves, what, tolerance)
+        else:
+            continue
+        if found is not None and found.grade == "bug":
             return found
-    return None
+        weaker = weaker or found
+    return weaker
+
+
+def _scalar(
+    subject: Subject, whole: Seen, name: str, pieces: list[Case], seen: list[Seen], leaves: Tensor, what: str
+) -> Violation | None:
+    """Value and gradient by the declared rule; an undeclared mean over the call is a convention, for who knows how
+    the trainer accumulates."""
+    result = whole.results[name]
+    values = [one.values[name] for one in seen]
+    first: Violation | None = None
+    tolerance = 0.0 if subject.exact else 1e-9
+    for rule, total, factors in _rules(subject, values, pieces):
+        expected = whole.values[name]
+        if not same(expected, total, tolerance=1e-9 if rule == "" else 1e-6):
+            compared = Compared(name, None, pieces[0], None)
+            found = differing(f"{what} changes {name}", result, expected, total, compared)
+        else:
+            found = _gradients(whole, name, seen, factors, leaves, what, tolerance if rule == "" else 1e-6)
+        if found is None and rule:
+            told = (
+                f"a mean over the call: parts make the whole only if weighed by their {rule}. "
+                "If your trainer sums or averages micro-batches as they come, say combine='sum' or 'mean'"
+            )
+            return Violation(told, numbers(total), numbers(expected), grade="convention")
+        if found is None:
+            return None
+        first = first or found
+    return first
+
+
+def _rules(subject: Subject, values: list[Tensor], pieces: list[Case]) -> Iterator[tuple[str, Tensor, list[float]]]:
+    """Ways to put parts together: the declared one, and the known ones if none is."""
+    yield "", *combined(subject, values, pieces)
+    if subject.combine is not None or subject.reading("whole"):
+        return
+    counts = {
+        "tokens": [float(p.segments.num_tokens) for p in pieces],
+        "sequences": [float(p.num_sequences) for p in pieces],
+        "sequences with a token": [float((p.segments.token_counts > 0).sum()) for p in pieces],
+    }
+    stacked = torch.stack([torch.nan_to_num(value.double()).reshape(()) for value in values])
+    for name, count in counts.items():
+        weight = torch.tensor(count, dtype=torch.float64) / max(sum(count), 1.0)
+        yield name, (stacked * weight).sum().reshape(values[0].shape), [float(w) for w in weight]
 
 
 def combined(subject: Subject, values: list[Tensor], pieces: list[Case]) -> tuple[Tensor, list[float]]:
@@ -69,21 +113,22 @@ def combined(subject: Subject, values: list[Tensor], pieces: list[Case]) -> tupl
         total = subject.combine(held, pieces)
     else:
         total = sum(held[1:], held[0])
-        total = total if subject.combine == "sum" else total / len(held)
+        total = total if subject.combine in ("sum", None) else total / len(held)
     weights = torch.autograd.grad(total, held, allow_unused=True) if total.requires_grad else [None] * len(held)
     return total.detach(), [0.0 if weight is None else float(weight) for weight in weights]
 
 
 def _gradients(
-    case: Case, whole: Seen, name: str, seen: list[Seen], factors: list[float], index: Tensor, what: str, tol: float
+    whole: Seen, name: str, seen: list[Seen], factors: list[float], index: Tensor, what: str, tol: float
 ) -> Violation | None:
     result = whole.results[name]
     for leaf, gradient in whole.gradients.get(name, {}).items():
         if any(name not in one.gradients for one in seen):
-            what = f"{what}: a part's {name} is not connected to its inputs"
-            return Violation(what, "no gradient", "a gradient, if only zero", effect=Effect("gradient"))
-        found = torch.cat([f * one.gradients[name][leaf] for f, one in zip(factors, seen, strict=True)])
-        expected = gradient[index]
+            told = f"{what}: a part's {name} is not connected to its inputs"
+            return Violation(told, "no gradient", "a gradient, if only zero", effect=Effect("gradient"))
+        weighed = [f * one.gradients[name][leaf] if f else 0 * torch.nan_to_num(one.gradients[name][leaf])
+                   for f, one in zip(factors, seen, strict=True)]  # fmt: skip
+        found, expected = torch.cat(weighed), gradient[index]
         if not same_gradient(expected, found, result, tolerance=tol):
             compared = Compared(name, leaf, seen[0].case, None)
             return differing(f"{what} changes d {name} / d {leaf}", result, expected, found, compared)

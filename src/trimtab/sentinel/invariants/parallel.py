@@ -57,7 +57,7 @@ def _merged(subject: Subject, two: list[Seen], name: str, level: str) -> Tensor 
         total = torch.stack(values).sum()
         if callable(subject.combine):
             return subject.combine(values, [t.case for t in two])
-        return total if subject.combine == "sum" else total / len(values)
+        return total if subject.combine in ("sum", None) else total / len(values)
     if subject.ranks == "data":
         return torch.cat(values)
     # With one sequence over two processes, each marks what it does not own with NaN.

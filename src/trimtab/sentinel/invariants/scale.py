@@ -1,5 +1,6 @@
 """What a loss is an average of, and over how many."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -30,6 +31,8 @@ def mean_is_a_mean(subject: Subject, case: Case) -> Violation | None:
         before, after = run(subject, subject.adapt(first)), run(subject, subject.adapt(second))
         for name, result in of_kind(before.results, case, "loss"):
             if result.level != "scalar" or abs(float(before.values[name])) < 1e-6:
+                continue
+            if not math.isfinite(float(before.values[name])):
                 continue
             looked = True
             factor = float(after.values[name]) / float(before.values[name])

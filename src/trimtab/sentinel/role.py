@@ -1,0 +1,213 @@
+"""Binding a function in a few lines: roles are presets of facts, and common argument names are known.
+
+    subject = bind(policy_loss, role="policy_loss", options={"eps": 0.2}, definition=like("policy_loss.clipped", …))
+
+A role says which level may be coupled and what kind of result comes back; everything it says can be said otherwise.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.errors import TrimtabError, unknown_name
+from trimtab.sentinel.case import MASKS, Case
+from trimtab.sentinel.lexicon import KNOWN_ARGUMENTS
+from trimtab.sentinel.subject import Kind, Layout, Level, Out, Result, Subject
+
+Argument = str | Callable[[Case], Any]
+
+
+@dataclass(frozen=True)
+class Role:
+    """What is known of a function from its part in the signal."""
+
+    kind: Kind
+    couples: str = "sequence"
+    token_kind: Kind | None = None
+    """The kind of a result that has one entry a token, where that differs."""
+    level: Level | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    waived: Mapping[str, str] = field(default_factory=dict[str, str])
+    about: str = ""
+
+
+_NOT_A_LOSS = "it is a part of a loss, not the loss that is split"
+ROLES: dict[str, Role] = {
+    "reward_normalisation": Role("advantage", "group", level="sequence", about="rewards to normalised rewards"),
+    "group_advantage": Role("advantage", "group", about="rewards and groups to advantages"),
+    "whitening": Role("advantage", "batch", about="advantages or returns over the whole batch to mean 0 and spread 1"),
+    "returns": Role("return", "sequence", about="token rewards (and values) to returns or GAE"),
+    "kl": Role("kl", "token", about="two log-probs to a KL estimate a token"),
+    "kl_in_reward": Role("reward", "sequence", about="rewards less a KL penalty"),
+    "kl_in_loss": Role("loss", "sequence", token_kind="term", about="a KL term of the loss"),
+    "importance": Role("importance", "sequence", about="an off-policy factor a token, detached"),
+    "keep": Role("keep", "sequence", about="which tokens or sequences a correction keeps"),
+    "policy_loss": Role("loss", "sequence", token_kind="term", about="log-probs and advantages to a loss"),
+    "value_loss": Role("loss", "sequence", token_kind="term", about="values and returns to a loss"),
+    "aggregation": Role("loss", "sequence", about="one number a token to the loss, with the scale of accumulation"),
+    "statistic": Role("statistic", "batch", about="a masked mean, variance or other number of a whole batch"),
+    "logp": Role("logp", "token", about="logits and ids to log-probs"),
+    "entropy": Role("entropy", "token", about="logits to entropies"),
+    "response_mask": Role("mask", "sequence", level="cell", about="ids to the mask of what trains"),
+    "packing": Role("carried", "sequence", about="collation, packing, sorting and re-indexing: values carried along"),
+    "reward_plumbing": Role("carried", "sequence", level="sequence", about="rewards from scorer to trainer"),
+    "metric": Role("metric", "batch", level="scalar", about="a number people steer by"),
+    "distillation": Role("loss", "sequence", token_kind="kl", about="student and teacher logits to a divergence"),
+    "preference": Role("loss", "group", about="chosen and rejected log-probs to a loss"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class At:
+    """Where a result is in what the function returns, and what it is."""
+
+    path: tuple[Any, ...]
+    kind: Kind
+    level: Level | None
+    facts: Mapping[str, Any]
+
+
+def at(path: Any, kind: Kind, *, level: Level | None = None, **facts: Any) -> At:
+    """`at(0, "loss")`, `at((1, "clipfrac"), "metric", range=(0, 1))`; `at((), "keep")` is the whole return value."""
+    return At(path if isinstance(path, tuple) else (path,), kind, level, facts)
+
+
+def bind(
+    fn: Callable[..., Any],
+    *,
+    role: str | None = None,
+    name: str | None = None,
+    layout: Layout = "padded",
+    args: Mapping[str, Argument] | None = None,
+    options: Mapping[str, Any] | None = None,
+    convert: Mapping[str, Callable[[Any], Any]] | None = None,
+    returns: Mapping[str, At] | None = None,
+    view: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+    **facts: Any,
+) -> Subject:
+    """A subject from a function.
+
+    args      argument to a field of the case in the given layout, or a function of the case; known names need none
+    options   keyword arguments that configure it; `convert` turns ours into its units
+    returns   result names to `at(path, kind)`; by default the (first) return value, of the role's kind
+    view      how fields are laid out: with_prompt, side, shift, drop_first
+    dtype     cast float inputs, for a function that refuses float64
+    facts     anything else a Subject knows: couples, combine, definition, variants, waived, penalties, …
+    """  # fmt: skip
+    if role is not None and role not in ROLES:
+        raise TrimtabError(unknown_name("role", role, sorted(ROLES)))
+    preset = ROLES[role] if role is not None else None
+    given = {**_known(fn, {**(options or {}), **(args or {})}), **(args or {})}
+    layout_view = {"with_prompt": False, **(view or {})} if layout in ("padded", "list") else {}
+    if layout == "list":
+        layout_view = {k: v for k, v in layout_view.items() if k == "with_prompt"}
+
+    def call(case: Case, chosen: Mapping[str, Any]) -> Out:
+        inputs = {argument: _taken(case, where, layout, layout_view, dtype) for argument, where in given.items()}
+        turned = {n: (convert or {}).get(n, lambda v: v)(v) for n, v in chosen.items()}
+        returned = fn(**inputs, **turned)
+        wanted = returns or {_main(preset): at((0,) if isinstance(returned, tuple) else (), "loss")}
+        return {
+            n: _result(case, _found(returned, where.path), where if returns else None, preset, layout, layout_view)
+            for n, where in wanted.items()
+        }
+
+    preset_facts = {"couples": preset.couples, "waived": preset.waived, **preset.facts} if preset else {}
+    waived = {**preset_facts.pop("waived", {}), **facts.pop("waived", {})}
+    return Subject(
+        name or getattr(fn, "__name__", None) or str(getattr(getattr(fn, "spec", None), "name", "function")),
+        call, options=options or {}, role=role, waived=waived,
+        boundary=fn if hasattr(fn, "trace") and hasattr(fn, "spec") else None,
+        **{**preset_facts, **facts},
+    )  # fmt: skip
+
+
+def _main(preset: Role | None) -> str:
+    return preset.kind if preset is not None else "value"
+
+
+def _known(fn: Callable[..., Any], taken: Mapping[str, Any]) -> dict[str, Argument]:
+    """Required arguments with a name that everybody uses; an unknown one is refused, for nobody can guess it."""
+    try:
+        parameters = inspect.signature(getattr(fn, "function", fn)).parameters
+    except (TypeError, ValueError):
+        return {}
+    found: dict[str, Argument] = {}
+    for name, parameter in parameters.items():
+        if name in taken or name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if name in KNOWN_ARGUMENTS and parameter.default in (parameter.empty, None):
+            found[name] = KNOWN_ARGUMENTS[name]
+        elif parameter.default is parameter.empty:
+            raise TrimtabError(
+                f"bind: nothing is known of the argument {name!r}, so it cannot be filled. "
+                f"Say args={{{name!r}: FIELD}} or options={{{name!r}: VALUE}}."
+            )
+    return found
+
+
+def _taken(case: Case, where: Argument, layout: Layout, view: Mapping[str, Any], dtype: torch.dtype | None) -> Any:
+    if callable(where):
+        return where(case)
+    if where in case.sequences and where not in case.tokens:
+        values: Any = case.sequence(where)
+    elif layout == "padded":
+        values = case.padded(where, **view)
+    elif layout == "list":
+        values = case.list(where, **view)
+    else:
+        values = case.packed(where) if layout == "packed" else case.flat(where)
+    if dtype is None or where in MASKS:
+        return values
+    cast = lambda one: one.to(dtype) if one.dtype.is_floating_point else one  # noqa: E731
+    return [cast(one) for one in values] if isinstance(values, list) else cast(values)
+
+
+def _found(returned: Any, path: tuple[Any, ...]) -> Any:
+    for step in path:
+        by_name = isinstance(step, str) and not isinstance(returned, Mapping)
+        returned = getattr(returned, step) if by_name else returned[step]
+    return returned
+
+
+def _result(
+    case: Case, value: Any, where: At | None, preset: Role | None, layout: Layout, view: Mapping[str, Any]
+) -> Result:
+    level = (where.level if where else preset.level if preset else None) or _level(case, value, layout, view)
+    kind = where.kind if where else _kind(preset, level)
+    facts = where.facts if where else {}
+    if level == "token":
+        return Result.token(case, value, kind, layout=layout, **view, **facts)
+    if level == "cell":
+        return Result.cell(case, value, kind, **view, **facts)
+    return Result.sequence(value, kind, **facts) if level == "sequence" else Result.scalar(value, kind, **facts)
+
+
+def _kind(preset: Role | None, level: Level) -> Kind:
+    if preset is None:
+        return {"token": "term", "sequence": "statistic", "scalar": "statistic", "cell": "mask"}[level]  # type: ignore[return-value]
+    return preset.token_kind if level == "token" and preset.token_kind else preset.kind
+
+
+def _level(case: Case, value: Any, layout: Layout, view: Mapping[str, Any]) -> Level:
+    """From its shape: a number, one entry a sequence, or laid out as the inputs are."""
+    if (
+        layout == "list"
+        and isinstance(value, list | tuple)
+        and value
+        and isinstance(value[0], Tensor)
+        and value[0].ndim
+    ):
+        return "token"
+    shape = tuple(value.shape) if isinstance(value, Tensor) else (len(value),) if hasattr(value, "__len__") else ()
+    if not shape or (shape == (1,) and case.num_sequences != 1):
+        return "scalar"
+    tokens = {"packed": case.trainable.numel(), "flat": case.segments.num_tokens}.get(layout)
+    if len(shape) >= 2 or tokens == shape[0]:
+        return "token"
+    return "sequence"
