@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.plain import FUNCTIONS, Data, finite_or_word
+from trimtab.sentinel.replay import OPAQUE
 
 
 class CannotEncode(ValueError):
@@ -39,6 +40,8 @@ class Encoder:
         key = _identity(value)
         if key in self.seen:
             number = self.seen[key]
+            if number not in self.written:
+                raise CannotEncode(f"a {type(value).__qualname__} that holds itself has no form as data")
             self.written[number]["id"] = number
             return {"shared": number}
         self.held.append(value)  # keeps the object alive, so that its identity is not given to another
@@ -89,8 +92,8 @@ class Encoder:
             if type(value) is kind:
                 return {tag: [self.value(one) for one in cast("Sequence[Any]", value)]}
         if isinstance(value, (SimpleNamespace, Namespace)):
-            return {"namespace": {k: self.value(v) for k, v in cast("dict[str, Any]", vars(value)).items()}}
-        if hasattr(value, "__dict__") and not callable(value) and not isinstance(value, type):
+            return {"namespace": {k: self.value(v) for k, v in vars(value).items()}}
+        if hasattr(value, "__dict__") and not isinstance(value, OPAQUE):
             return {
                 "object": type(value).__name__,
                 "attributes": {k: self.value(v) for k, v in cast("dict[str, Any]", vars(value)).items()},
