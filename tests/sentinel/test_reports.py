@@ -340,7 +340,7 @@ def test_page_nests_fetches_nothing_and_every_link_arrives() -> None:
 
 
 def test_a_finding_has_the_same_place_on_every_page_and_no_two_share_one() -> None:
-    twice = [verdict("gae", "split", "bug"), verdict("gae", "split", "bug", invariant="other")]
+    twice = [verdict("gae", "split", "bug"), verdict("gae", "other", "bug", id="gae/split")]
     found = Parsed(RENDERERS["html"](sample([FINE, *twice]), TEACHING, None)).ids
     assert "f-gae-split" in found
     assert len(found) == len(set(found))
