@@ -1,0 +1,24 @@
+"""One known bug: the commit that has it, the commit that repaired it, and what must find it."""
+
+from dataclasses import dataclass
+
+from trimtab.sentinel.targets.target import Binding
+
+
+@dataclass(frozen=True)
+class Row:
+    """`Row("SLIME-DUALCLIP", "slime", "THUDM/slime", "e7a118711", "2b10784d8", ("clip_geometry",), binding)`.
+
+    fixed       None for a head that still has it
+    invariants  any of these found at `buggy` counts as found; those found must be silent at `fixed`
+    binding     of the ready target, or one for this row alone (statements cut out of an old commit)
+    """
+
+    id: str
+    framework: str
+    repository: str
+    buggy: str
+    fixed: str | None
+    invariants: tuple[str, ...]
+    binding: Binding
+    note: str = ""
