@@ -35,6 +35,10 @@ class CheckFormat(StrEnum):
 
     text = "text"
     json = "json"
+    markdown = "markdown"
+    html = "html"
+    sarif = "sarif"
+    junit = "junit"
 
 
 def _console() -> Console:
@@ -90,26 +94,75 @@ def train(
 @app.command()
 def check(
     target: Annotated[
-        str, typer.Argument(help="`trimtab` for every formula and recipe, or a name or dotted path of one formula.")
-    ],
+        str | None,
+        typer.Argument(
+            help="trimtab; a formula (policy_loss.clipped); a framework (verl, skyrl, areal, openrlhf, trl as released; "
+            "slime, miles, nemo-rl, prime-rl, roll, open-instruct with --path); or your own: mypkg.losses, "
+            "mypkg.losses:my_loss, losses.py."
+        ),
+    ] = None,
+    path: Annotated[
+        str | None, typer.Option(metavar="DIR[@COMMIT]", help="Check this checkout, or git directory at a commit.")
+    ] = None,
+    wheel: Annotated[Path | None, typer.Option(help="Check this wheel file instead of the locked release.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Use a cached wheel only; never download.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--function", help="Only this function; may be given again.")
+    ] = None,
+    invariants: Annotated[
+        list[str] | None, typer.Option("--invariant", help="Only this invariant; may be given again.")
+    ] = None,
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the search; the same seed finds the same counter-example.")
     ] = 0,
     examples: Annotated[
         int, typer.Option(min=1, help="Random cases for each check, on top of the directed ones.")
-    ] = 15,
+    ] = 12,
     output: Annotated[CheckFormat, typer.Option("--format", help="How verdicts are printed.")] = CheckFormat.text,
     out: Annotated[Path | None, typer.Option(help="Write the verdicts to this file instead of the terminal.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="An earlier --format json report: show what is new, fixed, still there.")
+    ] = None,
+    changed: Annotated[
+        str | None, typer.Option(metavar="BASE..HEAD", help="Only functions whose lines changed; needs --path.")
+    ] = None,
+    findings: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write a folder for each finding, ready for its maintainers.")
+    ] = None,
+    online: Annotated[
+        bool, typer.Option("--online", help="Let the duplicate check of --findings search upstream; nothing is posted.")
+    ] = False,
+    recipe: Annotated[
+        Path | None, typer.Option(help="Replay one recorded finding against --path: reproduced or fixed.")
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="Give a function up after this long without a word.")
+    ] = 120.0,
+    memory_limit: Annotated[
+        float, typer.Option(min=1, metavar="GIB", help="Memory each child process may use.")
+    ] = 16.0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Child processes at once; default: cores, at most 4.")] = None,
 ) -> None:
-    """Hold functions to the invariants they promise, and show the smallest counter-example of each failure.
+    """Hold functions of the training signal to invariants, and show the smallest counter-example of each failure.
 
-    Exit code 0: everything holds. 1: there are findings. 2: something could not be run.
+    The target's code runs in child processes of this machine, with a time and memory limit.
+    Exit code 0: nothing found. 1: findings. 2: something could not be run.
 
-    Example: trimtab check policy_loss.clipped --seed 7
+    Examples: trimtab check areal · trimtab check slime --path ~/slime@045310b2b · trimtab check losses.py ·
+    trimtab check policy_loss.clipped --seed 7 · trimtab check verl --format html --out verl.html ·
+    trimtab check --recipe findings/x/recipe.json --path ~/slime
     """
-    from trimtab.cli.check import run_check
+    from trimtab.cli.check import Asked, run_check, run_recipe
 
-    raise typer.Exit(run_check(target, seed, examples, output.value, out))
+    if recipe is not None:
+        raise typer.Exit(run_recipe(recipe, path))
+    if target is None:
+        raise typer.BadParameter("name a target, or --recipe FILE", param_hint="TARGET")
+    asked = Asked(
+        target, path, wheel, offline, seed, examples, output.value, out, tuple(only or ()), tuple(invariants or ()),
+        baseline, changed, findings, online, time_limit, memory_limit, jobs,
+    )  # fmt: skip
+    raise typer.Exit(run_check(asked))
 
 
 @app.command()

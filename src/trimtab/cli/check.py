@@ -1,113 +1,125 @@
-"""`trimtab check`: run promises through the sentinel and show what failed."""
+"""`trimtab check`: hold a target to the invariants, and show what was found."""
 
-import json
-import math
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from trimtab.signal import find
-from trimtab.signal.formula import PROMISES
+from trimtab.errors import AdapterError, unknown_name
 
 if TYPE_CHECKING:
-    from trimtab.sentinel import Verdict, Violation
+    from trimtab.sentinel.reports import Comparison, Report
 
 
-def run_check(target: str, seed: int, examples: int, output: str, out: Path | None) -> int:
+@dataclass(frozen=True)
+class Asked:
+    """What the command line said."""
+
+    target: str
+    path: str | None = None
+    wheel: Path | None = None
+    offline: bool = False
+    seed: int = 0
+    examples: int = 12
+    output: str = "text"
+    out: Path | None = None
+    only: tuple[str, ...] = ()
+    invariants: tuple[str, ...] = ()
+    baseline: Path | None = None
+    changed: str | None = None
+    findings: Path | None = None
+    online: bool = False
+    time_limit: float = 120.0
+    memory_limit: float = 16.0
+    jobs: int | None = None
+
+
+def run_check(asked: Asked) -> int:
     """Check a target; returns the exit code."""
-    verdicts = _verdicts(target, seed, examples, show=output == "text")
-    found = [v for v in verdicts if v.status == "bug"]
-    unrun = [v for v in verdicts if v.status in ("could not exercise", "could not run")]
-    text = _json(target, seed, verdicts) if output == "json" else _text(target, seed, verdicts)
-    if out is not None:
-        out.write_text(text + "\n", encoding="utf-8")
-        print(f"{len(verdicts)} checks, {len(found)} findings: {out}")
+    from trimtab.sentinel.record import teaching
+    from trimtab.sentinel.reports import RENDERERS, compare, exit_code, load
+
+    known = load(asked.baseline) if asked.baseline is not None else None
+    report = _examined(asked)
+    comparison = compare(known, report) if known is not None else None
+    text = RENDERERS[asked.output](report, teaching(), comparison)
+    if asked.out is not None:
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+        print(f"{_summary(report, comparison)}\n{asked.out}")
     else:
-        print(text)
-    return 1 if found else 2 if unrun else 0
+        print(text.rstrip("\n"))
+    if asked.findings is not None:
+        _write_findings(asked, report)
+    return exit_code(report, comparison)
 
 
-def _verdicts(target: str, seed: int, examples: int, *, show: bool) -> "list[Verdict]":
-    from trimtab.sentinel import check
-    from trimtab.sentinel.targets.trimtab import VARIANTS, bind, formula_subjects, recipe_subjects
+def _summary(report: "Report", comparison: "Comparison | None") -> str:
+    from trimtab.sentinel.reports.wording import summary
 
-    if target == "trimtab":
-        subjects = [*formula_subjects(), *recipe_subjects()]
-    else:
-        entry = find(target)
-        settings = {n: p.default for n, p in entry.settings.items() if p.default is not p.empty}
-        subjects = [bind(entry, variant) for variant in VARIANTS.get(entry.name, [settings])]
-    work = [(subject, promise) for subject in subjects for promise in subject.promises or PROMISES]
-    verdicts: list[Verdict] = []
-    with Progress(console=Console(stderr=True), transient=True, disable=not show) as progress:
-        task = progress.add_task(f"checking {target}", total=len(work))
-        for subject, promise in work:
-            progress.update(task, description=f"{subject.name} · {promise}")
-            verdicts.append(check(subject, promise, seed=seed, examples=examples))
-            progress.advance(task)
-    return verdicts
+    told = summary(report)
+    return f"{told}\n{comparison.line()}" if comparison is not None else told
 
 
-def _text(target: str, seed: int, verdicts: "list[Verdict]") -> str:
-    lines: list[str] = []
-    for verdict in verdicts:
-        if verdict.status == "holds":
-            continue
-        lines.append(f"{verdict.status.upper()}  {verdict.subject}  {verdict.invariant}")
-        if verdict.violation is not None:
-            lines += [
-                f"  {verdict.violation.what}",
-                f"  observed: {verdict.violation.observed}",
-                f"  expected: {verdict.violation.expected}",
-            ]
-        if verdict.case is not None:
-            lines.append(f"  smallest case: {json.dumps(verdict.case.as_data())}")
-        if verdict.reason:
-            lines.append(f"  {verdict.reason}")
-    held = sum(v.status == "holds" for v in verdicts)
-    subjects = len({v.subject for v in verdicts})
-    cases = sum(v.exercised for v in verdicts)
-    lines.append(
-        f"{target}: {held} of {len(verdicts)} checks hold on {subjects} subjects and {cases} cases (seed {seed})."
-    )
-    return "\n".join(lines)
+def _examined(asked: Asked) -> "Report":
+    """Run the job in children, with a bar where somebody watches."""
+    from trimtab.sentinel import INVARIANTS
+    from trimtab.sentinel.job import Job, located
+    from trimtab.sentinel.supervise import Limits, run_job
+
+    for name in asked.invariants:
+        if name not in INVARIANTS:
+            raise AdapterError(unknown_name("invariant", name, sorted(INVARIANTS)))
+    where, sentence = located(asked.target, path=asked.path, file=asked.wheel, offline=asked.offline)
+    job = Job(
+        asked.target, **where, seed=asked.seed, examples=asked.examples, subjects=asked.only,
+        invariants=asked.invariants, lines=_changed_lines(asked, where),
+    )  # fmt: skip
+    chosen: dict[str, Any] = {"seconds": asked.time_limit, "gibibytes": asked.memory_limit}
+    limits = Limits(**chosen, processes=asked.jobs) if asked.jobs else Limits(**chosen)
+    console = Console(stderr=True)
+    console.print(f"running {sentence}, in {limits.processes} child processes", highlight=False, style="dim")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("loading", total=None)
+
+        def watch(event: dict[str, Any]) -> None:
+            if event["event"] == "verdict":
+                verdict = event["verdict"]
+                progress.update(task, advance=1, description=f"{verdict['subject'][:50]} · {verdict['invariant']}")
+
+        return run_job(job, limits=limits, command=_command(), watch=watch)
 
 
-def _json(target: str, seed: int, verdicts: "list[Verdict]") -> str:
-    rows = [
-        {
-            "subject": v.subject,
-            "invariant": v.invariant,
-            "status": v.status,
-            "exercised": v.exercised,
-            "reason": v.reason,
-            "violation": None if v.violation is None else _violation(v.violation),
-            "case": None if v.case is None else v.case.as_data(),
-        }
-        for v in verdicts
-    ]
-    return json.dumps(
-        _finite({"target": target, "seed": seed, "verdicts": rows}), indent=2, sort_keys=True, allow_nan=False
-    )
+def _command() -> str:
+    return " ".join(["trimtab", *sys.argv[1:]])
 
 
-def _violation(found: "Violation") -> dict[str, Any]:
-    return {
-        "what": found.what,
-        "observed": found.observed,
-        "expected": found.expected,
-        "positions": list(found.positions),
-    }
+def _changed_lines(asked: Asked, where: dict[str, Any]) -> dict[str, list[list[int]]] | None:
+    if asked.changed is None:
+        return None
+    if "root" not in where:
+        raise AdapterError("check: --changed BASE..HEAD reads a git checkout. Say which with --path DIR.")
+    from trimtab.sentinel.changes import changed_lines
+
+    return changed_lines(where["root"], asked.changed)
 
 
-def _finite(data: Any) -> Any:
-    """The same data with "nan", "inf" and "-inf" as words, which JSON has no numbers for."""
-    if isinstance(data, float) and not math.isfinite(data):
-        return str(data)
-    if isinstance(data, dict):
-        return {str(key): _finite(value) for key, value in cast("dict[object, Any]", data).items()}
-    if isinstance(data, list | tuple):
-        return [_finite(value) for value in cast("list[Any]", data)]
-    return data
+def _write_findings(asked: Asked, report: "Report") -> None:
+    from trimtab.sentinel.findings import write_all
+
+    assert asked.findings is not None
+    for folder in write_all(asked.findings, report, online=asked.online):
+        print(f"finding: {folder}")
+
+
+def run_recipe(recipe: Path, path: str | None) -> int:
+    """Replay one recipe against a checkout: 1 reproduced, 0 fixed, 2 could not run."""
+    from trimtab.sentinel.findings import replay_file
+
+    status, text = replay_file(recipe, path)
+    print(text)
+    return {"reproduced": 1, "fixed": 0}.get(status, 2)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import MissingExtra
 from trimtab.sentinel.case import CannotRepresent, Case
+from trimtab.sentinel.conventions import detected
 from trimtab.sentinel.invariants import INVARIANTS, Invariant, Violation
 from trimtab.sentinel.like import average, divergence, like, scored
-from trimtab.sentinel.role import ROLES, at, bind
+from trimtab.sentinel.role import ROLES, at, bind, subject
 from trimtab.sentinel.subject import Out, Result, Subject, run
 
 if TYPE_CHECKING:
@@ -32,11 +33,13 @@ __all__ = [
     "average",
     "bind",
     "check",
+    "detected",
     "divergence",
     "examine",
     "like",
     "run",
     "scored",
+    "subject",
 ]
 
 

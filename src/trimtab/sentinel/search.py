@@ -64,7 +64,7 @@ def examine(
             raise TrimtabError(unknown_name("invariant", name, sorted(INVARIANTS)))
     cases = list(directed())
     try:
-        subject, why = _ready(subject, cases)
+        subject, why = ready(subject, cases)
         cases += [] if why else random_cases(subject.reads, seed=seed, examples=examples)
         for name in names:
             started = time.perf_counter()
@@ -79,7 +79,7 @@ def examine(
         close_pools()
 
 
-def _ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
+def ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
     """The subject with its inputs known, or why it cannot run: it never returns, or its boundary's body never ran."""
     boundary = subject.boundary
     why, ran = "", False

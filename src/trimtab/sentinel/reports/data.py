@@ -148,7 +148,7 @@ def render(report: Report, invariants: Teaching, comparison: "Comparison | None"
 
 def dump(report: Report) -> str:
     """As JSON that is the same for the same report: sorted keys, words for nan and infinity, a newline at the end."""
-    return json.dumps(_plain(report), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(finite(report), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def load(path: Path) -> Report:
@@ -197,12 +197,12 @@ def _schema() -> "TypeAdapter[Report]":
     return TypeAdapter(Report)
 
 
-def _plain(value: object) -> object:
+def finite(value: object) -> object:
     """What JSON can hold, with words for numbers that it cannot."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(content) for key, content in cast("Mapping[object, object]", value).items()}
+        return {str(key): finite(content) for key, content in cast("Mapping[object, object]", value).items()}
     if isinstance(value, list | tuple):
-        return [_plain(content) for content in cast("list[object]", value)]
+        return [finite(content) for content in cast("list[object]", value)]
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, str):

@@ -9,7 +9,7 @@ from torch import Tensor
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.definitions import DEFINITIONS, plain
 from trimtab.sentinel.subject import Kind, Level, Out, Result, Subject
-from trimtab.signal import Recipe, SignalBatch, catalog, decide, names, prepare, recipe, token_loss
+from trimtab.signal import Recipe, SignalBatch, catalog, decide, find, names, prepare, recipe, token_loss
 from trimtab.signal.formula import Formula
 from trimtab.signal.update import Ledger, MicroBatch
 
@@ -71,6 +71,13 @@ STOPS_GRADIENT = ("policy_loss.clipped_importance", "policy_loss.geometric_clipp
 def formula_subjects() -> list[Subject]:
     """Every formula of the catalogue, in every listed variant."""
     return [bind(entry, settings) for name, entry in catalog().items() for settings in VARIANTS.get(name, [{}])]
+
+
+def named_subjects(name: str) -> list[Subject]:
+    """One formula, of the catalogue or by dotted path, in its listed variants or with its defaults."""
+    entry = find(name)
+    settings = {n: p.default for n, p in entry.settings.items() if p.default is not p.empty}
+    return [bind(entry, variant) for variant in VARIANTS.get(entry.name, [settings])]
 
 
 def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject:

@@ -1,0 +1,86 @@
+"""The child process of an examination: loads the target, searches, and tells what it finds line by line.
+
+`python -m trimtab.sentinel.child` reads one job as JSON from standard input and writes one JSON event a line to the
+real standard output; whatever the target prints goes to standard error. Memory is limited before the target is loaded.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, TextIO
+
+import torch
+
+from trimtab.errors import TrimtabError
+from trimtab.sentinel.cases import directed
+from trimtab.sentinel.job import Job, subjects
+from trimtab.sentinel.loading import CouldNotLoad
+from trimtab.sentinel.record import boundary_data, subject_data, verdict_data
+from trimtab.sentinel.reports.data import finite
+from trimtab.sentinel.search import examine, ready
+from trimtab.sentinel.subject import Subject
+
+
+def main() -> None:
+    asked = json.loads(sys.stdin.readline())
+    out = _claimed_output()
+    limit_memory(asked["memory"])
+    torch.set_num_threads(1)
+    try:
+        work(asked, out)
+    except (TrimtabError, CouldNotLoad) as error:
+        tell(out, {"event": "failed", "reason": str(error)})
+    else:
+        tell(out, {"event": "end"})
+
+
+def work(asked: Mapping[str, Any], out: TextIO) -> None:
+    """This process's share of the subjects, one after the other."""
+    job = Job.from_data(asked["job"])
+    share, shares = asked["share"]
+    done = set(asked["skip"])
+    for number, found in enumerate(subjects(job)):
+        if not isinstance(found, Subject):
+            if share == 0 and number not in done:
+                unbound = {"subject": found.binding, "looked_for": found.looked_for, "reason": found.reason}
+                tell(out, {"event": "unbound", "number": number, "unbound": unbound})
+            continue
+        if number % shares != share or number in done:
+            continue
+        tell(out, {"event": "start", "number": number, "label": found.label})
+        _one(job, found, number, out)
+
+
+def _one(job: Job, subject: Subject, number: int, out: TextIO) -> None:
+    subject, _ = ready(subject, list(directed()))
+    for verdict in examine(subject, only=job.invariants or None, seed=job.seed, examples=job.examples):
+        tell(out, {"event": "verdict", "number": number, "verdict": verdict_data(job.target, subject, verdict)})
+    told = {"subject": subject_data(subject), "boundary": boundary_data(subject)}
+    tell(out, {"event": "subject", "number": number, **told})
+
+
+def tell(out: TextIO, event: Mapping[str, Any]) -> None:
+    out.write(json.dumps(finite(event), allow_nan=False) + "\n")
+    out.flush()
+
+
+def _claimed_output() -> TextIO:
+    """The real standard output for events; the target's own prints go to standard error."""
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return events
+
+
+def limit_memory(gibibytes: float) -> None:
+    """So that a runaway target ends its own process and not the machine; not everywhere there is such a limit."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        size = int(gibibytes * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What is to be checked, as plain data, and the subjects it stands for.
+
+The only place that turns the name of a target into functions: Trimtab itself, one of its formulas, a ready target (a
+released wheel or a checkout at any commit), or a module of your own.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from trimtab.errors import AdapterError, unknown_name
+from trimtab.sentinel.discover import subjects_of
+from trimtab.sentinel.loading import CouldNotLoad, Tree
+from trimtab.sentinel.subject import Subject
+from trimtab.sentinel.targets.target import Target, Unbound
+from trimtab.sentinel.wheels import wheel
+
+READY = (
+    "areal", "miles", "nemo_rl", "open_instruct", "openrlhf", "prime_rl", "roll", "skyrl", "slime", "trl", "verl",
+)  # fmt: skip
+"""Frameworks with bindings of ours."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One examination: the target, where it lies, and how hard to look."""
+
+    target: str
+    root: str | None = None
+    """A folder, or a git directory together with `commit`."""
+    commit: str | None = None
+    version: str | None = None
+    seed: int = 0
+    examples: int = 12
+    subjects: tuple[str, ...] = ()
+    """Names (or labels) of the functions to check; all when empty."""
+    invariants: tuple[str, ...] = ()
+    lines: Mapping[str, list[list[int]]] | None = None
+    """Changed line ranges by file: only functions that they touch are checked."""
+
+    def as_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> "Job":
+        tuples = {name: tuple(data[name]) for name in ("subjects", "invariants")}
+        return Job(**{**data, **tuples})
+
+    @property
+    def tree(self) -> Tree:
+        assert self.root is not None
+        return Tree.git(self.root, self.commit) if self.commit else Tree.folder(self.root)
+
+
+def located(
+    target: str, *, path: str | None = None, file: Path | None = None, offline: bool = False
+) -> tuple[dict[str, Any], str]:
+    """Where a ready target lies (root, commit, version), fetching its wheel if need be, and a sentence that says so."""
+    name = ready_name(target)
+    if name is None:
+        return {}, f"{target}: code in this environment"
+    if path is not None:
+        root, _, commit = path.rpartition("@") if "@" in Path(path).name else (path, "", "")
+        try:
+            tree = Tree.git(root, commit) if commit else Tree.folder(root)
+        except CouldNotLoad as error:
+            raise AdapterError(str(error)) from error
+        if not commit and not any(tree.root.glob("*.py")) and (tree.root / "HEAD").is_file():
+            tree = Tree.git(root)
+        where = {"root": str(tree.root), "commit": tree.commit}
+        return where, f"{name}: code of {tree.root}" + (f" at {tree.commit[:9]}" if tree.commit else "")
+    found = target_of(name)
+    if found.wheel is None:
+        raise AdapterError(
+            f"{name} has no released wheel among our targets. Give a checkout: trimtab check {name} --path DIR, "
+            f"or DIR@COMMIT. Its repository is {found.repository}."
+        )
+    unpacked = wheel(found.wheel, offline=offline, file=file)
+    note = f" ({unpacked.note})" if unpacked.note else ""
+    return (
+        {"root": str(unpacked.folder), "version": unpacked.wheel.version},
+        f"{name}: code of the released wheel {unpacked.wheel.name} {unpacked.wheel.version}{note}",
+    )
+
+
+def ready_name(target: str) -> str | None:
+    """The ready target a name stands for: `NeMo-RL` and `nemo_rl` are one."""
+    plain = target.lower().replace("-", "_")
+    return plain if plain in READY else None
+
+
+def target_of(name: str) -> Target:
+    """The bindings of a ready target."""
+    return cast("Target", importlib.import_module(f"trimtab.sentinel.targets.{name}").TARGET)
+
+
+def subjects(job: Job) -> Iterator[Subject | Unbound]:
+    """Every function of the job, bound; those that could not be, with the reason."""
+    for found in _all(job):
+        if isinstance(found, Subject):
+            if job.subjects and found.name not in job.subjects and found.label not in job.subjects:
+                continue
+            if job.lines is not None and not touched(found, job.lines):
+                continue
+        elif job.subjects and found.binding not in job.subjects or job.lines is not None:
+            continue
+        yield found
+
+
+def _all(job: Job) -> Iterator[Subject | Unbound]:
+    name = ready_name(job.target)
+    if name is not None:
+        yield from target_of(name).subjects(job.tree)
+    elif job.target == "trimtab":
+        from trimtab.sentinel.targets.trimtab import formula_subjects, recipe_subjects
+
+        yield from (*formula_subjects(), *recipe_subjects())
+    elif job.target.endswith(".py") or _is_module(job.target):
+        yield from subjects_of(job.target)
+    else:
+        yield from _formula(job.target)
+
+
+def _is_module(name: str) -> bool:
+    module, _, attribute = name.partition(":")
+    if attribute:
+        return True
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _formula(target: str) -> Iterator[Subject]:
+    from trimtab.errors import SignalError
+    from trimtab.sentinel.targets.trimtab import named_subjects
+    from trimtab.signal import catalog
+
+    try:
+        yield from named_subjects(target)
+    except SignalError as error:
+        known = sorted({*READY, "trimtab", *catalog()})
+        raise AdapterError(f"{error} Targets: {unknown_name('target', target, known)}") from error
+
+
+def touched(subject: Subject, lines: Mapping[str, list[list[int]]]) -> bool:
+    """Whether a changed range lies in the function's lines."""
+    boundary = subject.boundary
+    if boundary is None:
+        return False
+    ranges = lines.get(boundary.file, [])
+    return any(first <= boundary.last_line and last >= boundary.first_line for first, last in ranges)
