@@ -1,1 +1,26 @@
-"""A finding as a folder a maintainer can act on: recipe, runner, payload, test, report, ledger."""
+"""A finding as a folder a maintainer can act on without us: recipe, runner, payload, test, report; and the ledger.
+
+write(Path("findings"), verdict, subject, Target("slime", "THUDM/slime", Tree.folder("slime")))
+"""
+
+from trimtab.sentinel.findings.by_binding import replay_with_binding
+from trimtab.sentinel.findings.draft import Target, recipe_of
+from trimtab.sentinel.findings.duplicates import Looked, look
+from trimtab.sentinel.findings.folder import mark, write
+from trimtab.sentinel.findings.ledger import Row, rows
+from trimtab.sentinel.findings.regression import regression_test
+from trimtab.sentinel.findings.runner import program
+
+__all__ = [
+    "Looked",
+    "Row",
+    "Target",
+    "look",
+    "mark",
+    "program",
+    "recipe_of",
+    "regression_test",
+    "replay_with_binding",
+    "rows",
+    "write",
+]

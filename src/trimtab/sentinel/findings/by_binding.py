@@ -1,0 +1,25 @@
+"""Replay through the binding: the invariant itself, once more, on the recorded case."""
+
+from trimtab.errors import TrimtabError
+from trimtab.sentinel.case import CannotRepresent, Case, WrongShape
+from trimtab.sentinel.declare import INVARIANTS
+from trimtab.sentinel.plain import Data
+from trimtab.sentinel.subject import Subject, resolved
+
+
+def replay_with_binding(recipe: Data, subject: Subject) -> str:
+    """`reproduced`, `fixed`, or `could not run: why`."""
+    binding = recipe.get("binding")
+    if not binding:
+        return "could not run: the recipe names no binding and no case"
+    law = INVARIANTS.get(binding["invariant"])
+    if law is None:
+        return f"could not run: there is no invariant {binding['invariant']!r}"
+    try:
+        case = subject.adapt(Case.from_data(binding["case"]))
+        found = law.check(resolved(subject, case), case)
+    except (CannotRepresent, TrimtabError, WrongShape) as error:
+        return f"could not run: {error}"
+    except Exception as error:  # foreign code may raise anything
+        return f"could not run: {type(error).__name__}: {error}"
+    return "reproduced" if found else "fixed"

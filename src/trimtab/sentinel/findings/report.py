@@ -1,0 +1,180 @@
+"""The report of one finding in ten sections: the only place that writes its prose. What nobody knows is left open."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from trimtab.sentinel.declare import Invariant
+from trimtab.sentinel.findings.regression import python
+from trimtab.sentinel.plain import Data
+
+OPEN = "*To be completed by a person.*"
+SECTIONS = (
+    "Summary",
+    "Concrete triggering example",
+    "Reproduction recipe",
+    "Validation runner",
+    "Observed output",
+    "Root cause",
+    "Fix",
+    "Tests and checks",
+    "Contribution and duplicate checks",
+    "Related work",
+)
+
+
+def report(
+    recipe: Data,
+    payload: Data,
+    law: Invariant,
+    ran: Data | None,
+    looked: Data,
+    severity: str,
+    fixed: Data | None = None,
+) -> str:
+    """The whole report; `fixed` is the payload of a repaired checkout, when there is one."""
+    bodies = (
+        _summary(recipe, payload, law, severity),
+        _example(recipe, payload),
+        _recipe(recipe),
+        _runner(),
+        _output(payload, fixed),
+        _cause(payload, ran),
+        _fix(law),
+        _tests(payload, fixed),
+        _duplicates(looked),
+        _related(law),
+    )
+    parts = [
+        f"## {i}. {name}\n\n{body}\n" for i, (name, body) in enumerate(zip(SECTIONS, bodies, strict=True), start=1)
+    ]
+    return f"# {recipe['bug_id']}\n\n" + "\n".join(parts)
+
+
+def _summary(recipe: Data, payload: Data, law: Invariant, severity: str) -> str:
+    target = recipe["target"]
+    return (
+        f"`{payload['boundary']}` of {target['name']} ({target.get('repository') or 'no repository named'}, commit "
+        f"`{payload['target_commit']}`) breaks the invariant `{law.name}`. Nothing crashes.\n\n"
+        f"- What was seen: {recipe['scenario']['words']}\n"
+        f"- What has to hold: {recipe['expected_invariant']}\n"
+        f"- Why it matters: {law.why}\n"
+        f"- Severity: {severity}. Status: {payload['status']}."
+    )
+
+
+def _example(recipe: Data, payload: Data) -> str:
+    calls = recipe["scenario"]["calls"]
+    shown = "".join(f"```python\n# call {i}\n{_called(recipe, call)}\n```\n\n" for i, call in enumerate(calls))
+    shown = shown or f"The case, as data:\n\n{_block(recipe['binding']['case'])}\n\n"
+    return (
+        f"{recipe['scenario']['words']}\n\n{shown}"
+        f"- owed: `{_line(payload['observed_baseline'])}`\n"
+        f"- seen: `{_line(payload['observed_with_perturbation'])}`\n"
+        f"- difference: `{_line(payload['difference'])}`\n"
+        f"- positions that leak: `{_line(payload['training_signal_effect']['leaked_positions'])}`"
+    )
+
+
+def _called(recipe: Data, call: Data) -> str:
+    """A call as a person would write it."""
+    name = str(recipe["boundary"]["name"]).rpartition(".")[2]
+    words = [python(one) for one in call.get("args", [])]
+    words += [f"{key}={python(one)}" for key, one in call.get("kwargs", {}).items()]
+    return f"{name}(\n" + "".join(f"    {word},\n" for word in words) + ")"
+
+
+def _recipe(recipe: Data) -> str:
+    told = {k: recipe[k] for k in ("bug_id", "validation_mode", "boundary", "expected_invariant", "checks")}
+    return f"`recipe.json` holds inputs, calls and checks as plain data. In short:\n\n{_block(told)}"
+
+
+def _runner() -> str:
+    return (
+        "`run_validation.sh` and `run_validation.py` need Python, torch and the checkout, nothing else:\n\n"
+        "```sh\nTARGET_REPO=/path/to/checkout OUTPUT_JSON=validation-output.json sh run_validation.sh\n```\n\n"
+        "Exit code 1: the finding is there. 0: fixed. 2: could not run."
+    )
+
+
+def _output(payload: Data, fixed: Data | None) -> str:
+    after = _block(fixed) if fixed else f"{OPEN} Run the same command on the repaired branch; it has to say `fixed`."
+    return f"Unfixed (`payload.json`):\n\n{_block(payload)}\n\nFixed:\n\n{after}"
+
+
+def _cause(payload: Data, ran: Data | None) -> str:
+    if not ran:
+        return f"{OPEN} Known: the boundary is `{payload['boundary']}`."
+    lines = spans(ran.get("executed", []))
+    stubs = ", ".join(f"`{name}`" for name in ran.get("stubs_used", [])) or "none"
+    return (
+        f"{OPEN} Known: `{ran['boundary']}` (lines {ran['first_line']}–{ran['last_line']}) was run; of its lines "
+        f"{lines or 'none were watched'} were executed. Stand-ins touched while it ran: {stubs}."
+    )
+
+
+def _fix(law: Invariant) -> str:
+    return f"{OPEN} What repairs this kind of bug: {law.repair}"
+
+
+def _tests(payload: Data, fixed: Data | None) -> str:
+    after = fixed["status"] if fixed else "not run yet"
+    return (
+        "`test_regression.py` is plain pytest and torch, meant for the target's own suite:\n\n"
+        "```sh\nTARGET_REPO=/path/to/checkout python -m pytest test_regression.py\n```\n\n"
+        f"| checkout | `run_validation.sh` |\n|---|---|\n"
+        f"| `{payload['target_commit']}` | {payload['status']} |\n| repaired | {after} |"
+    )
+
+
+def _duplicates(looked: Data) -> str:
+    def listed(name: str) -> str:
+        return "; ".join(looked.get(name, [])) or "nothing alike"
+
+    online: Sequence[Data] = looked.get("online", [])
+    lines = [
+        f"- ledger, same boundary and invariant: {listed('ledger')}",
+        f"- other drafts: {listed('drafts')}",
+        f"- branches of the checkout: {listed('branches')}",
+        f"- commit messages of the checkout: {listed('commits')}",
+        *([f"- {looked['note']}"] if looked.get("note") else []),
+        "- upstream searches" + (":" if online else ", to be made by a person (nothing was sent):"),
+        *[f"  - `{query}`{_answer(query, online)}" for query in looked.get("queries", [])],
+        "",
+        f"{OPEN} Nothing has been posted anywhere.",
+    ]
+    return "\n".join(lines)
+
+
+def _answer(query: str, online: Sequence[Data]) -> str:
+    for one in online:
+        if one["query"] == query:
+            return (
+                f": failed, {one['failed']}"
+                if "failed" in one
+                else f": {one['count']} found. {'; '.join(one['titles'])}"
+            )
+    return ""
+
+
+def _related(law: Invariant) -> str:
+    return f"A real bug of the same kind: {law.bug}\n\n{OPEN}"
+
+
+def spans(lines: Sequence[int]) -> str:
+    """3, 4, 5, 9 as `3–5, 9`."""
+    parts: list[list[int]] = []
+    for line in sorted(lines):
+        if parts and line == parts[-1][-1] + 1:
+            parts[-1].append(line)
+        else:
+            parts.append([line])
+    return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value)
+
+
+def _block(data: Any) -> str:
+    return f"```json\n{json.dumps(data, indent=1, sort_keys=True)}\n```"
