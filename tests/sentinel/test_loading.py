@@ -174,6 +174,8 @@ def test_a_dataclass_of_the_file_is_one(pkg: Tree) -> None:
 def test_a_nested_function_takes_its_free_names_from_the_caller(pkg: Tree) -> None:
     assert cut(pkg, "outer.inner", {"shift": 10})(2) == 16
     assert cut(pkg, "outer")([2]) == [7]
+    inner = cut(pkg, "outer.inner", {"shift": 10})
+    assert inner.executable == {inner.first_line + 1}  # the def line runs in the function around it
 
 
 def test_an_async_function_is_awaited(pkg: Tree) -> None:
@@ -199,6 +201,7 @@ def test_statements_end_at_return_and_at_continue(pkg: Tree) -> None:
 
 def test_one_expression_and_one_keyword_by_what_they_say(pkg: Tree) -> None:
     assert cut(pkg, "Actor.advantage", expression="reward - base")(reward=5, base=2) == 3
+    assert cut(pkg, "Actor.advantage", expression="len(out)")(out=[3, 1, 2]) == 3  # not the call around it
     assert cut(pkg, "Actor.advantage", first="dict(size", keyword="worst")(out=[3, 1, 2]) == 1
 
 
@@ -213,6 +216,13 @@ def test_lines_are_the_targets_own_and_only_traced_ones_count(pkg: Tree) -> None
     assert told["boundary"] == "pkg/loss.py:simple"
     assert (told["first_line"], told["executed"], told["missed"]) == (28, [30, 32], [31])
     assert simple.body_ran
+
+
+def test_the_lines_of_a_class_are_those_of_its_methods_bodies(pkg: Tree) -> None:
+    actor = cut(pkg, "Actor")
+    lines = actor.source.splitlines()
+    assert {lines[number - 1].split()[0] for number in actor.executable}.isdisjoint({"def", "class", "LIMIT"})
+    assert len(actor.executable) == 16
 
 
 def test_an_outer_tracer_is_put_back(pkg: Tree) -> None:
@@ -299,7 +309,9 @@ def test_a_commit_is_read_without_a_work_tree(pkg: Tree, tmp_path: Path) -> None
     put(pkg, "pkg/core/mean.py", "def mean(values):\n    return 0.0\n\nEPS = 0.0\n")
     git("commit", "-qam", "two")
     old, new = Tree.git(tmp_path / ".git", "HEAD~1"), Tree.git(tmp_path, "HEAD")
-    assert cut(old, "simple")([1.0]) != 0.0
+    simple = cut(old, "simple")
+    assert simple([1.0]) != 0.0
+    assert "def simple" in simple.source
     assert cut(new, "simple")([1.0]) == 0.0
     imported = Spec("mean", module="pkg.core.mean", how="import", bare_packages=("pkg",))
     assert load(imported, old)([1.0]) == 1 / 1.5
@@ -334,9 +346,20 @@ def test_made_shadows_properties_and_abstract_methods() -> None:
     assert Shape.__abstractmethods__
 
 
+def test_stubs_touched_while_a_name_is_defined_are_not_used_by_the_boundary(pkg: Tree) -> None:
+    text = (
+        "import heavy_absent\n\n@heavy_absent.remote(1)\ndef part():\n    return 1\n\ndef whole():\n    return part()\n"
+    )
+    put(pkg, "pkg/late.py", text)
+    whole = load(Spec("whole", file="pkg/late.py"), pkg)
+    assert whole() == 1
+    assert list(whole.stubs) == ["heavy_absent"]
+    assert whole.stubs_used == []
+
+
 def test_given_parts_of_a_present_module_leave_the_rest_of_it(pkg: Tree) -> None:
-    text = "import os.path as where\nfrom os import sep\ndef joined(a):\n    return where.join(a, sep, where.basename(a))\n"
-    put(pkg, "pkg/paths.py", text)
+    body = "def joined(a):\n    return where.join(a, sep, where.basename(a))\n"
+    put(pkg, "pkg/paths.py", f"import os.path as where\nfrom os import sep\n{body}")
     joined = load(Spec("joined", file="pkg/paths.py"), pkg, {"os.path.join": lambda *parts: parts})
     assert joined("x/y") == ("x/y", "/", "y")
 

@@ -87,6 +87,11 @@ def test_a_file_full_of_absent_modules_imports_and_computes(target: Tree) -> Non
     assert scaled.get("HAS_VLLM") is False
 
 
+def test_an_absent_exception_class_can_stand_in_an_except(target: Tree) -> None:
+    with pytest.raises(TypeError, match="unsupported operand"):
+        stubbed(target, "scaled")([1.0], by=object())
+
+
 def test_classes_inherit_from_stubs_in_any_order(target: Tree) -> None:
     scaled = stubbed(target, "scaled")
     assert scaled.get("Worker")(3).size == 3

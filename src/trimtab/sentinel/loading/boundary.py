@@ -27,7 +27,7 @@ class Call:
     error: BaseException | None = None
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class Boundary:
     """Calls the function it holds; knows its file and lines, what stands in for absent modules, and what ran."""
 
@@ -46,6 +46,9 @@ class Boundary:
     executed: set[int] = field(default_factory=set[int])
     _executable: set[int] | None = None
     _calls: list[list[Call]] = field(default_factory=list[list[Call]])
+
+    def __repr__(self) -> str:
+        return f"<boundary {self.file}:{self.spec.name}, lines {self.first_line} to {self.last_line}, {self.spec.how}>"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         with self.around, _eager():

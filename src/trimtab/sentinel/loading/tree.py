@@ -146,7 +146,7 @@ class Spec:
     def as_data(self) -> dict[str, Any]:
         """Only what differs from the defaults, with lists for tuples."""
         told = {field.name: getattr(self, field.name) for field in fields(self)}
-        kept = {name: value for name, value in told.items() if value or name == "how"}
+        kept = {name: value for name, value in told.items() if value}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in kept.items()}  # pyright: ignore[reportUnknownArgumentType]
 
     @staticmethod
