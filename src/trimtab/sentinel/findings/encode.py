@@ -103,7 +103,7 @@ class Encoder:
 
 def _identity(value: Any) -> object:
     """Two tensors over the same memory in the same shape are one; everything else is itself."""
-    if isinstance(value, Tensor) and value.numel():
+    if isinstance(value, Tensor) and value.layout == torch.strided and value.numel():
         return ("tensor", value.data_ptr(), value.shape, value.stride(), value.dtype)
     return id(value)
 
