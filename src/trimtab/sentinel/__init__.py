@@ -11,8 +11,8 @@ from trimtab.errors import MissingExtra
 from trimtab.sentinel.case import CannotRepresent, Case
 from trimtab.sentinel.conventions import detected
 from trimtab.sentinel.invariants import INVARIANTS, Invariant, Violation
-from trimtab.sentinel.like import average, divergence, like, scored
-from trimtab.sentinel.role import ROLES, at, bind, subject
+from trimtab.sentinel.like import average, divergence, like, reward_at_end, scored
+from trimtab.sentinel.role import ROLES, after, at, bind, subject
 from trimtab.sentinel.subject import Out, Result, Subject, run
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = [
     "Subject",
     "Verdict",
     "Violation",
+    "after",
     "at",
     "average",
     "bind",
@@ -37,6 +38,7 @@ __all__ = [
     "divergence",
     "examine",
     "like",
+    "reward_at_end",
     "run",
     "scored",
     "subject",

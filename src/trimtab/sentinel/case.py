@@ -6,7 +6,7 @@ new cases: other content in cells nobody may read, other padding, other order, s
 know nothing of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, cast
@@ -104,6 +104,17 @@ class Case:
     def response_lengths(self) -> list[int]:
         """Tokens a sequence after its prompt."""
         return [len(kinds) - self._prompt(i) for i, kinds in enumerate(self.kinds)]
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """(chosen, rejected) rows: the best and the worst reward of every group that has two of them."""
+        reward, group = self.sequences["reward"], self.sequences["group"]
+        found: list[tuple[int, int]] = []
+        for name in sorted({int(g) for g in group}):
+            rows = sorted((float(reward[i]), i) for i in range(self.num_sequences) if int(group[i]) == name)
+            if len(rows) > 1 and rows[0][0] < rows[-1][0]:
+                found.append((rows[-1][1], rows[0][1]))
+        return found
 
     def cannot(self, why: str) -> CannotRepresent:
         """`raise case.cannot("groups of unequal size")`."""
@@ -347,7 +358,10 @@ FLAGS = ("keep", "selected", "ended", "votes")
 
 def _read(name: str, values: list[Any]) -> Tensor:
     dtype = torch.long if name in COUNTED else torch.bool if name in FLAGS else torch.float64
-    numbers: Callable[[Any], Any] = lambda one: (
-        [numbers(v) for v in one] if isinstance(one, list) else (float(one) if dtype == torch.float64 else one)
-    )
+
+    def numbers(one: Any) -> Any:
+        if isinstance(one, list):
+            return [numbers(entry) for entry in cast("list[Any]", one)]
+        return float(one) if dtype == torch.float64 else one
+
     return torch.tensor(numbers(values), dtype=dtype)

@@ -1,5 +1,6 @@
 """Where cases come from: shapes in which bugs hide, and random ones by hypothesis."""
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -112,7 +113,8 @@ def directed() -> Iterator[Case]:
         yield build(kinds, group=list(groups), tokens=tokens, sequences=sequences)
 
 
-def random_cases(reads: frozenset[str] | None, *, seed: int, examples: int) -> list[Case]:
+@functools.lru_cache(maxsize=16)
+def random_cases(reads: frozenset[str] | None, *, seed: int, examples: int) -> tuple[Case, ...]:
     """Small random batches by hypothesis: the same ones for the same seed and fields."""
     import hypothesis
     from hypothesis import HealthCheck, Phase, settings
@@ -121,7 +123,7 @@ def random_cases(reads: frozenset[str] | None, *, seed: int, examples: int) -> l
 
     found: list[Case] = []
     if examples < 1:
-        return found
+        return ()
 
     @hypothesis.seed(seed)
     @settings(
@@ -133,4 +135,4 @@ def random_cases(reads: frozenset[str] | None, *, seed: int, examples: int) -> l
         found.append(case)
 
     collect()
-    return found
+    return tuple(found)

@@ -79,8 +79,7 @@ def _gradients_apart(
             before, after = before[match.leaves[0]], after[match.leaves[1]]
         if not same_gradient(before, after, result, tolerance=tolerance):
             found = Compared(name, leaf, second.case, first.case, *_indices(match.leaves))
-            shown = differing(f"{what} changes d {name} / d {leaf}", result, before, after, found, grade)
-            return shown
+            return differing(f"{what} changes d {name} / d {leaf}", result, before, after, found, grade)
     return None
 
 

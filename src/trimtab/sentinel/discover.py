@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from trimtab.errors import AdapterError, TrimtabError
-from trimtab.sentinel.lexicon import KNOWN_ARGUMENTS
+from trimtab.sentinel.lexicon import GROUP_NAMES, KNOWN_ARGUMENTS
 from trimtab.sentinel.role import bind
 from trimtab.sentinel.subject import Subject
 from trimtab.sentinel.targets.target import Unbound
@@ -43,7 +43,8 @@ def _module(where: str) -> ModuleType:
     if not path.is_file():
         raise AdapterError(f"{where}: no such file.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent))
@@ -81,7 +82,9 @@ def _of(module: ModuleType, name: str, value: Any, *, asked: bool) -> Iterator[S
 def _guessed(module: ModuleType, name: str, fn: Callable[..., Any]) -> Subject | Unbound:
     """A binding from argument names alone: good for a first look, and told as a guess."""
     try:
-        fields = {KNOWN_ARGUMENTS[n] for n in inspect.signature(fn).parameters if n in KNOWN_ARGUMENTS}
+        names = inspect.signature(fn).parameters
+        fields = {KNOWN_ARGUMENTS[n] for n in names if n in KNOWN_ARGUMENTS}
+        fields |= {"group" for n in names if n in GROUP_NAMES}
         return bind(fn, name=name, role=guessed_role(fields))
     except TrimtabError as error:
         return Unbound(name, f"{module.__name__}:{name}", str(error))

@@ -105,7 +105,7 @@ def subjects(job: Job) -> Iterator[Subject | Unbound]:
                 continue
             if job.lines is not None and not touched(found, job.lines):
                 continue
-        elif job.subjects and found.binding not in job.subjects or job.lines is not None:
+        elif (job.subjects and found.binding not in job.subjects) or job.lines is not None:
             continue
         yield found
 

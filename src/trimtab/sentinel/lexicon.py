@@ -14,8 +14,8 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
         "sampling_logprobs", "sampling_per_token_logps", "behav_logprobs", "vllm_logprobs", "rollout_log_prob",
     ),
     "logp_ref": (
-        "logp_ref", "ref_log_prob", "ref_log_probs", "ref_logprobs", "ref_per_token_logps", "ref_logps", "log_probs_base",
-        "reference_policy_logprobs", "ref_logp", "base_action_log_probs", "log_prob_ref",
+        "logp_ref", "ref_log_prob", "ref_log_probs", "ref_logprobs", "ref_per_token_logps", "ref_logps",
+        "log_probs_base",        "reference_policy_logprobs", "ref_logp", "base_action_log_probs", "log_prob_ref",
     ),
     "advantage": ("advantage", "advantages"),
     "value": ("values", "vpreds", "value_preds", "value"),
@@ -31,7 +31,10 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
     "token_id": ("input_ids", "token_ids", "response_ids", "response", "completion_ids", "responses"),
     "entropy": ("entropy", "entropies", "token_entropy"),
     "kl": ("kl", "kls", "kld"),
-    "group": ("group", "groups", "group_ids", "index", "uid", "uids", "prompt_ids"),
+    "group": ("group", "groups", "group_ids"),
 }  # fmt: skip
 
 KNOWN_ARGUMENTS: dict[str, str] = {name: field for field, names in _SPELLINGS.items() for name in names}
+
+GROUP_NAMES = ("index", "uid", "uids")
+"""Group ids that frameworks hand over as an array of names, looked up in dictionaries: never as a tensor."""

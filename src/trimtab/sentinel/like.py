@@ -128,3 +128,16 @@ def divergence(kind: str, *, result: str = "kl", temperature: float = 1.0, weigh
         return {result: Result(value, "token", "kl")}
 
     return define
+
+
+def reward_at_end(*, result: str = "reward") -> Call:
+    """The sequence's reward on its last trainable token, and 0 on all others."""
+
+    def define(case: Case, options: Mapping[str, Any]) -> Out:
+        value = torch.zeros(case.segments.num_tokens, dtype=torch.float64)
+        for i, (first, count) in enumerate(zip(case.segments.first_token, case.segments.token_counts, strict=True)):
+            if int(count):
+                value[int(first) + int(count) - 1] = case.sequences["reward"][i]
+        return {result: Result(value, "token", "reward")}
+
+    return define

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trimtab.errors import TrimtabError, unknown_name
 from trimtab.sentinel.case import MASKS, Case
-from trimtab.sentinel.lexicon import KNOWN_ARGUMENTS
+from trimtab.sentinel.lexicon import GROUP_NAMES, KNOWN_ARGUMENTS
 from trimtab.sentinel.subject import Kind, Layout, Level, Out, Result, Subject
 
 Argument = str | Callable[[Case], Any]
@@ -69,6 +69,13 @@ class At:
     kind: Kind
     level: Level | None
     facts: Mapping[str, Any]
+    argument: str | None = None
+    """The argument it is found in after the call, for a function that fills what it is handed."""
+
+
+def after(argument: str, path: Any, kind: Kind, *, level: Level | None = None, **facts: Any) -> At:
+    """A side effect: `after("rollout_data", "kl", "kl")` is what stands in that argument once the call is over."""
+    return At(path if isinstance(path, tuple) else (path,), kind, level, facts, argument)
 
 
 def at(path: Any, kind: Kind, *, level: Level | None = None, **facts: Any) -> At:
@@ -112,10 +119,11 @@ def bind(
         turned = {n: (convert or {}).get(n, lambda v: v)(v) for n, v in chosen.items()}
         returned = fn(**inputs, **turned)
         wanted = returns or {_main(preset): at((0,) if isinstance(returned, tuple) else (), "loss")}
-        return {
-            n: _result(case, _found(returned, where.path), where if returns else None, preset, layout, layout_view)
-            for n, where in wanted.items()
-        }
+        found: dict[str, Result] = {}
+        for n, where in wanted.items():
+            value = _found(returned if where.argument is None else inputs[where.argument], where.path)
+            found[n] = _result(case, value, where if returns else None, preset, layout, layout_view)
+        return found
 
     preset_facts = {"couples": preset.couples, "waived": preset.waived, **preset.facts} if preset else {}
     waived = {**preset_facts.pop("waived", {}), **facts.pop("waived", {})}
@@ -151,7 +159,10 @@ def _known(fn: Callable[..., Any], taken: Mapping[str, Any]) -> dict[str, Argume
     for name, parameter in parameters.items():
         if name in taken or name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        if name in KNOWN_ARGUMENTS and parameter.default in (parameter.empty, None):
+        fillable = parameter.default is parameter.empty or parameter.default is None
+        if name in GROUP_NAMES and fillable:
+            found[name] = lambda case: case.sequence("group").numpy()
+        elif name in KNOWN_ARGUMENTS and fillable:
             found[name] = KNOWN_ARGUMENTS[name]
         elif parameter.default is parameter.empty:
             raise TrimtabError(

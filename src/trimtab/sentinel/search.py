@@ -9,15 +9,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-
 from trimtab.errors import TrimtabError, unknown_name
 from trimtab.sentinel.case import CannotRepresent, Case, WrongShape
 from trimtab.sentinel.cases import directed, random_cases
 from trimtab.sentinel.declare import INVARIANTS, Effect, Violation
 from trimtab.sentinel.invariants.parallel import close_pools
 from trimtab.sentinel.shrink import smallest
-from trimtab.sentinel.subject import Subject, called, resolved
+from trimtab.sentinel.subject import Subject, resolved, run
 
 Status = Literal["holds", "bug", "hygiene", "convention", "waived", "could not exercise", "could not run"]
 Severity = Literal["high", "medium", "low", "none"]
@@ -83,12 +81,12 @@ def ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
     """The subject with its inputs known, or why it cannot run: it never returns, or its boundary's body never ran."""
     boundary = subject.boundary
     why, ran = "", False
-    ready = subject
+    found = subject
     for case in cases:
         try:
-            with boundary.trace() if boundary is not None else nullcontext(), torch.no_grad():
-                ready = resolved(ready, subject.adapt(case))
-                called(ready, subject.adapt(case))
+            with boundary.trace() if boundary is not None else nullcontext():
+                found = resolved(found, subject.adapt(case))
+                run(found, subject.adapt(case))
         except (WrongShape, CannotRepresent):
             ran = True
         except Exception as error:
@@ -99,7 +97,7 @@ def ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
         return subject, why
     if boundary is not None and not boundary.body_ran:
         return subject, f"the body of {boundary.spec.name} did not run"
-    return ready, ""
+    return found, ""
 
 
 def _held(subject: Subject, name: str, cases: list[Case]) -> Verdict:

@@ -216,7 +216,8 @@ def run(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) 
         for n, v in sorted(case.tokens.items(), key=lambda item: item[0] not in TRAINED)
         if v.dtype.is_floating_point and (subject.reads is None or n in subject.reads)
     }
-    fresh = case.with_tokens(**leaves)
+    # Sequence fields are handed over as copies: a call that writes to them must not spoil the next one's case.
+    fresh = case.with_tokens(**leaves).with_sequences(**{n: v.clone() for n, v in case.sequences.items()})
     out = called(subject, fresh, options)
     gradients: dict[str, dict[str, Tensor]] = {}
     for name, result in out.items():
@@ -245,7 +246,7 @@ def resolved(subject: Subject, case: Case) -> Subject:
     if subject.inputs:
         return subject
     touched: set[str] = set()
-    noting = {n: _Noting(getattr(case, n), touched) for n in ("tokens", "sequences")}
+    noting = {n: _Noting({k: v.clone() for k, v in getattr(case, n).items()}, touched) for n in ("tokens", "sequences")}
     called(subject, replace(case, touched=touched, **noting))
     flags = {"trainable", "attention", "response"}
     return replace(subject, inputs=frozenset(touched), reads=subject.reads or frozenset(touched - flags) or None)

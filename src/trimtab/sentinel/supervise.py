@@ -9,6 +9,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -83,11 +84,14 @@ def _child(
     """Run one child; where it stopped, and why, unless it came to the end."""
     asked = {"job": job.as_data(), "share": share, "skip": done, "memory": limits.gibibytes}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path()}
+    scratch = tempfile.TemporaryDirectory(prefix="trimtab-")
     process = subprocess.Popen(
         [sys.executable, "-m", "trimtab.sentinel.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment,
+        # Importing a framework may write logs into the current folder; a target of one's own is looked up from here.
+        cwd=scratch.name if job.root is not None else None,
     )  # fmt: skip
-    assert process.stdin and process.stdout and process.stderr
+    assert process.stdin is not None
     process.stdin.write(json.dumps(asked) + "\n")
     process.stdin.close()
     lines: queue.Queue[str | None] = queue.Queue()
@@ -116,6 +120,7 @@ def _child(
     finally:
         process.kill()
         process.wait()
+        scratch.cleanup()
     last = [line for line in said if line is not None and line.strip()][-1:]
     return at, f"its process ended with code {process.returncode}: {last[0].strip() if last else 'no last words'}"
 

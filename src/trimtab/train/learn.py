@@ -4,7 +4,7 @@ It does not know where the batch came from, nor what happens to the new paramete
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.rollout.assemble import Assembled
+from trimtab.sentinel.live import Guard
 from trimtab.signal import (
     Decided,
     Metrics,
@@ -58,14 +59,23 @@ class Learner:
         self._has_value: bool = "value" in recipe.needs
         self._reference: PreTrainedModel | None = frozen_copy(policy.model) if "logp_ref" in recipe.needs else None
         self._state: SignalState | None = None
+        self._guard: Guard = Guard(every=0)
         groups: list[dict[str, Any]] = [{"params": list(policy.model.parameters()), "lr": settings.lr}]
         if self._has_value:
             groups.append({"params": list(policy.critic.parameters()), "lr": settings.critic_lr})
         self._optimizer: torch.optim.AdamW = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
 
     def learn(self, assembled: Assembled, *, version: int) -> Learned:
-        """Every optimiser step on this batch; `version` is that of the parameters it starts with."""
+        """Every optimiser step on this batch, watched; `version` is that of the parameters it starts with."""
         batch, fields = self._scored(assembled)
+        known = len(self._guard.alarms)
+        with self._guard.step(batch=fields) as seen:
+            learned = self._learned(assembled, batch, fields, version)
+            seen.metrics(learned.metrics)
+        alarms = tuple(alarm.text for alarm in self._guard.alarms[known:])
+        return replace(learned, warnings=(*learned.warnings, *alarms))
+
+    def _learned(self, assembled: Assembled, batch: SignalBatch, fields: dict[str, Tensor], version: int) -> Learned:
         prepared, self._state = prepare(batch, self.recipe, self._state, version=version)
         metrics = prepared.metrics
         stepped = Metrics.empty()

@@ -19,6 +19,7 @@ from trimtab.sentinel.invariants import (
     metrics,
     options,
     parallel,
+    precision,
     scale,
     surrogate,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "metrics",
     "options",
     "parallel",
+    "precision",
     "scale",
     "surrogate",
 ]

@@ -1,0 +1,46 @@
+"""Numbers that survive half precision."""
+
+import torch
+
+from trimtab.sentinel.case import Case
+from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
+from trimtab.sentinel.perturb import LOGPS
+from trimtab.sentinel.subject import Subject, called
+
+_NEAR = 0.05
+"""How far apart the policies are: so close that their KL is what half precision rounds away first."""
+_LOST = 0.2
+"""The relative error from which a number is no longer itself."""
+
+
+@invariant(
+    family="I11",
+    statement="Half-precision inputs give what the same numbers give in single precision.",
+    why="Differences of close log-probs round away in bfloat16, and a KL of exactly 0 looks like perfect agreement.",
+    bug="OpenRLHF f96a48ba8: the KL of bfloat16 log-probs was computed in bfloat16 and rounded to 0.",
+    repair="Cast to float32 before the first difference or exponential.",
+)
+def half_precision(subject: Subject, case: Case) -> Violation | None:
+    if not subject.reading(*LOGPS, "logits"):
+        raise case.cannot("it reads no log-probs and no logits")
+    base = case.tokens["logp_rollout"].clamp(-2.0, -0.5)
+    wave = torch.sin(torch.arange(base.numel(), dtype=torch.float64) * 2.3)
+    near = {n: base + _NEAR * (i + 1) * wave for i, n in enumerate(LOGPS) if n in case.tokens}
+    rounded = case.with_tokens(**near)
+    floats = {n: v.bfloat16() for n, v in rounded.tokens.items() if v.dtype.is_floating_point}
+    with torch.no_grad():
+        exact = called(subject, rounded.with_tokens(**{n: v.float() for n, v in floats.items()}))
+        try:
+            coarse = called(subject, rounded.with_tokens(**floats))
+        except (RuntimeError, TypeError, ValueError):
+            return None  # refusing half precision aloud is the best answer
+    for name, result in exact.items():
+        if result.kind not in ("kl", "importance", "logp", "entropy") or result.level == "cell":
+            continue
+        owed, found = result.value.double(), coarse[name].value.double()
+        lost = (owed.abs() > 1e-4) & ((found - owed).abs() > _LOST * owed.abs())
+        if bool(lost.any()):
+            effect = Effect("value", (), float(((found - owed).abs() / owed.abs().clamp(min=1e-12)).max()))
+            what = f"{name} of bfloat16 inputs is rounded away"
+            return Violation(what, numbers(found), numbers(owed), grade="hygiene", effect=effect)
+    return None

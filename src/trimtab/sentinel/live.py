@@ -1,0 +1,152 @@
+"""The live guard: cheap invariants on a running trainer, any trainer. One `with` a step, alarms as data.
+
+    guard = Guard(every=50)
+    with guard.step(batch={"advantages": adv, "old_log_probs": old}, loss=lambda rows: loss_of(rows), rows=len(adv)) as seen:
+        metrics = train_on(batch)
+        seen.metrics(metrics, ranges={"clipfrac": (0.0, 1.0)})
+        seen.effects({"tis": changed_fraction})          # exactly 0 or 1 over a window: on, and does nothing
+        seen.spent(decided.check_spent)
+    for alarm in guard.alarms: log(alarm.text)
+
+The guard never raises by itself and never touches gradients; `strict=True` raises at the first alarm.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trimtab.errors import SignalError
+
+TOLERANCE = 1e-4
+"""Relative difference between a batch's loss and that of its halves that is not rounding."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One broken invariant at one step."""
+
+    step: int
+    invariant: str
+    text: str
+
+
+@dataclass
+class Guard:
+    """Watches steps; keeps every alarm, each kind once per subject of it unless it is new.
+
+    every    how often the split check runs, in steps; 0 for never
+    window   how many steps a decision must sit at exactly 0 or 1 before it counts as inert
+    combine  how losses of parts make the loss of the whole: "sum", or "mean" weighed by rows
+    """
+
+    every: int = 50
+    window: int = 50
+    combine: str = "sum"
+    strict: bool = False
+    alarms: list[Alarm] = field(default_factory=list[Alarm])
+    steps: int = 0
+    _effects: dict[str, deque[float]] = field(default_factory=dict[str, "deque[float]"])
+    _said: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+
+    @contextmanager
+    def step(
+        self,
+        *,
+        batch: Mapping[str, Tensor] | None = None,
+        loss: Callable[[Tensor], Tensor] | None = None,
+        rows: int = 0,
+    ) -> Generator["Step"]:
+        """One optimiser step: `batch` is what must not be written to, `loss(rows)` gives the loss of some rows."""
+        self.steps += 1
+        held = {name: _state(values) for name, values in (batch or {}).items()}
+        if loss is not None and self.every and (self.steps - 1) % self.every == 0:
+            self._split(loss, rows)
+        seen = Step(self)
+        yield seen
+        for name, values in (batch or {}).items():
+            if _state(values) != held[name]:
+                self.raise_alarm("no_aliasing", name, f"the step wrote to its input {name} in place")
+
+    def raise_alarm(self, invariant: str, about: str, text: str) -> None:
+        """Keep an alarm; the same one about the same thing is kept once."""
+        if (invariant, about) in self._said:
+            return
+        self._said.add((invariant, about))
+        alarm = Alarm(self.steps, invariant, f"step {self.steps}: {text}. trimtab explain {invariant}")
+        self.alarms.append(alarm)
+        if self.strict:
+            raise SignalError(f"guard: {alarm.text}")
+
+    def _split(self, loss: Callable[[Tensor], Tensor], rows: int) -> None:
+        if rows < 2:
+            return
+        everything = torch.arange(rows)
+        cut = max(1, rows // 3)
+        parts = [everything[:cut], everything[cut:]]
+        with torch.no_grad():
+            whole = float(loss(everything))
+            pieces = [float(loss(part)) for part in parts]
+        weights = [1.0, 1.0] if self.combine == "sum" else [len(part) / rows for part in parts]
+        total = sum(w * p for w, p in zip(weights, pieces, strict=True))
+        if not abs(total - whole) <= TOLERANCE * max(1.0, abs(whole)):
+            text = f"{rows} rows give a loss of {whole:.6g}, cut into {cut} and {rows - cut} they give {total:.6g}"
+            self.raise_alarm("split", "loss", text)
+
+    def watch_effect(self, name: str, effect: float) -> None:
+        """A decision's effect at this step: the fraction of tokens it changed."""
+        seen = self._effects.setdefault(name, deque(maxlen=self.window))
+        seen.append(effect)
+        if len(seen) == self.window and (set(seen) == {0.0} or set(seen) == {1.0}):
+            did = "nothing" if seen[-1] == 0.0 else "the same to every token"
+            self.raise_alarm("options_live", name, f"{name} is switched on and did {did} for {self.window} steps")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a trainer tells the guard during one step."""
+
+    guard: Guard
+
+    def metrics(self, values: Mapping[str, float], *, ranges: Mapping[str, tuple[float, float]] | None = None) -> None:
+        """Metrics as they will be logged; finite, and inside their ranges (known ones of ours need none given)."""
+        for name, value in values.items():
+            low, high = (ranges or {}).get(name) or _known_range(name)
+            if not math.isfinite(value):
+                self.guard.raise_alarm("metric_truth", name, f"{name} is {value}")
+            elif not low - 1e-6 <= value <= high + 1e-6:
+                text = f"{name} is {value:.6g}, outside of its range [{low:g}, {high:g}]"
+                self.guard.raise_alarm("metric_truth", name, text)
+
+    def effects(self, fractions: Mapping[str, float]) -> None:
+        """The fraction of tokens that each correction or option changed at this step."""
+        for name, effect in fractions.items():
+            self.guard.watch_effect(name, float(effect))
+
+    def spent(self, check: Callable[[], object]) -> None:
+        """`decided.check_spent`: the weights that were used add up."""
+        try:
+            check()
+        except SignalError as error:
+            self.guard.raise_alarm("denominator", "spent", str(error))
+
+
+def _known_range(name: str) -> tuple[float, float]:
+    from trimtab.signal import metric_spec
+
+    try:
+        spec = metric_spec(name)
+    except (SignalError, KeyError):
+        return -math.inf, math.inf
+    return spec.low, spec.high
+
+
+def _state(values: Tensor) -> tuple[object, ...]:
+    """What changes when a tensor is written to: its version counter, or its content where it has none."""
+    if values.is_inference():
+        return (float(values.double().sum()), float(values.double().square().sum()))
+    return (values._version,)  # pyright: ignore[reportPrivateUsage]
