@@ -89,7 +89,7 @@ def nonfinite_isolation(subject: Subject, case: Case) -> Violation | None:
     base = _finite(run(subject, case.refilled(0.0)))
     weaker: Violation | None = None
     for content in (float("nan"), float("inf"), float("-inf")):
-        other = run(subject, case.refilled(content))
+        other = _without_carried(run(subject, case.refilled(content)))
         found = _moved(case, base, other, f"putting {content} into untrainable cells")
         if found:
             return found
@@ -97,9 +97,20 @@ def nonfinite_isolation(subject: Subject, case: Case) -> Violation | None:
     return weaker
 
 
+_PASSED_ON = ("carried", "logp", "value", "entropy")
+"""Kinds with one entry a cell, made of that cell alone: a NaN there stays there, with its gradient."""
+
+
+def _without_carried(seen: Seen) -> Seen:
+    gradients = {n: g for n, g in seen.gradients.items() if seen.results[n].kind not in _PASSED_ON}
+    kept = {n: {k: v.where(seen.case.trainable.reshape(-1, *[1] * (v.ndim - 1)), 0.0) for k, v in g.items()}
+            for n, g in seen.gradients.items() if n not in gradients}  # fmt: skip
+    return replace(seen, gradients=gradients | kept)
+
+
 def _unclean(seen: Seen, content: float) -> Violation | None:
     for name, result in seen.results.items():
-        passes_on = result.kind in ("carried", "logp", "value", "entropy")
+        passes_on = result.kind in _PASSED_ON
         if result.outside is not None and not passes_on and not bool(torch.isfinite(result.outside.double()).all()):
             return Violation(
                 f"{name} is not finite at untrainable cells that held {content}", numbers(result.outside), 0.0,

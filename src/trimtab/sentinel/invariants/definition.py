@@ -49,7 +49,7 @@ def equals_definition(subject: Subject, case: Case) -> Violation | None:
 def _slopes(subject: Subject, case: Case, seen: Seen, name: str) -> Violation | None:
     """Gradients into trained inputs against finite differences of the definition, away from its kinks."""
     if subject.stops_gradient or seen.values[name].dtype != torch.float64:
-        return into_fixed(seen, name) if seen.results[name].kind != "kl" else None
+        return into_fixed(subject, seen, name) if seen.results[name].kind != "kl" else None
     for leaf in TRAINED:
         if leaf not in subject.inputs or leaf not in case.tokens or case.tokens[leaf].ndim > 1:
             continue
@@ -66,7 +66,7 @@ def _slopes(subject: Subject, case: Case, seen: Seen, name: str) -> Violation | 
                 size = abs(slope - found) / max(abs(slope), 1e-12)
                 what = f"d {name} / d {leaf} is not the slope at token {place}"
                 return Violation(what, found, slope, effect=Effect("gradient", (), size))
-    return into_fixed(seen, name)
+    return into_fixed(subject, seen, name)
 
 
 def _moved(subject: Subject, case: Case, name: str, leaf: str, place: int, step: float) -> Tensor:

@@ -110,7 +110,8 @@ def metric_reach(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
     for name, result in read:
         finite = [v for v in reached[name] if math.isfinite(v)]
         if finite and max(finite) - min(finite) <= 1e-12:
-            claims.append(_misread(f"{name} never moves", finite[0], "another value on some case"))
+            what = f"{name} never moves from {finite[0]:.6g}"  # another number on another case is another claim
+            claims.append(_misread(what, finite[0], "another value on some case"))
         for end, which in zip(result.range or (), ("lower", "upper"), strict=False):
             near = 0.1 * (result.range[1] - result.range[0]) if result.range else 0.0
             if math.isfinite(end) and math.isfinite(near) and all(abs(v - end) > near for v in finite):
@@ -120,12 +121,18 @@ def metric_reach(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
 
 
 def _extremes(case: Case) -> list[Case]:
-    """All policies alike, and the current one far above and below, with either sign of advantage."""
+    """All policies alike, and each of them far above and below the others, with either sign of advantage."""
     found = [agreed(case)]
+    even = drifted(case, 0.0)
+    for leaf in (n for n in LOGPS if n in case.tokens and n != "logp_current"):
+        rest = {n: even.tokens[n] - 3.0 for n in LOGPS if n in case.tokens and n != leaf}
+        found += [even.with_tokens(**{leaf: even.tokens[leaf] - 3.0}), even.with_tokens(**rest)]
     for amount in (0.7, -0.7, 3.0, -3.0):
         for sign in (1.0, -1.0):
             there = drifted(case, amount).with_tokens(advantage=torch.full_like(case.tokens["advantage"], sign))
             found.append(there.with_sequences(outcome=torch.full_like(case.sequences["outcome"], sign)))
+    if "value" in case.tokens and "value_old" in case.tokens:
+        found += [case.with_tokens(value=case.tokens["value_old"] + amount) for amount in (0.0, 3.0)]
     return found
 
 
@@ -150,6 +157,8 @@ def metric_reduction(subject: Subject, case: Case) -> Violation | None:
             continue
         seen = [run(subject, piece) for piece in filled]
         for name, result in read:
+            if result.population == "sequence" and len(filled) < len(pieces):
+                continue  # a part without a token has sequences too, and no value to weigh
             values = torch.stack([as_numbers(one.values[name]).double().reshape(()) for one in seen])
             total = _reduced(result, values, filled)
             if not same(as_numbers(whole.values[name]).double().reshape(()), total, tolerance=1e-7):

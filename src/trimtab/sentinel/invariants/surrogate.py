@@ -33,7 +33,7 @@ def on_policy_identity(subject: Subject, case: Case) -> Violation | None:
         if not same_gradient(gradient[acts], expected[acts], result):
             what = f"d {name} / d logp_current is not -A on-policy"
             return Violation(what, numbers(gradient), numbers(expected), effect=Effect("gradient"))
-        found = into_fixed(seen, name)
+        found = into_fixed(subject, seen, name)
         if found:
             return found
     return None
@@ -56,8 +56,13 @@ def _acting(subject: Subject, case: Case) -> Tensor:
     return case.flat("keep").bool() if subject.reading("keep") else everything
 
 
-def into_fixed(seen: Seen, name: str) -> Violation | None:
-    """Gradient into an input that a loss holds fixed: an old policy, a reference, an advantage, a return."""
+def into_fixed(subject: Subject, seen: Seen, name: str) -> Violation | None:
+    """Gradient into an input that a loss holds fixed: an old policy, a reference, an advantage, a return.
+
+    Asked only of functions that promise it: a trainer's batch holds these as data, without gradient.
+    """
+    if subject.promises is None:
+        return None
     for leaf, gradient in seen.gradients.get(name, {}).items():
         if leaf not in TRAINED and leaf != "token_loss" and bool((gradient != 0).any()):
             effect = Effect("gradient")
