@@ -1,0 +1,147 @@
+"""Holds a row's function to its invariants at one commit, in a child, and judges what both commits show."""
+
+import importlib
+import json
+import math
+import multiprocessing
+import pkgutil
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import bench.known_bugs
+from bench.known_bugs.row import Row
+
+Word = Literal["found", "missed", "false alarm", "could not run"]
+NOT_ROWS = ("__main__", "judge", "row", "table")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one commit shows: each named invariant that was violated, with its smallest counter-example; or why none."""
+
+    violated: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ran: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One row with its verdict: found at the bug and silent at the fix, or what else."""
+
+    row: Row
+    verdict: Word
+    why: str
+    buggy: Shown
+    fixed: Shown | None
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "id": self.row.id, "framework": self.row.framework, "buggy": self.row.buggy, "fixed": self.row.fixed,
+            "invariants": list(self.row.invariants), "verdict": self.verdict, "why": self.why, "note": self.row.note,
+            "violated": self.buggy.violated, "violated_at_fix": self.fixed.violated if self.fixed else {},
+        }  # fmt: skip
+
+
+def rows() -> list[Row]:
+    """The rows of every framework, in the order of its file."""
+    names = sorted(m.name for m in pkgutil.iter_modules(bench.known_bugs.__path__) if m.name not in NOT_ROWS)
+    return [row for name in names for row in importlib.import_module(f"bench.known_bugs.{name}").ROWS]
+
+
+def repository(where: Path, name: str) -> Path | None:
+    """The git directory of owner/name, bare or not, in a folder of them."""
+    owner, _, short = name.partition("/")
+    for place in (f"{owner}+{short}/repo", f"{owner}+{short}", f"{owner}/{short}", short):
+        if (where / place).is_dir():
+            return where / place
+    return None
+
+
+def judged(row: Row, where: Path, *, seconds: float) -> Judgement:
+    """The verdict of one row."""
+    root = repository(where, row.repository)
+    if root is None:
+        return Judgement(row, "could not run", f"no git directory of {row.repository}", Shown(), None)
+    buggy = in_child(row, root, row.buggy, row.invariants, seconds)
+    if not buggy.violated:
+        why = buggy.why or "the invariant holds on every case it was tried on"
+        return Judgement(row, "missed" if buggy.ran else "could not run", row.note or why, buggy, None)
+    if row.fixed is None:
+        return Judgement(row, "found", row.note, buggy, None)
+    fixed = in_child(row, root, row.fixed, tuple(buggy.violated), seconds)
+    if not fixed.ran:
+        return Judgement(row, "could not run", f"at the fix: {fixed.why}", buggy, fixed)
+    if fixed.violated:
+        first = next(iter(fixed.violated.values()))
+        return Judgement(row, "false alarm", f"at the fix: {first['what']}", buggy, fixed)
+    return Judgement(row, "found", row.note, buggy, fixed)
+
+
+def in_child(row: Row, root: Path, commit: str, invariants: tuple[str, ...], seconds: float) -> Shown:
+    """What a commit shows, from a process of its own: foreign code runs there."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(row, root, commit, invariants, theirs), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        data = json.loads(ours.recv_bytes()) if ours.poll(seconds) else None
+    except EOFError:
+        return Shown(why="the child process ended without an answer")
+    finally:
+        child.kill()
+        child.join()
+    if data is None:
+        return Shown(why=f"no answer within {seconds:g} s")
+    return Shown(data["violated"], data["ran"], data["why"])
+
+
+def _answer(row: Row, root: Path, commit: str, invariants: tuple[str, ...], pipe: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        found = shown(row, root, commit, invariants)
+    except Exception as error:  # foreign code may raise anything; the row says what
+        found = Shown(why=f"{type(error).__name__}: {error}")
+    pipe.send_bytes(json.dumps({"violated": found.violated, "ran": found.ran, "why": found.why}).encode())
+
+
+def shown(row: Row, root: Path, commit: str, invariants: tuple[str, ...]) -> Shown:
+    """Bind at the commit and examine every subject; of an invariant's violations, the first is kept."""
+    from trimtab.sentinel.loading import Tree
+    from trimtab.sentinel.search import examine
+    from trimtab.sentinel.targets.target import Unbound, bound
+
+    violated: dict[str, dict[str, Any]] = {}
+    ran, why = False, ""
+    for subject in bound(row.binding, Tree.git(root, commit)):
+        if isinstance(subject, Unbound):
+            return Shown(why=f"could not bind: {subject.reason}")
+        for verdict in examine(subject, only=invariants):
+            ran = ran or verdict.status in ("holds", "bug", "hygiene", "convention", "could not exercise")
+            if verdict.status in ("could not run", "could not exercise") and not why:
+                why = f"{verdict.invariant}: {verdict.status}: {verdict.reason}"
+            if verdict.violation is not None and verdict.status in ("bug", "hygiene"):
+                violated.setdefault(verdict.invariant, _told(verdict))
+    return Shown(violated, ran, why)
+
+
+def _told(verdict: Any) -> dict[str, Any]:
+    violation = verdict.violation
+    return {
+        "subject": verdict.subject, "grade": verdict.status, "severity": verdict.severity, "what": violation.what,
+        "observed": _plain(violation.observed), "expected": _plain(violation.expected),
+        "case": ["".join(kinds) for kinds in verdict.case.kinds] if verdict.case is not None else [],
+    }  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can say it."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else str(value)
+    return value if isinstance(value, int | str | bool) or value is None else str(value)

@@ -1,0 +1,45 @@
+"""Known bugs of slime."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bench.known_bugs.row import Row
+from trimtab.sentinel.case import Case
+from trimtab.sentinel.loading import Boundary
+from trimtab.sentinel.subject import Out, Subject
+from trimtab.sentinel.targets.slime import TARGET
+from trimtab.sentinel.targets.slime_batch import policy_losses
+
+_BOUND = {binding.name: binding for binding in TARGET.bindings}
+
+
+def _row(name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: str, note: str = "") -> Row:
+    return Row(name, "slime", TARGET.repository, buggy, fixed, invariants, _BOUND[binding], note)
+
+
+def _per_token(fn: Boundary) -> Subject:
+    """The loss that Megatron divides by all tokens, on batches in which every sample has some."""
+    chosen = next(s for s in policy_losses(fn) if s.options["calculate_per_token_loss"])
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        if any("a" not in kinds for kinds in case.kinds):
+            raise case.cannot("a sample is fully masked")
+        return chosen.call(case, options)
+
+    return replace(chosen, call=call)
+
+
+ROWS = [
+    _row("SLIME-DUALCLIP", "e7a118711", "2b10784d8", ("on_policy_identity", "clip_geometry", "equals_definition"),
+         "compute_policy_loss"),
+    _row("SLIME-RFPP-KLMASK", "60bfe04fe", "166441911", ("credit_over_trainable", "mask_content", "equals_definition"),
+         "get_reinforce_plus_plus_returns"),
+    _row("SLIME-KL-ALIAS", "a0d6d26a2", "045310b2b", ("metric_truth", "no_aliasing"), "compute_advantages_and_returns"),
+    _row("SLIME-DUALCLIP-WIRE", "351e559f1", "78156c53c", ("options_live",), "policy_loss"),
+    Row("SLIME-PERTOKEN-SCALE", "slime", TARGET.repository, "4d837ff58", "763f18d5b", ("mean_is_a_mean",),
+        replace(_BOUND["policy_loss"], make=_per_token),
+        "batches with a fully masked sample are left out: slime counts one token for it, at the fix too"),
+    _row("HEAD-SLIME-OPSM", "624b824a8", None, ("decision_granularity",), "compute_opsm_mask"),
+    _row("HEAD-SLIME-GROUPNORM", "624b824a8", None, ("group_isolation",), "_post_process_rewards"),
+]  # fmt: skip

@@ -1,0 +1,64 @@
+"""Judgements as text: one line each, and the table of the docs."""
+
+from collections import Counter
+from typing import Any
+
+from bench.known_bugs.judge import Judgement
+
+_HEAD = """# Known bugs
+
+Real quiet bugs of other frameworks, each held to the sentinel's invariants at the commit that has it and at the commit that repaired it.
+Written by `python -m bench.known_bugs --markdown docs/known_bugs.md`, which reads git directories from `TRIMTAB_PEER_REPOS`; bindings are ours, and
+nothing of the frameworks' code is stored here. **found**: a named invariant is violated at the bug and holds at the fix (a head that still has it
+has no fix). **missed**: no named invariant is violated. **false alarm**: still violated at the fix.
+"""  # noqa: E501
+
+
+def line(one: Judgement) -> str:
+    """One row for a terminal."""
+    return f"{one.verdict:13s} {one.row.id:24s} {_shown(one) or one.why}"[:200]
+
+
+def markdown(done: list[Judgement]) -> str:
+    """The page of the docs."""
+    counts = Counter(one.verdict for one in done)
+    told = ", ".join(f"{counts[word]} {word}" for word in ("found", "missed", "false alarm", "could not run"))
+    out = [_HEAD, f"{len(done)} rows: {told}.", ""]
+    out += [
+        "| id | framework | bug | fix | verdict | invariant | smallest case | observed | expected |",
+        "|" + "---|" * 9,
+    ]
+    for one in done:
+        first = next(iter(one.buggy.violated.items()), None)
+        name, seen = first if first else ("", {})
+        cells = [
+            one.row.id, one.row.framework, f"`{one.row.buggy}`", f"`{one.row.fixed}`" if one.row.fixed else "head",
+            one.verdict, name, " ".join(seen.get("case", [])), _short(seen.get("observed", "")),
+            _short(seen.get("expected", "")),
+        ]  # fmt: skip
+        out.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+    missed = [one for one in done if one.verdict != "found"]
+    if missed:
+        out += ["", "## Why not", "", "| id | verdict | reason |", "|---|---|---|"]
+        out += [f"| {one.row.id} | {one.verdict} | {_cell(one.why)} |" for one in missed]
+    noted = [one for one in done if one.verdict == "found" and one.row.note]
+    if noted:
+        out += ["", "## Notes", ""] + [f"- {one.row.id}: {one.row.note}" for one in noted]
+    return "\n".join(out) + "\n"
+
+
+def _shown(one: Judgement) -> str:
+    if one.verdict != "found":
+        return ""
+    name, seen = next(iter(one.buggy.violated.items()))
+    case, saw, owed = " ".join(seen["case"]), _short(seen["observed"]), _short(seen["expected"])
+    return f"{name}: {case}: {saw} where {owed} is owed"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _cell(text: str) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")

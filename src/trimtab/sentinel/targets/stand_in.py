@@ -1,0 +1,125 @@
+"""What bindings need in the place of a cluster: one process, options that are off, cases within bounds."""
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.case import Case
+from trimtab.sentinel.definitions import DEFINITIONS, plain
+from trimtab.sentinel.perturb import LOGPS
+from trimtab.sentinel.subject import Call, Kind, Out, Result
+
+BOUND = 20.0
+"""Log-ratios beyond this are bounded by some and not by others; definitions say nothing there."""
+
+
+class Settings(SimpleNamespace):
+    """Options as attributes; one that a version reads and the binding does not know is off."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As a mapping of options answers."""
+        return vars(self).get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self)[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in vars(self)
+
+
+class OneProcess:
+    """A parallel state of one process: every size is 1, every rank 0, every group none, every stage the last."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        answer = 1 if "size" in name else 0 if "rank" in name else True if name.startswith("is_") else None
+        return lambda *_, **__: answer
+
+
+class Alone:
+    """torch.distributed for one process: a reduction leaves what it was given."""
+
+    ReduceOp = torch.distributed.ReduceOp
+    ProcessGroup = object
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        answer = {"get_world_size": 1, "get_rank": 0, "is_initialized": False, "is_available": False}.get(name)
+        return lambda *_, **__: answer
+
+
+def bounded(definition: Call, *names: str) -> Call:
+    """A definition that says nothing where policies are so far apart that implementations bound the ratio."""
+    read = names or LOGPS
+
+    def define(case: Case, options: Mapping[str, Any]) -> Out:
+        found = [case.flat(n).detach() for n in read if n in case.tokens]
+        if not found[0].numel():
+            return definition(case, options)
+        apart = torch.stack(found)
+        if float((apart.max(0).values - apart.min(0).values).max()) > BOUND - 0.1:
+            raise case.cannot(f"policies are more than {BOUND:g} apart")
+        return definition(case, options)
+
+    return define
+
+
+def normalised(mean: str, std: str, *, ddof: int = 1, eps: float = 1e-6) -> Call:
+    """Rewards less a mean over a spread, every sample voting: for functions that are not told who is suppressed."""
+
+    def define(case: Case, options: Mapping[str, Any]) -> Out:
+        if std != "none" and any(len(rows) == 1 for rows in by_group(case)):
+            raise case.cannot("the spread of a lone sample is anybody's choice")
+        voting = case.with_sequences(votes=torch.ones(case.num_sequences, dtype=torch.bool))
+        values, _ = DEFINITIONS["normalize.mean_std"](plain(voting), mean=mean, std=std, ddof=ddof, eps=eps)
+        return {"advantage": Result.sequence(values, "advantage")}
+
+    return define
+
+
+def by_group(case: Case) -> list[list[int]]:
+    """The rows of each group, wherever they stand."""
+    group = cast("list[int]", case.sequence("group").tolist())
+    return [[i for i, g in enumerate(group) if g == name] for name in sorted(set(group))]
+
+
+def answers(case: Case, values: Tensor | Sequence[Tensor], kind: Kind, *, masked: bool = True, **facts: Any) -> Result:
+    """A result over everything after the prompts, as a list or in one row; `masked`: every reader masks it again."""
+    rows = list(values.split(case.response_lengths)) if isinstance(values, Tensor) else list(values)
+    if masked:
+        return Result(case.from_list(rows, with_prompt=False), "token", kind, **facts)
+    return Result.token(case, rows, kind, layout="list", with_prompt=False, **facts)
+
+
+def row(case: Case, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    """Everything after the prompts in one row."""
+    return torch.cat(case.list(name, with_prompt=False, dtype=dtype))
+
+
+def model_logits(case: Case, name: str = "logits") -> Tensor:
+    """[tokens, vocabulary] over one packed row as a model gives them: position t predicts token t + 1."""
+    return torch.roll(case.packed(name), -1, 0)
+
+
+def contiguous_groups(case: Case) -> list[list[int]]:
+    """Rows of each group, for frameworks that know groups by position only."""
+    group = cast("list[int]", case.sequence("group").tolist())
+    blocks: list[list[int]] = []
+    for i, g in enumerate(group):
+        if blocks and group[blocks[-1][-1]] == g:
+            blocks[-1].append(i)
+        else:
+            blocks.append([i])
+    if len(blocks) != len(set(group)):
+        raise case.cannot("its groups are not next to each other")
+    return blocks
