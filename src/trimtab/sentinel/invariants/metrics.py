@@ -127,6 +127,9 @@ def _extremes(case: Case) -> list[Case]:
     for leaf in (n for n in LOGPS if n in case.tokens and n != "logp_current"):
         rest = {n: even.tokens[n] - 3.0 for n in LOGPS if n in case.tokens and n != leaf}
         found += [even.with_tokens(**{leaf: even.tokens[leaf] - 3.0}), even.with_tokens(**rest)]
+    if "value" in case.tokens and "value_old" in case.tokens:
+        far = case.tokens["value_old"] + 3.0
+        found += [case.with_tokens(value=far, returns=far), case.with_tokens(value=case.tokens["value_old"])]
     for amount in (0.7, -0.7, 3.0, -3.0):
         for sign in (1.0, -1.0):
             there = drifted(case, amount).with_tokens(advantage=torch.full_like(case.tokens["advantage"], sign))
