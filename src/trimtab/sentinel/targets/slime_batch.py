@@ -94,15 +94,28 @@ def scaled(
 ) -> tuple[Tensor, Mapping[str, Any]]:
     """The loss as the optimiser sees it, and the logged numbers."""
     whole, per_token = case.whole, options.get("calculate_per_token_loss")
-    args = Settings(loss_type=kind, global_batch_size=whole.num_sequences, rollout_top_p=1.0, **options)
+    args = Settings(
+        loss_type=kind, global_batch_size=whole.num_sequences, rollout_top_p=1.0, qkv_format="thd",
+        use_dynamic_global_batch_size=False, **options,
+    )  # fmt: skip
     for name in ("case_logp", "case_entropy", "case_values"):
         setattr(args, name, batch.get(name))
     batch["rollout_mask_sums"] = [mask.sum() for mask in batch["loss_masks"]]
-    more = [whole.num_sequences] if "step_global_batch_size" in inspect.signature(fn.function).parameters else []
-    loss, _, log = fn(args, batch, MICRO_BATCHES, *more, torch.zeros(1))
+    taken = inspect.signature(fn.function).parameters
+    counts = {"step_global_batch_size": whole.num_sequences, "num_rollouts": whole.num_sequences}
+    told = {name: value for name, value in counts.items() if name in taken}
+    told |= {"apply_megatron_loss_scaling": True} if "apply_megatron_loss_scaling" in taken else {}
+    loss, _, log = fn(args, batch, MICRO_BATCHES, logits=torch.zeros(1), **told)
     tokens = sum(max(kinds.count("a"), 1) for kinds in whole.kinds)
     total = loss / tokens if per_token else loss / MICRO_BATCHES
     return total, dict(zip(log["keys"], log["values"][1:], strict=True))
+
+
+def engine_gap(case: Case) -> Tensor:
+    """Distance of the policy that was scored before the update from the sampler's, a mean each sequence, summed."""
+    gap, owner = (case.flat("logp_old") - case.flat("logp_rollout")).abs(), case.segments.sequence_of_token
+    rows = [gap[owner == i].mean() for i in range(case.num_sequences) if bool((owner == i).any())]
+    return torch.stack(rows).sum() if rows else gap.sum()
 
 
 def policy_losses(fn: Boundary) -> list[Subject]:
@@ -118,7 +131,11 @@ def policy_losses(fn: Boundary) -> list[Subject]:
         loss, log = scaled(fn, case, options, "policy_loss", batch)
         clipfrac = Result.scalar(log["pg_clipfrac"], "metric", reduction="sum", agreed=0.0)
         kl = Result.scalar(log["ppo_kl"], "metric", reduction="sum", agreed=0.0)
-        return {"loss": Result.scalar(loss, "loss"), "pg_clipfrac": clipfrac, "ppo_kl": kl}
+        found = {"loss": Result.scalar(loss, "loss"), "pg_clipfrac": clipfrac, "ppo_kl": kl}
+        if "train_rollout_logprob_abs_diff" in log and not options["calculate_per_token_loss"]:
+            gap = log["train_rollout_logprob_abs_diff"]
+            found["train_rollout_gap"] = Result.scalar(gap, "metric", of=engine_gap, agreed=0.0)
+        return found
 
     chosen: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         ({}, {"variants": {"eps_clip": (0.5,), "eps_clip_high": (0.6,), "calculate_per_token_loss": (True,)}}),
@@ -137,6 +154,8 @@ def policy_losses(fn: Boundary) -> list[Subject]:
     shared = "the sequence ratio shares a token's gradient among its sequence"
     subjects: list[Subject] = []
     for options, facts in chosen:
+        if options.get("advantage_estimator") == "cispo" and "cispo" not in fn.source:
+            continue  # miles does not have it
         gspo = options.get("advantage_estimator") == "gspo"
         waived = {"nonfinite_isolation": FINITE, **({"denominator": shared} if gspo else {})}
         full = {**POLICY, **options}

@@ -77,16 +77,16 @@ def gspo_kl(fn: Boundary) -> Subject:
     return Subject("compute_gspo_kl", call, definition=define, role="kl")
 
 
-def policy_term(fn: Boundary) -> list[Subject]:
+def policy_term(fn: Boundary, dtype: torch.dtype = torch.float64) -> list[Subject]:
     """The clipped surrogate a token, with and without a dual clip."""
     taken = inspect.signature(fn.function).parameters
     if "ppo_kl" in taken:
-        args: dict[str, Any] = {"ppo_kl": log_ratio}
+        args: dict[str, Any] = {"ppo_kl": lambda c: log_ratio(c).to(dtype)}
     elif "old_logprobs" in taken:
         args = {"log_probs": "logp_current", "old_logprobs": lambda c: c.flat("logp_old").detach()}
     else:
         raise CouldNotBind(f"compute_policy_loss takes {', '.join(taken)}")
-    args["advantages"] = fixed_advantage
+    args["advantages"] = lambda c: fixed_advantage(c).to(dtype)
     returns = {
         "term": at(0, "term"),
         "clipfrac": at(1, "metric", level="token", range=(0, 1), of=partial(clipped_flags, options=EPS)),
@@ -187,15 +187,23 @@ def baseline_advantages(fn: Boundary) -> Subject:
 
 
 def gae(fn: Boundary) -> Subject:
-    """Generalised advantage estimation over all response tokens; it is handed no mask."""
+    """Generalised advantage estimation; slime's is handed no mask, miles' is."""
+    taken = inspect.signature(fn.function).parameters
 
     def call(case: Case, options: Mapping[str, Any], **more: Any) -> Out:
         values, rewards = (case.list(n, with_prompt=False) for n in ("value_old", "token_reward"))
-        advantages, returns = fn(case.lengths, case.response_lengths, values, rewards, **options, **more)
+        if "terminal_rewards" in taken:
+            more |= {"terminal_rewards": case.sequence("outcome").tolist()}
+        if "loss_masks" in taken:
+            mask = case.list("trainable", with_prompt=False)
+            more |= {"loss_masks": mask, "qkv_format": "thd", "max_seq_lens": None}
+        advantages, returns = fn(
+            total_lengths=case.lengths, response_lengths=case.response_lengths, values_list=values,
+            rewards_list=rewards, **options, **more,
+        )  # fmt: skip
         return {"advantage": answers(case, advantages, "advantage"), "returns": answers(case, returns, "return")}
 
-    slow = "chunked" in inspect.signature(fn.function).parameters
     return Subject(
         "get_advantages_and_returns_batch", call, options={"gamma": 1.0, "lambd": 0.95}, role="returns",
-        variants={"gamma": (0.5,), "lambd": (0.5,)}, twin=partial(call, chunked=False) if slow else None,
+        variants={"gamma": (0.5,), "lambd": (0.5,)}, twin=partial(call, chunked=False) if "chunked" in taken else None,
     )  # fmt: skip
