@@ -35,9 +35,12 @@ from trimtab.sentinel.findings import (
 from trimtab.sentinel.findings.duplicates import upstream_queries
 from trimtab.sentinel.findings.folder import slug
 from trimtab.sentinel.findings.ledger import enter
+from trimtab.sentinel.findings.places import places as placed
 from trimtab.sentinel.findings.report import OPEN, SECTIONS, spans
+from trimtab.sentinel.findings.trace import record
 from trimtab.sentinel.loading import Spec, Tree, load
-from trimtab.sentinel.replay import replay
+from trimtab.sentinel.loading.tree import git
+from trimtab.sentinel.replay import commit_of, replay
 from trimtab.sentinel.search import Verdict
 from trimtab.sentinel.subject import run
 from trimtab.signal.layout import places
@@ -178,6 +181,43 @@ def test_a_write_to_an_argument_becomes_an_unchanged_argument(tmp_path: Path) ->
     recipe = recipe_of(shaped(where), "no_aliasing", case, violation, Target("pkg", "me/pkg", where), "one")
     assert recipe["checks"] == [{"op": "unchanged", "of": {"call": 0, "of": "argument", "path": [0, "kl"]}}]
     assert replay(recipe, tree(tmp_path, RIGHT.replace('["kl"] =', '["new"] =')))["status"] == "fixed"
+
+
+def test_results_are_traced_to_returned_elements_and_to_what_was_written_into_arguments(tmp_path: Path) -> None:
+    source = """
+import torch
+def spread(data, values):
+    data["squared"] = values * values
+    return {"sum": values.sum(), "pair": (values + 1, values + 2)}
+"""
+    boundary = load(Spec("spread", file="pkg/losses.py"), tree(tmp_path, source))
+
+    def call(case: Any, options: Any) -> dict[str, Result]:
+        data: dict[str, Any] = {"first": case.packed("logp_old")}
+        given = boundary(data, case.packed("logp_old"))
+        return {
+            "squared": Result.token(case, data["squared"], "kl", layout="packed"),
+            "second": Result.token(case, given["pair"][1], "kl", layout="packed"),
+            "computed": Result.token(case, given["pair"][1] * 3, "kl", layout="packed"),
+        }
+
+    subject, case = Subject("spread", call, frozenset({"logp_old"}), boundary=boundary), next(directed())
+    ran = record(subject, boundary, case)
+    tokens = places(case.trainable)
+    for name, of, path in (("squared", "argument", [0, "squared"]), ("second", "returned", ["pair", 1])):
+        (place,) = placed(subject, boundary, name, None, case, None, ran, 0)
+        assert (place["of"], place["path"], place["index"]) == (of, path, tokens)
+    assert placed(subject, boundary, "computed", None, case, None, ran, 0) == []
+
+
+def test_a_place_that_does_not_hold_what_was_seen_is_not_used(tmp_path: Path) -> None:
+    where = tree(tmp_path)
+    verdict = found(mean_loss(where), "nonfinite_isolation")
+    assert verdict.violation is not None
+    assert verdict.case is not None
+    other = replace(verdict.violation, observed=[123.0])
+    recipe = recipe_of(mean_loss(where), "nonfinite_isolation", verdict.case, other, Target("pkg", "", where), "one")
+    assert (recipe["validation_mode"], recipe["checks"]) == ("boundary_numbers", [])
 
 
 def test_a_binding_that_computes_falls_back_to_recorded_numbers(tmp_path: Path) -> None:
@@ -359,6 +399,8 @@ def test_duplicates_are_looked_for_in_ledger_drafts_branches_and_log(tmp_path: P
     enter(tmp_path, replace(ROW, id="earlier"))
     (tmp_path / "draft").mkdir()
     (tmp_path / "draft" / "recipe.json").write_text(json.dumps({**RECIPE, "bug_id": "c"}))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "recipe.json").write_text(json.dumps(RECIPE))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "recipe.json").write_text("{")
     where = tree(tmp_path / "checkout")
@@ -376,6 +418,9 @@ def test_duplicates_are_looked_for_in_ledger_drafts_branches_and_log(tmp_path: P
     assert len(looked.commits) == 1
     assert looked.queries[0] == "repo:me/pkg is:issue keep_mask"
     assert looked.online == []
+    head = git(where.root, "rev-parse", "HEAD").decode().strip()
+    assert commit_of(where, "pkg/losses.py") == head
+    assert commit_of(tree(tmp_path / "checkout", RIGHT), "pkg/losses.py") == f"{head}+changed"
 
 
 def test_nothing_is_sent_unless_asked_and_a_failure_is_recorded(

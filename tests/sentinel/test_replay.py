@@ -211,6 +211,13 @@ def test_objects_and_enums_of_the_target_are_made_without_constructors(target: P
     assert replay(recipe("squared", mode, checks=[check]), target)["status"] == "fixed"
 
 
+def test_one_check_that_fails_among_others_is_enough(target: Path) -> None:
+    checks = [{"op": "finite", "of": returned("loss")}, {"op": "zero", "of": returned("loss")}]
+    payload = replay(recipe("squared", {"args": [tensor([2.0])]}, checks=checks), target)
+    assert payload["status"] == "reproduced"
+    assert [one["holds"] for one in payload["checks"]] == [True, False]
+
+
 # --- verdicts -----------------------------------------------------------------------------------------
 
 
