@@ -43,6 +43,8 @@ def apart(
             continue
         factor = match.scalars if result.level == "scalar" and match.scalars is not None else 1.0
         before, after = first.values[name], second.values[name]
+        if result.level == "cell" and before.shape != after.shape:
+            continue  # other padding or other rows have other cells
         index = match.index(result)
         if index is not None:
             before, after = before[index[0]], after[index[1]]
