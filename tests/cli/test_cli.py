@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from trimtab.cli import app, main
-from trimtab.errors import ConfigError
+from trimtab.errors import AdapterError, ConfigError
 from trimtab.sentinel import INVARIANTS
 from trimtab.signal import METRICS, catalog, names
 
@@ -85,26 +85,48 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 
 
 def test_check_holds_and_says_on_how_many_cases() -> None:
-    result = invoke("check", "keep.token_band", "--examples", "3")
+    result = invoke("check", "keep.token_band", "--examples", "3", "--jobs", "1")
     assert result.exit_code == 0
-    assert "keep.token_band: 8 of 8 checks hold on 1 subjects" in result.output
+    assert "keep.token_band: no bugs; 8 of 8 checks hold on 1 function" in result.output
 
 
 def test_check_reports_a_finding_with_exit_code_one_and_the_smallest_case(tmp_path: Path) -> None:
     out = tmp_path / "verdicts.json"
-    result = invoke("check", "outside_formulas.leaky", "--format", "json", "--out", str(out))
+    result = invoke("check", "outside_formulas.leaky", "--format", "json", "--out", str(out), "--jobs", "1")
     assert result.exit_code == 1
     found = [v for v in json.loads(out.read_text(encoding="utf-8"))["verdicts"] if v["status"] == "bug"]
     assert [v["invariant"] for v in found] == ["on_policy_identity"]
     assert len(found[0]["case"]["kinds"]) <= 2
-    assert invoke("check", "outside_formulas.leaky").stdout.startswith("BUG  policy_loss.leaky  on_policy_identity")
+    shown = invoke("check", "outside_formulas.leaky", "--jobs", "1").stdout
+    assert shown.startswith("BUG high  policy_loss.leaky  breaks  on_policy_identity")
 
 
 def test_the_same_seed_finds_the_same_counter_example() -> None:
-    first, second = (
-        invoke("check", "outside_formulas.leaky", "--format", "json", "--seed", "5").output for _ in range(2)
-    )
-    assert first == second
+    words = ("check", "outside_formulas.leaky", "--format", "json", "--seed", "5", "--jobs", "1")
+    first, second = (json.loads(invoke(*words).stdout)["verdicts"] for _ in range(2))
+    assert [{**v, "seconds": 0} for v in first] == [{**v, "seconds": 0} for v in second]
+
+
+def test_a_baseline_takes_known_bugs_out_of_the_exit_code(tmp_path: Path) -> None:
+    known = tmp_path / "known.json"
+    words = ("check", "outside_formulas.leaky", "--jobs", "1")
+    invoke(*words, "--format", "json", "--out", str(known))
+    result = invoke(*words, "--baseline", str(known))
+    assert result.exit_code == 0
+    assert "still" in result.stdout
+
+
+def test_a_module_of_ones_own_is_checked_by_its_argument_names(tmp_path: Path) -> None:
+    losses = tmp_path / "losses.py"
+    losses.write_text("def my_loss(log_probs, advantages, mask):\n    return (-advantages * log_probs * mask).sum()\n")
+    result = invoke("check", str(losses), "--invariant", "nonfinite_isolation", "--jobs", "1")
+    assert result.exit_code == 1
+    assert "my_loss  breaks  nonfinite_isolation" in result.stdout
+
+
+def test_a_framework_without_a_wheel_asks_for_a_checkout() -> None:
+    with pytest.raises(AdapterError, match=r"slime has no released wheel .* --path DIR"):
+        CliRunner().invoke(app, ["check", "slime"], catch_exceptions=False)
 
 
 def test_a_refusal_is_one_message_on_stderr_and_exit_code_two(

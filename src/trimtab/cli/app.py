@@ -96,8 +96,8 @@ def check(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="trimtab; a formula (policy_loss.clipped); a framework (verl, skyrl, areal, openrlhf, trl as released; "
-            "slime, miles, nemo-rl, prime-rl, roll, open-instruct with --path); or your own: mypkg.losses, "
+            help="trimtab; a formula (policy_loss.clipped); a framework (verl, skyrl, areal, openrlhf, trl as "
+            "released; slime, miles, nemo-rl, prime-rl, roll, open-instruct with --path); or your own: mypkg.losses, "
             "mypkg.losses:my_loss, losses.py."
         ),
     ] = None,
@@ -133,7 +133,10 @@ def check(
         bool, typer.Option("--online", help="Let the duplicate check of --findings search upstream; nothing is posted.")
     ] = False,
     recipe: Annotated[
-        Path | None, typer.Option(help="Replay one recorded finding against --path: reproduced or fixed.")
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Replay one recorded finding against --path: reproduced or fixed. s1, s3, s4 are ours."
+        ),
     ] = None,
     time_limit: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="Give a function up after this long without a word.")

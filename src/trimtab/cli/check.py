@@ -1,5 +1,6 @@
 """`trimtab check`: hold a target to the invariants, and show what was found."""
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,6 @@ def run_check(asked: Asked) -> int:
         print(f"{_summary(report, comparison)}\n{asked.out}")
     else:
         print(text.rstrip("\n"))
-    if asked.findings is not None:
-        _write_findings(asked, report)
     return exit_code(report, comparison)
 
 
@@ -66,20 +65,24 @@ def _summary(report: "Report", comparison: "Comparison | None") -> str:
 
 def _examined(asked: Asked) -> "Report":
     """Run the job in children, with a bar where somebody watches."""
-    from trimtab.sentinel import INVARIANTS
+    from trimtab.sentinel import INVARIANTS, examine
     from trimtab.sentinel.job import Job, located
     from trimtab.sentinel.supervise import Limits, run_job
 
+    assert examine  # asking for it says what to install, before a child is started in vain
     for name in asked.invariants:
         if name not in INVARIANTS:
             raise AdapterError(unknown_name("invariant", name, sorted(INVARIANTS)))
     where, sentence = located(asked.target, path=asked.path, file=asked.wheel, offline=asked.offline)
     job = Job(
         asked.target, **where, seed=asked.seed, examples=asked.examples, subjects=asked.only,
-        invariants=asked.invariants, lines=_changed_lines(asked, where),
+        invariants=asked.invariants, lines=_changed_lines(asked, where), online=asked.online,
+        findings=str(asked.findings.resolve()) if asked.findings is not None else None,
     )  # fmt: skip
     chosen: dict[str, Any] = {"seconds": asked.time_limit, "gibibytes": asked.memory_limit}
-    limits = Limits(**chosen, processes=asked.jobs) if asked.jobs else Limits(**chosen)
+    # The ledger of findings is one file: one child writes it.
+    jobs = 1 if asked.findings is not None else asked.jobs
+    limits = Limits(**chosen, processes=jobs) if jobs else Limits(**chosen)
     console = Console(stderr=True)
     console.print(f"running {sentence}, in {limits.processes} child processes", highlight=False, style="dim")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -90,6 +93,8 @@ def _examined(asked: Asked) -> "Report":
             if event["event"] == "verdict":
                 verdict = event["verdict"]
                 progress.update(task, advance=1, description=f"{verdict['subject'][:50]} · {verdict['invariant']}")
+            if event["event"] == "finding":
+                console.print(f"finding: {event['folder']}", highlight=False)
 
         return run_job(job, limits=limits, command=_command(), watch=watch)
 
@@ -108,18 +113,11 @@ def _changed_lines(asked: Asked, where: dict[str, Any]) -> dict[str, list[list[i
     return changed_lines(where["root"], asked.changed)
 
 
-def _write_findings(asked: Asked, report: "Report") -> None:
-    from trimtab.sentinel.findings import write_all
+def run_recipe(recipe: str, path: str | None) -> int:
+    """Replay one recipe against a checkout (or its wheel): 1 reproduced, 0 fixed, 2 could not be judged."""
+    from trimtab.sentinel.findings.command import replay_recipe
 
-    assert asked.findings is not None
-    for folder in write_all(asked.findings, report, online=asked.online):
-        print(f"finding: {folder}")
-
-
-def run_recipe(recipe: Path, path: str | None) -> int:
-    """Replay one recipe against a checkout: 1 reproduced, 0 fixed, 2 could not run."""
-    from trimtab.sentinel.findings import replay_file
-
-    status, text = replay_file(recipe, path)
-    print(text)
-    return {"reproduced": 1, "fixed": 0}.get(status, 2)
+    payload = replay_recipe(recipe, path)
+    print(json.dumps(payload, indent=2, sort_keys=True))
+    print(f"{payload['candidate_id']}: {payload['status']}", file=sys.stderr)
+    return {"reproduced": 1, "fixed": 0}.get(payload["status"], 2)

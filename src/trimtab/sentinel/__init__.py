@@ -50,6 +50,8 @@ def __getattr__(name: str) -> Any:
     if name not in ("check", "examine", "Verdict"):
         raise AttributeError(f"module 'trimtab.sentinel' has no attribute {name!r}")
     try:
+        import hypothesis as _needed  # noqa: F401  pyright: ignore[reportUnusedImport]
+
         from trimtab.sentinel import search
     except ImportError as error:
         raise MissingExtra('the sentinel needs hypothesis: pip install "trimtab[sentinel]"') from error

@@ -9,17 +9,18 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
 from trimtab.errors import TrimtabError
 from trimtab.sentinel.cases import directed
-from trimtab.sentinel.job import Job, subjects
+from trimtab.sentinel.job import Job, ready_name, subjects, target_of
 from trimtab.sentinel.loading import CouldNotLoad
 from trimtab.sentinel.record import boundary_data, subject_data, verdict_data
 from trimtab.sentinel.reports.data import finite
-from trimtab.sentinel.search import examine, ready
+from trimtab.sentinel.search import Verdict, examine, ready
 from trimtab.sentinel.subject import Subject
 
 
@@ -57,8 +58,21 @@ def _one(job: Job, subject: Subject, number: int, out: TextIO) -> None:
     subject, _ = ready(subject, list(directed()))
     for verdict in examine(subject, only=job.invariants or None, seed=job.seed, examples=job.examples):
         tell(out, {"event": "verdict", "number": number, "verdict": verdict_data(job.target, subject, verdict)})
+        if verdict.status == "bug" and job.findings is not None and subject.boundary is not None:
+            _write_down(job, subject, verdict, out)
     told = {"subject": subject_data(subject), "boundary": boundary_data(subject)}
     tell(out, {"event": "subject", "number": number, **told})
+
+
+def _write_down(job: Job, subject: Subject, verdict: Verdict, out: TextIO) -> None:
+    from trimtab.sentinel import findings
+
+    name = ready_name(job.target)
+    repository = target_of(name).repository if name is not None else ""
+    target = findings.Target(job.target, repository, job.tree)
+    assert job.findings is not None
+    folder = findings.write(Path(job.findings), verdict, subject, target, online=job.online)
+    tell(out, {"event": "finding", "folder": str(folder)})
 
 
 def tell(out: TextIO, event: Mapping[str, Any]) -> None:

@@ -40,14 +40,17 @@ class Job:
     invariants: tuple[str, ...] = ()
     lines: Mapping[str, list[list[int]]] | None = None
     """Changed line ranges by file: only functions that they touch are checked."""
+    findings: str | None = None
+    """A folder for what a maintainer gets: one folder a bug."""
+    online: bool = False
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> "Job":
-        tuples = {name: tuple(data[name]) for name in ("subjects", "invariants")}
-        return Job(**{**data, **tuples})
+        told: dict[str, Any] = {**data, "subjects": tuple(data["subjects"]), "invariants": tuple(data["invariants"])}
+        return Job(**told)
 
     @property
     def tree(self) -> Tree:

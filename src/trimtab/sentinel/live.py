@@ -1,7 +1,7 @@
 """The live guard: cheap invariants on a running trainer, any trainer. One `with` a step, alarms as data.
 
     guard = Guard(every=50)
-    with guard.step(batch={"advantages": adv, "old_log_probs": old}, loss=lambda rows: loss_of(rows), rows=len(adv)) as seen:
+    with guard.step(batch={"advantages": adv, "old_log_probs": old}, loss=loss_of_rows, rows=len(adv)) as seen:
         metrics = train_on(batch)
         seen.metrics(metrics, ranges={"clipfrac": (0.0, 1.0)})
         seen.effects({"tis": changed_fraction})          # exactly 0 or 1 over a window: on, and does nothing

@@ -35,7 +35,7 @@ class Pool:
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("fork")
         store = str(Path(self._folder.name) / "store")
-        self._pipes: list[Connection] = []
+        self._pipes: list[Any] = []
         self._workers: list[Any] = []
         for rank in range(world):
             ours, theirs = context.Pipe()

@@ -125,12 +125,13 @@ def bind(
             found[n] = _result(case, value, where if returns else None, preset, layout, layout_view)
         return found
 
-    preset_facts = {"couples": preset.couples, "waived": preset.waived, **preset.facts} if preset else {}
-    waived = {**preset_facts.pop("waived", {}), **facts.pop("waived", {})}
+    preset_facts: dict[str, Any] = {"couples": preset.couples, **preset.facts} if preset else {}
+    waived = {**(preset.waived if preset else {}), **facts.pop("waived", {})}
+    boundary: Any = fn if hasattr(fn, "trace") and hasattr(fn, "spec") else None
     return Subject(
         name or getattr(fn, "__name__", None) or str(getattr(getattr(fn, "spec", None), "name", "function")),
         call, options=options or {}, role=role, waived=waived,
-        boundary=fn if hasattr(fn, "trace") and hasattr(fn, "spec") else None,
+        boundary=boundary,
         **{**preset_facts, **facts},
     )  # fmt: skip
 
@@ -185,8 +186,13 @@ def _taken(case: Case, where: Argument, layout: Layout, view: Mapping[str, Any],
         values = case.packed(where) if layout == "packed" else case.flat(where)
     if dtype is None or where in MASKS:
         return values
-    cast = lambda one: one.to(dtype) if one.dtype.is_floating_point else one  # noqa: E731
-    return [cast(one) for one in values] if isinstance(values, list) else cast(values)
+    if isinstance(values, list):
+        return [_as(one, dtype) for one in values]
+    return _as(values, dtype)
+
+
+def _as(values: Any, dtype: torch.dtype) -> Any:
+    return values.to(dtype) if values.dtype.is_floating_point else values
 
 
 def _found(returned: Any, path: tuple[Any, ...]) -> Any:

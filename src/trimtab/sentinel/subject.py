@@ -216,8 +216,10 @@ def run(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) 
         for n, v in sorted(case.tokens.items(), key=lambda item: item[0] not in TRAINED)
         if v.dtype.is_floating_point and (subject.reads is None or n in subject.reads)
     }
-    # Sequence fields are handed over as copies: a call that writes to them must not spoil the next one's case.
-    fresh = case.with_tokens(**leaves).with_sequences(**{n: v.clone() for n, v in case.sequences.items()})
+    # Fields are handed over as copies: a call that writes to them must neither spoil the case nor be stopped by
+    # autograd, which lets nobody write to a leaf.
+    handed = {n: v.clone() for n, v in leaves.items()}
+    fresh = case.with_tokens(**handed).with_sequences(**{n: v.clone() for n, v in case.sequences.items()})
     out = called(subject, fresh, options)
     gradients: dict[str, dict[str, Tensor]] = {}
     for name, result in out.items():

@@ -95,7 +95,7 @@ def _child(
     process.stdin.write(json.dumps(asked) + "\n")
     process.stdin.close()
     lines: queue.Queue[str | None] = queue.Queue()
-    said: list[str] = []
+    said: list[str | None] = []
     for stream, sink in ((process.stdout, lines.put), (process.stderr, said.append)):
         threading.Thread(target=_pump, args=(stream, sink), daemon=True).start()
     at: tuple[int, str] | None = None

@@ -101,7 +101,7 @@ def importance_contract(subject: Subject, case: Case) -> Violation | None:
 
 
 def _wrong_pair(subject: Subject, case: Case, name: str, result: Result) -> Violation | None:
-    """Move each policy alone, a little, from agreement: only the named two may move the importance, each its own way."""
+    """Move each policy alone from agreement: only the named two may move the importance, each its own way."""
     if result.pair is None:
         return None
     even = agreed(case)

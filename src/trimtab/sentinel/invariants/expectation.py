@@ -17,8 +17,8 @@ REFERENCE = (0.2, 0.5, 0.3)
 
 @invariant(
     family="I14",
-    statement="Averaged exactly over a small set of actions, the gradient of the sampled loss is that of its objective: "
-    "expected advantage, and KL to the reference.",
+    statement="Averaged exactly over a small set of actions, the gradient of the sampled loss "
+    "is that of its objective: expected advantage, and KL to the reference.",
     why="A stop-gradient in the wrong place leaves the value right and the expected gradient zero or biased.",
     bug="NeMo-RL 2369c0aec: the sampled KL loss had no score term, so its expected gradient was 0.",
     repair="Enumerate three actions, weigh each by its probability, and compare autograd with the exact gradient.",

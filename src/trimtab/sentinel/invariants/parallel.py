@@ -18,7 +18,8 @@ _POOLS: dict[int, tuple[Subject, Pool, Pool]] = {}
 @invariant(
     family="I08",
     statement="Loss, gradient, statistics and decisions do not depend on how many processes share the batch.",
-    why="A mean per rank, averaged, weighs a token by the rank it landed on; a statistic over half a batch is another one.",
+    why="A mean per rank, averaged, weighs a token by the rank it landed on; "
+    "a statistic over half a batch is another one.",
     bug="slime c1dd9ab24: each context-parallel rank whitened its own half of a sequence.",
     repair="Reduce sums and counts over the group that shares the data, then divide; "
     "multiply by the group's size where gradients are averaged.",

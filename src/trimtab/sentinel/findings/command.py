@@ -1,0 +1,56 @@
+"""Replaying a recipe by name: what `trimtab check --recipe` does."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from trimtab.errors import AdapterError
+from trimtab.sentinel.findings.by_binding import replay_with_binding
+from trimtab.sentinel.job import Job, located, ready_name, subjects
+from trimtab.sentinel.plain import Data
+from trimtab.sentinel.recipes import shipped
+from trimtab.sentinel.replay import replay
+from trimtab.sentinel.subject import Subject
+
+
+def replay_recipe(named: str, path: str | None) -> Data:
+    """The payload of a recipe file, or of a shipped recipe, against a checkout or the target's released wheel."""
+    recipe = _read(named)
+    target = str(recipe["target"]["name"])
+    if ready_name(target) is None and path is None:
+        raise AdapterError(f"check: the recipe is about {target}; say where it lies with --path DIR or DIR@COMMIT.")
+    where, _ = located(ready_name(target) or target, path=path) if ready_name(target) else ({"root": path}, "")
+    job = Job(target, **where)
+    payload = replay(recipe, job.tree)
+    if payload["status"] in ("changed", "could not run") and recipe.get("binding") and ready_name(target):
+        judged = _by_binding(recipe, job)
+        if judged is not None:
+            return {**payload, "status": judged.split(":")[0], "judged_by": "binding", "reason": judged}
+    return payload
+
+
+def _by_binding(recipe: Data, job: Job) -> str | None:
+    """The invariant itself, on the recorded case, through the binding that found it."""
+    binding = cast("Data", recipe["binding"])
+    for found in subjects(replace(job, subjects=(str(binding["subject"]),))):
+        if isinstance(found, Subject):
+            return replay_with_binding(recipe, found)
+    return None
+
+
+def _read(named: str) -> Data:
+    known = shipped()
+    chosen = [recipe for name, recipe in known.items() if name == named or name.startswith(f"{named}_")]
+    if len(chosen) == 1:
+        return chosen[0]
+    path = Path(named)
+    if not path.is_file():
+        raise AdapterError(f"check: --recipe {named}: no such file, and no shipped recipe; there are {sorted(known)}.")
+    try:
+        recipe = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise AdapterError(f"check: --recipe {named} is no JSON: {error}.") from error
+    if not isinstance(recipe, dict) or recipe.get("kind") != "trimtab_recipe":
+        raise AdapterError(f"check: --recipe {named} is no recipe of a finding: its kind is not trimtab_recipe.")
+    return cast("Data", recipe)
