@@ -1,0 +1,145 @@
+"""Known bugs of NeMo-RL; statements of its trainers are cut out where they never were a function."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from bench.known_bugs.row import Row
+from trimtab.sentinel.case import Case
+from trimtab.sentinel.like import scored
+from trimtab.sentinel.loading import Boundary, Spec
+from trimtab.sentinel.subject import Out, Result, Subject
+from trimtab.sentinel.targets.nemo_rl import GRPO, TARGET, rollout_metrics
+from trimtab.sentinel.targets.stand_in import by_group
+from trimtab.sentinel.targets.target import Binding
+
+_BOUND = {binding.name: binding for binding in TARGET.bindings}
+
+
+def leave_one_out(fn: Boundary) -> Subject:
+    """Advantages against the others of the group, over the others' spread."""
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        reward = case.sequence("reward")
+        centred, spread = torch.zeros_like(reward), torch.zeros_like(reward)
+        for rows in by_group(case):
+            for i in rows:
+                others = torch.stack([reward[j] for j in rows if j != i]) if len(rows) > 1 else reward[i : i + 1]
+                centred[i] = reward[i] - others.mean()
+                spread[i] = others.std() if len(others) > 1 else 0.0
+        found = fn(centred[:, None], spread)
+        return {"advantage": Result.sequence(found[:, 0], "advantage")}
+
+    return Subject("normalize_advantages_with_epsilon", call, couples="group", role="reward_normalisation")
+
+
+def at_temperature(fn: Boundary) -> Subject:
+    """The log-probs that the loss sees, from the model's logits."""
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        logits = torch.roll(case.packed("logits"), -1, 0).clone()
+        seen: list[Any] = []
+        worker = SimpleNamespace(cfg={"generation": dict(options)})
+        fn(
+            self=worker, outputs=SimpleNamespace(logits=logits), mb={},
+            loss_fn=lambda given, _: (seen.append(given), (given.sum(), {}))[1],
+        )  # fmt: skip
+        ids = case.packed("token_id")
+        scores = torch.roll(torch.log_softmax(seen[0], -1), 1, 0).gather(-1, ids[:, None]).squeeze(-1)
+        return {"logp": Result(scores[case.trainable], "token", "logp")}
+
+    return Subject(
+        "train (logits to loss)", call, options={"temperature": 1.0}, couples="token", role="logp",
+        definition=scored(temperature="temperature", names=("logp",)), variants={"temperature": (0.5,)},
+    )  # fmt: skip
+
+
+class LossPostProcessor:
+    """Stands for the class that the forward pass tells apart by type; notes the logits it is handed."""
+
+    enable_seq_packing = False
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __call__(self, logits: Any, **_: Any) -> Any:
+        self.seen.append(logits)
+        return logits.sum(), {}
+
+
+class _Other:
+    """Stands for the other post-processors."""
+
+
+def post_processors() -> dict[str, object]:
+    """The classes and the forward pass of the automodel path."""
+    return {
+        "LossPostProcessor": LossPostProcessor, "LogprobsPostProcessor": _Other, "TopkLogitsPostProcessor": _Other,
+        "ScorePostProcessor": _Other, "model_forward": lambda model, *_, **__: model,
+        "extract_logits": lambda model, outputs: outputs,
+    }  # fmt: skip
+
+
+def forwarded(fn: Boundary) -> Subject:
+    """The log-probs that the loss post-processor sees."""
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        logits = torch.roll(case.packed("logits"), -1, 0).clone()[None]
+        loss = LossPostProcessor()
+        batch = SimpleNamespace(data_dict={"input_lengths": None}, processed_inputs=None)
+        fn(logits, {"generation": {"top_p": 1.0, "top_k": None, **options}}, loss, batch)
+        ids = case.packed("token_id")
+        scores = torch.roll(torch.log_softmax(loss.seen[0][0], -1), 1, 0).gather(-1, ids[:, None]).squeeze(-1)
+        return {"logp": Result(scores[case.trainable], "token", "logp")}
+
+    return Subject(
+        "forward_with_post_processing_fn", call, options={"temperature": 1.0}, couples="token", role="logp",
+        definition=scored(temperature="temperature", names=("logp",)),
+    )  # fmt: skip
+
+
+def two_batches(fn: Boundary) -> Subject:
+    """A maximum and a sum of one of two global batches, as they are logged."""
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        reward: list[float] = case.sequence("reward").tolist()
+        metrics = {"ratio_max": max(reward), "ratio_min": min(reward), "loss": sum(reward)}
+        fn(loss_metrics=metrics, num_global_batches=2)
+        facts: dict[str, Any] = {"of": "reward", "population": "sequence"}
+        return {
+            "max": Result.scalar(metrics["ratio_max"], "metric", reduction="max", **facts),
+            "min": Result.scalar(metrics["ratio_min"], "metric", reduction="min", **facts),
+        }
+
+    return Subject("train (metrics of a global batch)", call, role="metric", couples="batch")
+
+
+def _row(name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: Binding) -> Row:
+    return Row(name, "nemo_rl", TARGET.repository, buggy, fixed, invariants, binding)
+
+
+WORKER = "nemo_rl/models/policy/dtensor_policy_worker.py"
+ROWS = [
+    _row("NEMO-KL-GRAD", "2369c0aec", "33bce20d7", ("expected_gradient",), _BOUND["ClippedPGLossFn"]),
+    _row("NEMO-LOO-EXPLODE", "74b9b1789", "775fc3486", ("degenerate_bounded",),
+         Binding("normalize_advantages_with_epsilon", (Spec("normalize_advantages_with_epsilon", file=GRPO),),
+                 leave_one_out)),
+    _row("NEMO-TEMP", "3f0c7d128", "4e02da031", ("temperature_consistency", "options_live"),
+         Binding("train", (Spec("DTensorPolicyWorker.train", file=WORKER, first='if not hasattr(outputs, "logits")',
+                                last="loss, loss_metrics = loss_fn(logits, mb)"),), at_temperature)),
+    _row("NEMO-TEMP-V2", "87a98fcab", "ed718b47d", ("temperature_consistency",),
+         Binding("forward", (Spec("forward_with_post_processing_fn", file="nemo_rl/models/automodel/train.py"),),
+                 forwarded, given=post_processors)),
+    _row("NEMO-MINMAX", "a572aab7d", "0eb5fffec", ("metric_truth",),
+         Binding("train", (Spec("DTensorPolicyWorker.train",
+                                file="nemo_rl/models/policy/workers/dtensor_policy_worker.py",
+                                first="for k in loss_metrics.keys()", last="for k in loss_metrics.keys()"),),
+                 two_batches)),
+    _row("NEMO-ROLLOUT-METRIC", "b60356812", "501cd12ce", ("metric_truth",),
+         Binding("aggregate_rollout_metrics",
+                 (Spec("aggregate_rollout_metrics", file=GRPO),
+                  Spec("async_grpo_train", file=GRPO, first="rollout_metrics = { k: (sum(v)",
+                       last="rollout_metrics = { k: (sum(v)", results=("rollout_metrics",))), rollout_metrics)),
+]  # fmt: skip
