@@ -71,8 +71,11 @@ def _write_down(job: Job, subject: Subject, verdict: Verdict, out: TextIO) -> No
     repository = target_of(name).repository if name is not None else ""
     target = findings.Target(job.target, repository, job.tree)
     assert job.findings is not None
-    folder = findings.write(Path(job.findings), verdict, subject, target, online=job.online)
-    tell(out, {"event": "finding", "folder": str(folder)})
+    try:
+        folder = str(findings.write(Path(job.findings), verdict, subject, target, online=job.online))
+    except Exception as error:  # a folder that cannot be written costs itself, not the examination
+        folder = f"{verdict.subject} {verdict.invariant} could not be written: {type(error).__name__}: {error}"
+    tell(out, {"event": "finding", "folder": folder})
 
 
 def tell(out: TextIO, event: Mapping[str, Any]) -> None:

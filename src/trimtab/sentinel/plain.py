@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from trimtab.sentinel.alone import STAND_INS, Lenient
 from trimtab.sentinel.loading.boundary import made
 
 Data = dict[str, Any]
@@ -120,7 +121,10 @@ READERS: dict[str, Callable[[Decoder, Data], Any]] = {
     "set": lambda d, x: {d.value(v) for v in x["set"]},
     "dict": lambda d, x: {k: d.value(v) for k, v in x["dict"].items()},
     "pairs": lambda d, x: {d.value(k): d.value(v) for k, v in x["pairs"]},
-    "namespace": lambda d, x: types.SimpleNamespace(**{k: d.value(v) for k, v in x["namespace"].items()}),
+    "stand_in": lambda d, x: STAND_INS[x["stand_in"]](),
+    "namespace": lambda d, x: (Lenient if x.get("others_are_off") else types.SimpleNamespace)(
+        **{k: d.value(v) for k, v in x["namespace"].items()}
+    ),
     "object": lambda d, x: made(d.look(x["object"]), **{k: d.value(v) for k, v in x["attributes"].items()}),
     "enum": lambda d, x: getattr(d.look(x["enum"]), x["member"]),
     "dtype": lambda d, x: getattr(torch, x["dtype"]),

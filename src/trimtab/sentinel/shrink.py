@@ -32,9 +32,8 @@ def smallest(case: Case, violation: Violation, attempt: Attempt) -> tuple[Case, 
                 left -= 1
                 found = attempt(smaller)
                 if found is not None and found.grade == violation.grade:
-                    best, again = (smaller, found), step is not _rounder_numbers
-                    if again:
-                        break
+                    best, again = (smaller, found), True
+                    break
     return best
 
 
@@ -64,15 +63,24 @@ def _rounder_fields(case: Case) -> Iterator[Case]:
 
 
 def _rounder_numbers(case: Case) -> Iterator[Case]:
-    """Every number of a field on a coarser grid."""
-    for unit in (1.0, 0.5, 0.1):
-        tokens = {
-            n: torch.round(v / unit) * unit if n not in LOGPS else torch.clamp(torch.round(v / unit) * unit, max=-unit)
-            for n, v in case.tokens.items()
-            if v.dtype == torch.float64 and v.ndim == 1
-        }
-        sequences = {n: torch.round(v / unit) * unit for n, v in case.sequences.items() if v.dtype == torch.float64}
-        yield case.with_tokens(**tokens).with_sequences(**sequences)
-        for name, values in tokens.items():
-            if not torch.equal(values, case.tokens[name]):
-                yield case.with_tokens(**{name: values})
+    """One field on a coarser grid, the coarsest first."""
+    for name, values in case.tokens.items():
+        if values.dtype == torch.float64 and values.ndim == 1:
+            for unit in (1.0, 0.5, 0.1):
+                rounded = _on_grid(values, unit)
+                rounded = rounded.clamp(max=-unit) if name in LOGPS else rounded
+                if torch.equal(rounded, values):
+                    break
+                yield case.with_tokens(**{name: rounded})
+    for name, values in case.sequences.items():
+        if values.dtype == torch.float64 and name != "length":
+            for unit in (1.0, 0.5, 0.1):
+                rounded = _on_grid(values, unit)
+                if torch.equal(rounded, values):
+                    break
+                yield case.with_sequences(**{name: rounded})
+
+
+def _on_grid(values: torch.Tensor, unit: float) -> torch.Tensor:
+    """Rounded to a multiple of the unit, and to the number people would write."""
+    return torch.round(torch.round(values / unit) * unit, decimals=6)

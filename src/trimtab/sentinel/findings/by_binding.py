@@ -1,7 +1,8 @@
 """Replay through the binding: the invariant itself, once more, on the recorded case."""
 
 from trimtab.errors import TrimtabError
-from trimtab.sentinel.case import CannotRepresent, Case, WrongShape
+from trimtab.sentinel.case import CannotRepresent, WrongShape
+from trimtab.sentinel.cases import completed
 from trimtab.sentinel.declare import INVARIANTS
 from trimtab.sentinel.plain import Data
 from trimtab.sentinel.subject import Subject, resolved
@@ -16,7 +17,7 @@ def replay_with_binding(recipe: Data, subject: Subject) -> str:
     if law is None:
         return f"could not run: there is no invariant {binding['invariant']!r}"
     try:
-        case = subject.adapt(Case.from_data(binding["case"]))
+        case = subject.adapt(completed(binding["case"]))
         found = law.check(resolved(subject, case), case)
     except (CannotRepresent, TrimtabError, WrongShape) as error:
         return f"could not run: {error}"

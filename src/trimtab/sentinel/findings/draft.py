@@ -15,6 +15,7 @@ from trimtab.sentinel.findings.places import places
 from trimtab.sentinel.findings.trace import Recorded, record
 from trimtab.sentinel.loading import Boundary, Tree
 from trimtab.sentinel.plain import Data, finite_or_word
+from trimtab.sentinel.record import case_data
 from trimtab.sentinel.replay import numbers_in, read, recorded, replay, replayed
 from trimtab.sentinel.subject import Subject
 
@@ -67,7 +68,7 @@ def _frame(subject: Subject, invariant: str, case: Case, violation: Violation, t
             "subject": subject.name,
             "options": plain(subject.options),
             "invariant": invariant,
-            "case": plain(case.as_data()),
+            "case": plain(case_data(case, subject)),
         },
     }
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from trimtab.sentinel.alone import STAND_INS, Lenient
 from trimtab.sentinel.plain import FUNCTIONS, Data, finite_or_word
 from trimtab.sentinel.replay import OPAQUE
 
@@ -91,8 +92,11 @@ class Encoder:
         for kind, tag in ((list, "list"), (tuple, "tuple"), (set, "set")):
             if type(value) is kind:
                 return {tag: [self.value(one) for one in cast("Sequence[Any]", value)]}
+        if type(value).__name__ in STAND_INS and isinstance(value, STAND_INS[type(value).__name__]):
+            return {"stand_in": type(value).__name__}
         if isinstance(value, (SimpleNamespace, Namespace)):
-            return {"namespace": {k: self.value(v) for k, v in vars(value).items()}}
+            held: Data = {"namespace": {k: self.value(v) for k, v in vars(value).items()}}
+            return held | ({"others_are_off": True} if isinstance(value, Lenient) else {})
         if hasattr(value, "__dict__") and not isinstance(value, OPAQUE):
             return {
                 "object": type(value).__name__,

@@ -1,5 +1,6 @@
 """A test for the target's own suite: the only place that writes one. Plain pytest and torch, inputs in plain sight."""
 
+import inspect
 import json
 import math
 import re
@@ -7,6 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, cast
 
+from trimtab.sentinel.alone import STAND_INS, Lenient
 from trimtab.sentinel.loading.tree import Spec
 from trimtab.sentinel.plain import Data
 
@@ -130,7 +132,14 @@ def regression_test(recipe: Data) -> str:
         lines += _assertion(check)
     body = "\n".join(f"    {line}" if line else "" for line in lines)
     law = "LAW = (\n" + "\n".join(f"    {part!r}" for part in _wrapped(str(recipe["expected_invariant"]))) + "\n)\n"
-    return f"{head}{law}\n\n{_look(recipe['boundary'])}{TOOLS}def test_{name}():\n{body}\n"
+    look = _look(recipe["boundary"])
+    return f"{head}{law}\n\n{_stand_ins(look + body)}{look}{TOOLS}def test_{name}():\n{body}\n"
+
+
+def _stand_ins(text: str) -> str:
+    """The source of every stand-in that the text builds."""
+    used = [one for one in (Lenient, *STAND_INS.values()) if f"{one.__name__}(" in text]
+    return "from typing import Any\n\n\n" + "\n\n".join(inspect.getsource(one) for one in used) + "\n\n" if used else ""
 
 
 def _wrapped(text: str) -> list[str]:
@@ -245,8 +254,11 @@ def _tagged(data: Data, gradients: bool) -> str:
         return f"torch.tensor({_nested(data)}).numpy().astype({data['array']!r})"
     if "dict" in data:
         return items(data["dict"])
+    if "stand_in" in data:
+        return f"{data['stand_in']}()"
     if "namespace" in data:
-        return f"types.SimpleNamespace(**{items(data['namespace'])})"
+        kind = "Lenient" if data.get("others_are_off") else "types.SimpleNamespace"
+        return f"{kind}(**{items(data['namespace'])})"
     if "object" in data:
         return f"made(look({data['object']!r}), **{items(data['attributes'])})"
     if "function" in data:

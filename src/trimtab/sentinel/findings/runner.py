@@ -4,6 +4,7 @@ import ast
 import re
 from pathlib import Path
 
+from trimtab.sentinel import alone as alone_module
 from trimtab.sentinel import plain as plain_module
 from trimtab.sentinel import replay as replay_module
 from trimtab.sentinel.loading import standalone
@@ -33,7 +34,10 @@ _OURS = re.compile(r"^from trimtab[.\w]* import (?:\([^)]*\)|[^\n]+)\n", re.MULT
 
 def program() -> str:
     """Loaders and replay as the text of one file."""
-    modules = [standalone(), *[Path(str(one.__file__)).read_text("utf-8") for one in (plain_module, replay_module)]]
+    modules = [
+        standalone(),
+        *[Path(str(one.__file__)).read_text("utf-8") for one in (alone_module, plain_module, replay_module)],
+    ]
     bodies = [_OURS.sub("", text) for text in modules]
     return (
         HEADER + _imports(bodies) + "\n\n" + "\n\n".join(_without_imports(text).strip("\n") for text in bodies) + "\n"

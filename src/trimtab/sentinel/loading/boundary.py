@@ -209,9 +209,11 @@ def _eager() -> AbstractContextManager[Any]:
 
 def copied(value: Any) -> Any:
     """The same structure with every tensor and array copied; other objects stay themselves."""
-    if hasattr(value, "detach") and hasattr(value, "clone"):
+    # Asked of the type: an object that answers to every name would pass for a tensor.
+    kind = type(value)
+    if hasattr(kind, "detach") and hasattr(kind, "clone"):
         return value.detach().clone()
-    if type(value).__module__ == "numpy" and hasattr(value, "copy"):
+    if kind.__module__ == "numpy" and hasattr(kind, "copy"):
         return value.copy()
     if isinstance(value, Mapping):
         pairs = cast("Mapping[Any, Any]", value)
@@ -219,7 +221,7 @@ def copied(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return _rebuilt(value, [copied(part) for part in cast("list[Any]", value)])
     if isinstance(value, types.SimpleNamespace):
-        return types.SimpleNamespace(**{name: copied(part) for name, part in vars(value).items()})
+        return kind(**{name: copied(part) for name, part in vars(value).items()})
     return value
 
 

@@ -1,61 +1,28 @@
 """What bindings need in the place of a cluster: one process, options that are off, cases within bounds."""
 
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from trimtab.sentinel.alone import Alone, Lenient, OneProcess
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.definitions import DEFINITIONS, plain
 from trimtab.sentinel.perturb import LOGPS
 from trimtab.sentinel.subject import Call, Kind, Out, Result
 
+__all__ = [
+    "Alone", "OneProcess", "Settings", "answers", "bounded", "by_group", "contiguous_groups", "model_logits", "normalised",
+    "row",
+]  # fmt: skip
+
 BOUND = 20.0
 """Log-ratios beyond this are bounded by some and not by others; definitions say nothing there."""
 
 
-class Settings(SimpleNamespace):
-    """Options as attributes; one that a version reads and the binding does not know is off."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return None
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """As a mapping of options answers."""
-        return vars(self).get(name, default)
-
-    def __getitem__(self, name: str) -> Any:
-        return vars(self)[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in vars(self)
-
-
-class OneProcess:
-    """A parallel state of one process: every size is 1, every rank 0, every group none, every stage the last."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        answer = 1 if "size" in name else 0 if "rank" in name else True if name.startswith("is_") else None
-        return lambda *_, **__: answer
-
-
-class Alone:
-    """torch.distributed for one process: a reduction leaves what it was given."""
-
-    ReduceOp = torch.distributed.ReduceOp
-    ProcessGroup = object
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        answer = {"get_world_size": 1, "get_rank": 0, "is_initialized": False, "is_available": False}.get(name)
-        return lambda *_, **__: answer
+Settings = Lenient
+"""Options as attributes; one that a version reads and the binding does not know is off."""
 
 
 def bounded(definition: Call, *names: str) -> Call:

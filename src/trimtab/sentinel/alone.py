@@ -1,0 +1,52 @@
+"""Stand-ins for what a cluster provides: one process, options that are off. Needs torch alone, for a runner's sake."""
+
+import types
+from typing import Any
+
+import torch
+
+
+class Lenient(types.SimpleNamespace):
+    """Options as attributes; one that nobody set is off, as a parser's defaults would have it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As a mapping of options answers."""
+        return vars(self).get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self)[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in vars(self)
+
+
+class OneProcess:
+    """A parallel state of one process: every size is 1, every rank 0, every group none, every stage the last."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        answer = 1 if "size" in name else 0 if "rank" in name else True if name.startswith("is_") else None
+        return lambda *_, **__: answer
+
+
+class Alone:
+    """torch.distributed for one process: a reduction leaves what it was given."""
+
+    ReduceOp = torch.distributed.ReduceOp
+    ProcessGroup = object
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        answer = {"get_world_size": 1, "get_rank": 0, "is_initialized": False, "is_available": False}.get(name)
+        return lambda *_, **__: answer
+
+
+STAND_INS: dict[str, type] = {"OneProcess": OneProcess, "Alone": Alone}
+"""Those a recipe may name."""
