@@ -7,6 +7,7 @@ advantages are scaled once over the mini-batch so that micro-batch losses add up
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -128,7 +129,7 @@ def _scaled(boundary: Boundary, case: Case, chosen: Mapping[str, Any]) -> Tensor
     whole = case.whole
     groups = whole.sequences["group"].tolist()
     edges = [i for i in range(len(groups)) if i == 0 or groups[i] != groups[i - 1]] + [len(groups)]
-    extra = {"prompt_boundaries": list(zip(edges[:-1], edges[1:], strict=True))}
+    extra = {"prompt_boundaries": list(pairwise(edges))}
     scale = boundary.get("apply_loss_reduction_to_advantages_minibatch")
     config = _config(chosen)
     share = scale(  # advantages are only ever divided, so what becomes of 1 is each token's factor
