@@ -1,7 +1,6 @@
 """What a loss is an average of, and over how many."""
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,7 +9,6 @@ from trimtab.sentinel.case import Case
 from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
 from trimtab.sentinel.perturb import agreed, doubled, lengthened, level, silenced
 from trimtab.sentinel.subject import Seen, Subject, of_kind, run
-from trimtab.signal.layout import places
 
 
 @invariant(
@@ -158,7 +156,7 @@ def _fits(case: Case, share: Tensor) -> dict[str, float]:
 def known_average(subject: Subject, case: Case) -> str | None:
     """The average a loss takes, by name; None where it is ambiguous or none."""
     found = token_shares(subject, case)
-    doubled_up = token_shares(subject, doubled(replace(case, origin=tuple(places(torch.ones(case.num_sequences))))))
+    doubled_up = token_shares(subject, doubled(case))
     if found is None or doubled_up is None:
         return None
     first, second = _fits(found[2], found[1]), _fits(doubled_up[2], doubled_up[1])
