@@ -1,0 +1,103 @@
+"""Ready targets for checkouts are well-formed without any checkout, and the runner of known bugs judges rightly."""
+
+import importlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench.known_bugs.judge import judged, repository, rows
+from bench.known_bugs.row import Row
+from bench.known_bugs.table import line, markdown
+from trimtab.sentinel import bind
+from trimtab.sentinel.loading import Boundary, Spec, Tree
+from trimtab.sentinel.subject import Subject
+from trimtab.sentinel.targets.target import Binding, Target, Unbound
+
+NAMES = ("slime", "miles", "nemo_rl", "prime_rl", "roll", "open_instruct")
+
+
+def _target(name: str) -> Target:
+    return importlib.import_module(f"trimtab.sentinel.targets.{name}").TARGET
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_target_has_named_bindings_with_places(name: str) -> None:
+    target = _target(name)
+    assert target.name == name
+    assert len(target.bindings) >= 6
+    assert len({binding.name for binding in target.bindings}) == len(target.bindings)
+    for binding in target.bindings:
+        assert binding.places
+        assert all(spec.file.endswith(".py") for spec in binding.places)
+        assert binding.given is None or isinstance(binding.given(), dict)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_empty_tree_binds_nothing_and_says_what_was_looked_for(name: str, tmp_path: Path) -> None:
+    found = list(_target(name).subjects(Tree.folder(tmp_path)))
+    assert len(found) == len(_target(name).bindings)
+    for one in found:
+        assert isinstance(one, Unbound)
+        assert ".py:" in one.looked_for
+        assert "no such file" in one.reason
+
+
+def test_rows_have_unique_ids_and_known_invariants() -> None:
+    from trimtab.sentinel import INVARIANTS
+
+    known = [row for row in rows() if row.framework in NAMES]
+    assert len({row.id for row in known}) == len(known)
+    assert all(set(row.invariants) <= set(INVARIANTS) for row in known)
+
+
+BUGGY = "def loss(token_loss, mask):\n    return (token_loss * mask).sum() / token_loss.numel()\n"
+FIXED = "def loss(token_loss, mask):\n    return (token_loss * mask).sum() / mask.sum().clamp(min=1)\n"
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Path:
+    """A folder with one repository: a bug, its repair, and a commit that repairs nothing."""
+    root = tmp_path / "some+thing"
+    root.mkdir()
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    for tag, text in (("buggy", BUGGY), ("fixed", FIXED), ("moved", f"{BUGGY}\n")):
+        (root / "mean.py").write_text(text)
+        subprocess.run([*git, "add", "mean.py"], check=True)
+        subprocess.run([*git, "commit", "-qm", tag], check=True)
+        subprocess.run([*git, "tag", tag], check=True)
+    return tmp_path
+
+
+def _row(fixed: str | None, *, buggy: str = "buggy", name: str = "loss") -> Row:
+    def make(fn: Boundary) -> Subject:
+        return bind(fn, role="aggregation", args={"mask": "trainable"})
+
+    binding = Binding("loss", (Spec(name, file="mean.py"),), make)
+    return Row("A-BUG", "thing", "some/thing", buggy, fixed, ("mask_content",), binding)
+
+
+@pytest.mark.parametrize(
+    ("row", "verdict"),
+    [
+        (_row("fixed"), "found"),
+        (_row(None), "found"),
+        (_row("moved"), "false alarm"),
+        (_row("fixed", buggy="fixed"), "missed"),
+        (_row("fixed", name="loos"), "could not run"),
+    ],
+    ids=["found", "found at head", "false alarm", "missed", "could not run"],
+)
+def test_runner_judges(peers: Path, row: Row, verdict: str) -> None:
+    found = judged(row, peers, seconds=60)
+    assert found.verdict == verdict, found.why
+    assert verdict in line(found)
+    assert f"1 {verdict}" in markdown([found])
+
+
+def test_repository_is_looked_up_under_every_name(tmp_path: Path) -> None:
+    assert repository(tmp_path, "some/thing") is None
+    for place in ("thing", "some/thing", "some+thing", "some+thing/repo"):
+        (tmp_path / place).mkdir(parents=True)
+        assert repository(tmp_path, "some/thing") == tmp_path / place
