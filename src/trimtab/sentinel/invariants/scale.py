@@ -161,4 +161,5 @@ def known_average(subject: Subject, case: Case) -> str | None:
         return None
     first, second = _fits(found[2], found[1]), _fits(doubled_up[2], doubled_up[1])
     both = [k for k, c in first.items() if k in second and abs(second[k] - c) <= 1e-4 * abs(c)]
-    return both[0] if both else None
+    exact = [k for k in both if abs(first[k] - 1) <= 1e-4]
+    return (exact or both)[0] if both else None
