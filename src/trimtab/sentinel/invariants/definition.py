@@ -14,6 +14,8 @@ from trimtab.signal.layout import places
 
 STEP = 1e-6
 """Half the distance of the central difference that a gradient is compared with."""
+CONSTANTS = 1e-6
+"""Relative tolerance of a result in float64: a setting that passed through single precision, or a stabiliser."""
 ROUNDING = 1e-14
 """Relative rounding of a loop in float64: what is left of a difference of two large numbers."""
 KINK = 1e-4
@@ -38,7 +40,7 @@ def equals_definition(subject: Subject, case: Case) -> Violation | None:
         if result.kind in ("observation", "metric") or name not in seen.values:
             continue
         value = seen.values[name]
-        tolerance = 1e-8 if value.dtype == torch.float64 else SINGLE
+        tolerance = CONSTANTS if value.dtype == torch.float64 else SINGLE
         if not same(as_numbers(value), as_numbers(result.value.detach()), tolerance=tolerance):
             what = f"{name} is not what its definition gives"
             return differing(what, seen.results[name], as_numbers(result.value.detach()), as_numbers(value))
