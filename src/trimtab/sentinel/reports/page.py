@@ -120,7 +120,7 @@ def _tile_row(tiles: Sequence[tuple[str, int, str]]) -> str:
 
 def _matrix(report: Report, anchors: list[str]) -> str:
     """Functions down, invariants across; where a check did not apply the cell is empty."""
-    columns = _names(report)
+    columns, idle = _names(report)
     rows: dict[str, dict[str, int]] = {subject["label"]: {} for subject in report["subjects"]}
     for i, verdict in enumerate(report["verdicts"]):
         rows.setdefault(verdict["subject"], {})[verdict["invariant"]] = i
@@ -136,22 +136,33 @@ def _matrix(report: Report, anchors: list[str]) -> str:
     return (
         '<section id="matrix"><h2>Every function against every invariant</h2>'
         f'<ul class="legend">{legend}</ul><div class="matrix"><table><thead><tr><th></th>{top}</tr></thead>'
-        f"<tbody>\n{body}</tbody></table></div>{_checks(report, anchors)}</section>\n"
+        f"<tbody>\n{body}</tbody></table></div>{_idle(idle)}{_checks(report, anchors)}</section>\n"
     )
 
 
 def _row_name(label: str, place: dict[str, int]) -> str:
-    return f'<a href="#s{place[label]}">{shown(label)}</a>' if label in place else shown(label)
+    name, bracket, options = label.partition("(")
+    text = f'{shown(name)}<small title="{shown(label)}">{shown(bracket + options)}</small>'
+    return f'<a href="#s{place[label]}">{text}</a>' if label in place else text
 
 
-def _names(report: Report) -> list[str]:
-    """Invariants of this report, those with findings first."""
+def _idle(names: list[str]) -> str:
+    if not names:
+        return ""
+    links = ", ".join(f'<a href="#law-{shown(name)}">{shown(name)}</a>' for name in names)
+    return f'<p class="note">Nothing of the kind to look at in any function: {links}.</p>'
+
+
+def _names(report: Report) -> tuple[list[str], list[str]]:
+    """Invariants of this report, those with findings first; and those that no function gave anything to look at."""
     order: Sequence[Status] = tuple(LETTERS)
     worst: dict[str, int] = {}
     for verdict in report["verdicts"]:
         rank = min(order.index(verdict["status"]), order.index("holds"))
         worst[verdict["invariant"]] = min(worst.get(verdict["invariant"], rank), rank)
-    return sorted(worst, key=lambda name: (worst[name], name))
+    used = {v["invariant"] for v in report["verdicts"] if v["status"] != "could not exercise"}
+    ordered = sorted(worst, key=lambda name: (worst[name], name))
+    return [n for n in ordered if n in used] or ordered, [n for n in ordered if used and n not in used]
 
 
 def _cell(report: Report, anchors: list[str], i: int) -> str:
@@ -252,7 +263,7 @@ def _laws(report: Report, invariants: Teaching) -> str:
         f"<p>{shown(invariants.get(name, {}).get('statement', ''))}</p>"
         + detail.facts([(title, invariants.get(name, {}).get(key, "")) for key, title in titles.items()])
         + "</div>\n"
-        for name in sorted(_names(report))
+        for name in sorted(v for names in _names(report) for v in names)
     ]
     return f"<section><h2>The invariants</h2>{''.join(blocks)}</section>\n" if blocks else ""
 

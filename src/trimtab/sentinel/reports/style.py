@@ -30,6 +30,10 @@ a:focus-visible, summary:focus-visible { outline: 2px solid var(--first); outlin
   position: sticky; left: 0; text-align: right; padding-right: .6rem; min-width: 7.5rem; max-width: 22rem;
   line-height: 1.3;
 }
+.matrix tbody th small {
+  display: block; color: var(--faint); font-weight: 400; max-width: 21rem; overflow: hidden; white-space: nowrap;
+  text-overflow: ellipsis;
+}
 .matrix thead th:first-child { left: 0; z-index: 2; }
 .cell {
   display: block; width: 1.7rem; height: 1.7rem; line-height: 1.7rem; text-align: center; border-radius: 5px;
