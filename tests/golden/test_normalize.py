@@ -95,3 +95,9 @@ def test_whiten_counts_voters_with_ddof_1_and_gives_everyone_the_result() -> Non
     # voters 1, 3, 5: mean 3, variance 8 / 2 = 4; the non-voter 9 gets (9 - 3) / sqrt(4 + eps)
     result = normalize.whiten(tokens(1.0, 3.0, 5.0, 9.0), flags(1, 1, 1, 0), eps=0.25)
     assert_near(result, *(d / sqrt(4.25) for d in (-2, 0, 2, 6)))
+
+
+def test_whiten_divides_by_one_where_the_voters_agree() -> None:
+    # a non-voter 1 above voters without variance is 1 above, not 1 / sqrt(eps)
+    result = normalize.whiten(tokens(2.0, 2.0, 3.0), flags(1, 1, 0))
+    assert_near(result, 0.0, 0.0, 1.0)

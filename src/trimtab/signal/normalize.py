@@ -106,13 +106,14 @@ def whiten(
 ) -> Float[Tensor, " items"]:
     """Zero mean and unit variance over the voters, for everyone: (x - mean) / sqrt(var + eps), var with ddof 1.
 
-    Fewer than two voters have no variance: everyone gets 0, as in a group without signal.
+    Fewer than two voters have no variance: everyone gets 0, as in a group without signal. A variance of exactly 0
+    divides by 1, as in mean_std, so that who did not vote is never divided by eps alone.
     """
     exact = values.double()
     one_group = torch.zeros(values.shape[0], dtype=torch.long, device=values.device)
     centred = exact - _average(exact, votes, one_group, 1, "batch")
     spread = _spread(centred, votes, one_group, 1, "batch", 1)
-    whitened = centred / torch.sqrt(spread.square() + eps)
+    whitened = torch.where(spread > 0, centred / torch.sqrt(spread.square() + eps), centred)
     return torch.where(votes.sum() >= 2, whitened, torch.zeros_like(whitened)).to(values.dtype)
 
 
