@@ -165,11 +165,21 @@ def _kl_costs(subject: Subject, case: Case) -> Violation | None:
         other = run(subject, away)
         mine = case.segments.sequence_of_token == row
         for name, result in base.results.items():
+            if not _has_direction(subject, result):
+                continue
             cost = _cost(result, base.values[name], other.values[name], mine, row)
             if cost is not None and cost < -1e-9:
                 what = f"KL in sequence {row} {'lowers' if result.kind in ('loss', 'term') else 'raises'} {name}"
                 return Violation(what, cost, "a cost of 0 or more", effect=Effect("gradient", (), 2.0))
     return None
+
+
+def _has_direction(subject: Subject, result: Result) -> bool:
+    """Whether more KL moves a result one way: whitening divides by a spread that the KL widens, so what was below the
+    mean may rise; and a loss of rewards falls or rises with the log-probs that a lower advantage multiplies."""
+    if result.kind in ("loss", "term"):
+        return not subject.reading("reward", "token_reward")
+    return subject.couples != "batch"
 
 
 def _cost(result: Result, before: Tensor, after: Tensor, mine: Tensor, row: int) -> float | None:

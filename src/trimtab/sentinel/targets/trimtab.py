@@ -190,7 +190,7 @@ def bind_recipe(chosen: Recipe, name: str | None = None) -> Subject:
         return _run_recipe(chosen, case)
 
     return Subject(
-        name=f"recipe.{name or chosen.name}", call=call, inputs=frozenset({"logp_current", "votes", "whole", *chosen.needs}),
+        name=f"recipe.{name or chosen.name}", call=call, inputs=frozenset({"logp_current", "reward", "votes", "whole", *chosen.needs}),
         couples="batch" if wide else "group", promises=PIPELINE_PROMISES, exact=True,
     )  # fmt: skip
 
@@ -216,12 +216,13 @@ def _run_recipe(chosen: Recipe, case: Case) -> Out:
     own = case.token_places([mine.index(int(s)) for s in micro.sequences])
     extra = {"value": case.flat("value")[own]} if chosen.value else {}
     out = token_loss(micro, case.flat("logp_current")[own], **extra)
-    advantage = prepared.advantage[whole.token_places(mine)]
+    # The advantage of a sequence that does not train is read by nobody.
+    trained = prepared.trains[batch.segments.sequence_of_token]
+    advantage = torch.where(trained, prepared.advantage, 0.0)[whole.token_places(mine)]
     return {
         "loss": Result(out.loss, "scalar", "loss"),
         "advantage": Result(advantage, "token", "advantage"),
-        **{
-            f"metric:{n}": Result(out.metrics[n].value()[0], "scalar", "metric")
-            for n in ("loss/policy", "weight/policy")
-        },
+        "metric:loss/policy": Result(out.metrics["loss/policy"].value()[0], "scalar", "metric"),
+        # No metric that must move: the weights of the mean family sum to one by definition.
+        "weight/policy": Result(out.metrics["weight/policy"].value()[0], "scalar", "statistic"),
     }
