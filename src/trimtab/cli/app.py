@@ -124,7 +124,7 @@ def check(
         Path | None, typer.Option(help="An earlier --format json report: show what is new, fixed, still there.")
     ] = None,
     changed: Annotated[
-        str | None, typer.Option(metavar="BASE..HEAD", help="Only functions whose lines changed; needs --path.")
+        str | None, typer.Option(metavar="BASE..HEAD", help="Only functions whose lines changed between two commits.")
     ] = None,
     findings: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a folder for each finding, ready for its maintainers.")

@@ -106,11 +106,11 @@ def _command() -> str:
 def _changed_lines(asked: Asked, where: dict[str, Any]) -> dict[str, list[list[int]]] | None:
     if asked.changed is None:
         return None
-    if "root" not in where:
-        raise AdapterError("check: --changed BASE..HEAD reads a git checkout. Say which with --path DIR.")
     from trimtab.sentinel.changes import changed_lines
 
-    return changed_lines(where["root"], asked.changed)
+    if where.get("version") is not None:
+        raise AdapterError("check: --changed BASE..HEAD reads a git checkout. Say which with --path DIR.")
+    return changed_lines(where.get("root", "."), asked.changed)
 
 
 def run_recipe(recipe: str, path: str | None) -> int:

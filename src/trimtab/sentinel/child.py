@@ -16,8 +16,9 @@ import torch
 
 from trimtab.errors import TrimtabError
 from trimtab.sentinel.cases import directed
+from trimtab.sentinel.discover import root_of
 from trimtab.sentinel.job import Job, ready_name, subjects, target_of
-from trimtab.sentinel.loading import CouldNotLoad
+from trimtab.sentinel.loading import CouldNotLoad, Tree
 from trimtab.sentinel.record import boundary_data, subject_data, verdict_data
 from trimtab.sentinel.reports.data import finite
 from trimtab.sentinel.search import Verdict, examine, ready
@@ -69,7 +70,8 @@ def _write_down(job: Job, subject: Subject, verdict: Verdict, out: TextIO) -> No
 
     name = ready_name(job.target)
     repository = target_of(name).repository if name is not None else ""
-    target = findings.Target(job.target, repository, job.tree)
+    tree = job.tree if job.root is not None else Tree.folder(root_of(job.target))
+    target = findings.Target(job.target, repository, tree)
     assert job.findings is not None
     try:
         folder = str(findings.write(Path(job.findings), verdict, subject, target, online=job.online))

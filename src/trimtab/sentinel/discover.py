@@ -1,5 +1,6 @@
 """Subjects of a module of your own: those it declares, and functions whose arguments everybody would recognise."""
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -11,6 +12,8 @@ from typing import Any
 
 from trimtab.errors import AdapterError, TrimtabError
 from trimtab.sentinel.lexicon import GROUP_NAMES, KNOWN_ARGUMENTS
+from trimtab.sentinel.loading import Boundary, Spec
+from trimtab.sentinel.loading.stubs import StubRecord
 from trimtab.sentinel.role import bind
 from trimtab.sentinel.subject import Subject
 from trimtab.sentinel.targets.target import Unbound
@@ -34,6 +37,8 @@ def subjects_of(target: str) -> Iterator[Subject | Unbound]:
 
 
 def _module(where: str) -> ModuleType:
+    if where in sys.modules:
+        return sys.modules[where]
     if not where.endswith(".py"):
         try:
             return importlib.import_module(where)
@@ -52,6 +57,32 @@ def _module(where: str) -> ModuleType:
     return module
 
 
+def root_of(target: str) -> Path:
+    """The folder a target of one's own is imported from: what its files are told relative to."""
+    module = _module(target.partition(":")[0])
+    file = Path(str(module.__file__)).resolve()
+    depth = len(module.__name__.split(".")) - (0 if file.name == "__init__.py" else 1)
+    return file.parents[depth]
+
+
+def boundary_of(fn: Callable[..., Any], root: Path) -> Boundary | None:
+    """A function of this process as a boundary: its file and lines, so that what ran of it is known."""
+    if not inspect.isfunction(fn):
+        return None
+    try:
+        lines, first = inspect.getsourcelines(fn)
+        file = Path(inspect.getfile(fn)).resolve()
+        source = file.read_text("utf-8-sig")
+    except (OSError, TypeError):
+        return None
+    shown = file.relative_to(root).as_posix() if file.is_relative_to(root) else file.name
+    spec = Spec(fn.__qualname__, module=fn.__module__, how="import")
+    module = sys.modules.get(fn.__module__)
+    last = first + len(lines) - 1
+    named = functools.partial(getattr, module)
+    return Boundary(spec, fn, shown, source, fn.__code__.co_filename, first, last, StubRecord(None), named)
+
+
 def _is_declared(value: Any) -> bool:
     several = isinstance(value, list | tuple) and value and all(isinstance(one, Subject) for one in value)
     return isinstance(value, Subject) or bool(several) or hasattr(value, "__trimtab__")
@@ -68,7 +99,7 @@ def _public(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 def _of(module: ModuleType, name: str, value: Any, *, asked: bool) -> Iterator[Subject | Unbound]:
     if hasattr(value, "__trimtab__"):
-        value = value.__trimtab__()
+        value = value.__trimtab__(boundary_of(value, root_of(module.__name__)))
     if isinstance(value, Subject):
         yield value
     elif isinstance(value, list | tuple):
@@ -85,7 +116,7 @@ def _guessed(module: ModuleType, name: str, fn: Callable[..., Any]) -> Subject |
         names = inspect.signature(fn).parameters
         fields = {KNOWN_ARGUMENTS[n] for n in names if n in KNOWN_ARGUMENTS}
         fields |= {"group" for n in names if n in GROUP_NAMES}
-        return bind(fn, name=name, role=guessed_role(fields))
+        return bind(boundary_of(fn, root_of(module.__name__)) or fn, name=name, role=guessed_role(fields))
     except TrimtabError as error:
         return Unbound(name, f"{module.__name__}:{name}", str(error))
 

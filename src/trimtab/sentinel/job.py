@@ -154,5 +154,6 @@ def touched(subject: Subject, lines: Mapping[str, list[list[int]]]) -> bool:
     boundary = subject.boundary
     if boundary is None:
         return False
-    ranges = lines.get(boundary.file, [])
+    # Files of one's own are told relative to their import root, which need not be the repository's.
+    ranges = [r for file, found in lines.items() if f"/{file}".endswith(f"/{boundary.file}") for r in found]
     return any(first <= boundary.last_line and last >= boundary.first_line for first, last in ranges)

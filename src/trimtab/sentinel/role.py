@@ -140,7 +140,7 @@ def subject(**how: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """`@subject(role="policy_loss", options={"eps": 0.2})` over a function: it stays what it is, and can be checked."""
 
     def mark(fn: Callable[..., Any]) -> Callable[..., Any]:
-        fn.__trimtab__ = lambda: bind(fn, **how)  # type: ignore[attr-defined]
+        fn.__trimtab__ = lambda watched=None: bind(watched or fn, **how)  # type: ignore[attr-defined]
         return fn
 
     return mark
