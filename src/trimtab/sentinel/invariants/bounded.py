@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from trimtab.sentinel.case import CannotRepresent, Case
-from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
+from trimtab.sentinel.declare import Compared, Effect, Violation, invariant, numbers
 from trimtab.sentinel.perturb import drifted, silenced
 from trimtab.sentinel.subject import Seen, Subject, run
 from trimtab.signal.layout import places
@@ -64,6 +64,7 @@ def _unbounded(seen: Seen, case: Case, what: str) -> Violation | None:
                 f"{name} is not finite although {what}", numbers(value), "finite", where,
                 grade="hygiene" if of_people and not bool(case.trainable.any()) else "bug",
                 effect=Effect("metric" if of_people else "value", where, float("inf")),
+                compared=Compared(name, None, case),
             )  # fmt: skip
             if found.grade == "bug":
                 return found
@@ -72,7 +73,11 @@ def _unbounded(seen: Seen, case: Case, what: str) -> Violation | None:
             if not bool(torch.isfinite(gradient).all()):
                 effect = Effect("gradient", (), float("inf"))
                 return Violation(
-                    f"d {name} / d {leaf} is not finite although {what}", numbers(gradient), "finite", effect=effect
+                    f"d {name} / d {leaf} is not finite although {what}",
+                    numbers(gradient),
+                    "finite",
+                    effect=effect,
+                    compared=Compared(name, leaf, case),
                 )
         size = _size(case)
         if result.kind in ("advantage", "reward") and value.numel() and float(value.abs().max()) > LARGEST * size:
