@@ -14,7 +14,7 @@ import bench.known_bugs
 from bench.known_bugs.row import Row
 
 Word = Literal["found", "missed", "false alarm", "could not run"]
-NOT_ROWS = ("__main__", "judge", "row", "table")
+NOT_ROWS = ("__main__", "judge", "row", "table", "two_ranks")
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,18 @@ def judged(row: Row, where: Path, *, seconds: float) -> Judgement:
     if root is None:
         return Judgement(row, "could not run", f"no git directory of {row.repository}", Shown(), None)
     buggy = in_child(row, root, row.buggy, row.invariants, seconds)
+    again = row.fixed is not None and buggy.violated
+    fixed = in_child(row, root, row.fixed or "", tuple(buggy.violated), seconds) if again else None
+    return verdict(row, buggy, fixed)
+
+
+def verdict(row: Row, buggy: Shown, fixed: Shown | None) -> Judgement:
+    """Found: violated at the bug, and nothing that was violated there is violated at the fix."""
     if not buggy.violated:
-        why = buggy.why or "the invariant holds on every case it was tried on"
-        return Judgement(row, "missed" if buggy.ran else "could not run", row.note or why, buggy, None)
-    if row.fixed is None:
+        why = buggy.why if not buggy.ran else row.note or "the invariant holds on every case it was tried on"
+        return Judgement(row, "missed" if buggy.ran else "could not run", why, buggy, None)
+    if fixed is None:
         return Judgement(row, "found", row.note, buggy, None)
-    fixed = in_child(row, root, row.fixed, tuple(buggy.violated), seconds)
     if not fixed.ran:
         return Judgement(row, "could not run", f"at the fix: {fixed.why}", buggy, fixed)
     if fixed.violated:
@@ -83,7 +89,7 @@ def in_child(row: Row, root: Path, commit: str, invariants: tuple[str, ...], sec
     """What a commit shows, from a process of its own: foreign code runs there."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_answer, args=(row, root, commit, invariants, theirs), daemon=True)
+    child = context.Process(target=_answer, args=(row, root, commit, invariants, theirs))
     child.start()
     theirs.close()
     try:

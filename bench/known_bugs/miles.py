@@ -1,7 +1,10 @@
 """Known bugs of miles."""
 
+from bench.known_bugs import two_ranks
 from bench.known_bugs.row import Row
-from trimtab.sentinel.targets.miles import TARGET
+from trimtab.sentinel.loading import Spec
+from trimtab.sentinel.targets.miles import HUB, TARGET
+from trimtab.sentinel.targets.target import Binding
 
 _BOUND = {binding.name: binding for binding in TARGET.bindings}
 
@@ -17,4 +20,7 @@ ROWS = [
     _row("HEAD-MILES-KL-ALIAS", "31f1ca961", None, ("no_aliasing",), "compute_advantages"),
     _row("HEAD-MILES-RFPP-KL", "31f1ca961", None, ("credit_over_trainable", "mask_content"),
          "get_reinforce_plus_plus_returns"),
+    Row("HEAD-MILES-WHITEN-CP", "miles", TARGET.repository, "31f1ca961", None, ("parallel_layout",),
+        Binding("normalize_advantages", (Spec("normalize_advantages", file=f"{HUB}/advantages.py"),), two_ranks.miles,
+                given=two_ranks.stand_ins), "two processes that own the halves of every sequence"),
 ]  # fmt: skip

@@ -4,12 +4,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from bench.known_bugs import two_ranks
 from bench.known_bugs.row import Row
 from trimtab.sentinel.case import Case
-from trimtab.sentinel.loading import Boundary
-from trimtab.sentinel.subject import Out, Subject
-from trimtab.sentinel.targets.slime import TARGET
+from trimtab.sentinel.loading import Boundary, Spec
+from trimtab.sentinel.subject import Out, Result, Subject
+from trimtab.sentinel.targets.slime import LOSS, TARGET
 from trimtab.sentinel.targets.slime_batch import policy_losses
+from trimtab.sentinel.targets.stand_in import Settings
+from trimtab.sentinel.targets.target import Binding
 
 _BOUND = {binding.name: binding for binding in TARGET.bindings}
 
@@ -30,6 +35,23 @@ def _per_token(fn: Boundary) -> Subject:
     return replace(chosen, call=call)
 
 
+def _truncated(fn: Boundary) -> Subject:
+    """The fraction of responses that reached the longest length allowed."""
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        lengths = torch.tensor([float(n) for n in case.response_lengths])
+        share = fn(raw_response_lengths=lengths, args=Settings(rollout_max_response_len=float(lengths.max())))
+        found = torch.tensor(share, dtype=torch.float32)
+        return {"clip_ratio": Result.scalar(found, "metric", of=_at_limit)}
+
+    return Subject("log_multi_turn_data (clip ratio)", call, inputs=frozenset({"length"}), couples="batch")
+
+
+def _at_limit(case: Case) -> torch.Tensor:
+    lengths = case.response_lengths
+    return torch.tensor(sum(n == max(lengths) for n in lengths) / len(lengths), dtype=torch.float64)
+
+
 ROWS = [
     _row("SLIME-DUALCLIP", "e7a118711", "2b10784d8", ("on_policy_identity", "clip_geometry", "equals_definition"),
          "compute_policy_loss"),
@@ -42,4 +64,13 @@ ROWS = [
         "batches with a fully masked sample are left out: slime counts one token for it, at the fix too"),
     _row("HEAD-SLIME-OPSM", "624b824a8", None, ("decision_granularity",), "compute_opsm_mask"),
     _row("HEAD-SLIME-GROUPNORM", "624b824a8", None, ("group_isolation",), "_post_process_rewards"),
+    Row("SLIME-WHITEN-CP", "slime", TARGET.repository, "c1dd9ab24", "dd7f0379c", ("parallel_layout",),
+        Binding("compute_advantages_and_returns", (
+            Spec("compute_advantages_and_returns", file=LOSS, first="if args.normalize_advantages:",
+                 last="if args.normalize_advantages:", results=("advantages",)),), two_ranks.slime,
+            given=two_ranks.stand_ins), "two processes that own the halves of every sequence"),
+    Row("SLIME-TRUNCRATE", "slime", TARGET.repository, "6fe4bb997", "e61b2d2ff", ("metric_truth",),
+        Binding("log_multi_turn_data", (
+            Spec("log_multi_turn_data", file="slime/backends/megatron_utils/data.py",
+                 expression="args.rollout_max_response_len).float().mean().item()"),), _truncated)),
 ]  # fmt: skip

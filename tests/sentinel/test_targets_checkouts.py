@@ -5,10 +5,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from bench.known_bugs.judge import judged, repository, rows
+from bench.known_bugs.judge import Shown, judged, repository, rows, verdict
 from bench.known_bugs.row import Row
 from bench.known_bugs.table import line, markdown
+
 from trimtab.sentinel import bind
 from trimtab.sentinel.loading import Boundary, Spec, Tree
 from trimtab.sentinel.subject import Subject
@@ -57,12 +57,12 @@ FIXED = "def loss(token_loss, mask):\n    return (token_loss * mask).sum() / mas
 
 @pytest.fixture
 def peers(tmp_path: Path) -> Path:
-    """A folder with one repository: a bug, its repair, and a commit that repairs nothing."""
+    """A folder with one repository: a bug, and its repair."""
     root = tmp_path / "some+thing"
     root.mkdir()
     git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "init", "-q"], check=True)
-    for tag, text in (("buggy", BUGGY), ("fixed", FIXED), ("moved", f"{BUGGY}\n")):
+    for tag, text in (("buggy", BUGGY), ("fixed", FIXED)):
         (root / "mean.py").write_text(text)
         subprocess.run([*git, "add", "mean.py"], check=True)
         subprocess.run([*git, "commit", "-qm", tag], check=True)
@@ -70,30 +70,45 @@ def peers(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _row(fixed: str | None, *, buggy: str = "buggy", name: str = "loss") -> Row:
+def _row(fixed: str | None, *, name: str = "loss") -> Row:
     def make(fn: Boundary) -> Subject:
         return bind(fn, role="aggregation", args={"mask": "trainable"})
 
     binding = Binding("loss", (Spec(name, file="mean.py"),), make)
-    return Row("A-BUG", "thing", "some/thing", buggy, fixed, ("mask_content",), binding)
+    return Row("A-BUG", "thing", "some/thing", "buggy", fixed, ("mask_content",), binding)
+
+
+BAD = Shown({"mask_content": {"what": "it moves", "case": ["pa"], "observed": 1, "expected": 0}}, ran=True)
 
 
 @pytest.mark.parametrize(
-    ("row", "verdict"),
+    ("buggy", "fixed", "word"),
     [
-        (_row("fixed"), "found"),
-        (_row(None), "found"),
-        (_row("moved"), "false alarm"),
-        (_row("fixed", buggy="fixed"), "missed"),
-        (_row("fixed", name="loos"), "could not run"),
+        (BAD, Shown(ran=True), "found"),
+        (BAD, None, "found"),
+        (BAD, BAD, "false alarm"),
+        (Shown(ran=True), None, "missed"),
+        (Shown(why="could not bind"), None, "could not run"),
+        (BAD, Shown(why="could not bind"), "could not run"),
     ],
-    ids=["found", "found at head", "false alarm", "missed", "could not run"],
 )
-def test_runner_judges(peers: Path, row: Row, verdict: str) -> None:
-    found = judged(row, peers, seconds=60)
-    assert found.verdict == verdict, found.why
-    assert verdict in line(found)
-    assert f"1 {verdict}" in markdown([found])
+def test_verdict_of_a_row(buggy: Shown, fixed: Shown | None, word: str) -> None:
+    found = verdict(_row("fixed"), buggy, fixed)
+    assert found.verdict == word
+    assert word in line(found)
+    assert f"1 {word}" in markdown([found])
+
+
+def test_runner_finds_a_bug_and_is_silent_at_its_repair(peers: Path) -> None:
+    found = judged(_row("fixed"), peers, seconds=60)
+    assert found.verdict == "found", found.why
+    assert found.buggy.violated["mask_content"]["case"]
+    assert found.fixed == Shown(ran=True)
+
+
+def test_runner_says_why_a_row_cannot_run(peers: Path) -> None:
+    assert "no definition loos" in judged(_row("fixed", name="loos"), peers, seconds=60).why
+    assert "no git directory" in judged(_row("fixed"), peers / "some+thing", seconds=60).why
 
 
 def test_repository_is_looked_up_under_every_name(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def baseline(fn: Boundary) -> list[Subject]:
 
 def estimator(fn: Boundary, name: str) -> list[Subject]:
     """An estimator object made without its config classes; advantages are masked by every loss."""
-    made = {
+    made: dict[str, tuple[Any, list[dict[str, Any]]]] = {
         "GRPOAdvantageEstimator": ("group", [{"use_leave_one_out_baseline": one, "normalize_rewards": std}
                                              for one in (True, False) for std in (True, False)]),
         "ReinforcePlusPlusAdvantageEstimator": ("batch", [{"minus_baseline": True}, {"minus_baseline": False}]),
@@ -116,6 +116,7 @@ def gae(fn: Boundary) -> list[Subject]:
         advantage = Result.token(case, advantages, "advantage")
         return {"advantage": advantage, "returns": Result(case.from_padded(returns), "token", "return")}
 
+    coupled: tuple[tuple[bool, Any], ...] = ((False, "sequence"), (True, "batch"))
     options = {"gae_lambda": 0.95, "gae_gamma": 1.0, "kl_coef": 0.1}
     return [
         Subject(
@@ -123,7 +124,7 @@ def gae(fn: Boundary) -> list[Subject]:
             options={**options, "normalize_advantages": white}, penalties={} if white else {"kl_coef": "logp_ref"},
             variants={"gae_lambda": (0.5,), "gae_gamma": (0.9,), "kl_coef": (0.3,)}, waived=losses.FINITE,
         )
-        for white, couples in ((False, "sequence"), (True, "batch"))
+        for white, couples in coupled
     ]  # fmt: skip
 
 
@@ -153,10 +154,7 @@ def rollout_metrics(fn: Boundary) -> Subject:
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         reward: list[float] = case.sequence("reward").tolist()
         told = {"max_reward": reward, "min_reward": reward, "reward/max": reward, "reward/min": reward, "mean": reward}
-        if isinstance(fn.spec.results, tuple) and fn.spec.results:
-            found = fn(rollout_metrics=told)["rollout_metrics"]
-        else:
-            found = fn(told)
+        found = fn(rollout_metrics=told)["rollout_metrics"] if fn.spec.results else fn(told)
         facts: dict[str, Any] = {"of": "reward", "population": "sequence"}
         return {
             "max": Result.scalar(found["reward/max"], "metric", reduction="max", **facts),

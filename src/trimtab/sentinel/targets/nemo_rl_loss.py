@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ def clipped(fn: Boundary) -> list[Subject]:
         raise CouldNotBind(f"{fn.spec.name} takes logits, not log-probs")
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
-        config = cast("Any", fn.get("ClippedPGLossConfig"))(**options)
+        config = fn.get("ClippedPGLossConfig")(**options)
         loss_fn = fn.function(config)
         more = {"reference_policy_logprobs": "logp_ref"} if options["reference_policy_kl_penalty"] else {}
         batch = data(case, advantages="advantage", prev_logprobs="logp_old", generation_logprobs="logp_rollout", **more)
@@ -91,10 +91,8 @@ def clipped(fn: Boundary) -> list[Subject]:
     for options, facts in variants():
         known = {k: v for k, v in {**CLIPPED, **options}.items() if f'"{k}"' in fn.source or f".{k}" in fn.source}
         if set(options) <= set(known):
-            subjects.append(
-                Subject("ClippedPGLossFn", call, options=known, combine="sum", role="policy_loss",
-                        **{"waived": FINITE, **facts})
-            )  # fmt: skip
+            told: dict[str, Any] = {"waived": FINITE, **facts}
+            subjects.append(Subject("ClippedPGLossFn", call, options=known, combine="sum", role="policy_loss", **told))
     return subjects
 
 

@@ -92,11 +92,13 @@ def correction(fn: Boundary) -> list[Subject]:
         )  # fmt: skip
         found = fn(old.detach(), rollout.detach(), mask, credit.detach(), Settings(use_rho_correction=True, **options))
         low = 0.0 if options["rho_mask_upper_bound"] else options["rho_clamp_lower_bound"]
-        facts = {"range": (low, options["rho_clamp_upper_bound"]), "pair": ("logp_old", "logp_rollout")}
+        facts: dict[str, Any] = {
+            "range": (low, options["rho_clamp_upper_bound"]), "pair": ("logp_old", "logp_rollout"),
+        }  # fmt: skip
         out = {"importance": Result.token(case, found.weights, "importance", with_prompt=False, **facts)}
         dropped = found.metrics["val/rho_drop_frac"]
-        facts = {"range": (0, 1), "agreed": 0.0, "with_prompt": False}
-        return {**out, "drop_frac": Result.token(case, dropped, "metric", **facts)}
+        told: dict[str, Any] = {"range": (0, 1), "agreed": 0.0, "with_prompt": False}
+        return {**out, "drop_frac": Result.token(case, dropped, "metric", **told)}
 
     bounds = {"rho_clamp_lower_bound": 0.5, "rho_clamp_upper_bound": 2.0, "rho_mask_sequence_level": False,
               "rho_mask_tv_divergence": False, "rho_mask_lower_bound": 0.0, "rho_mask_upper_bound": 0.0}  # fmt: skip

@@ -98,7 +98,7 @@ def rewards(fn: Boundary) -> list[Subject]:
         Subject(
             "reward_norm", call, role="reward_normalisation", options={"norm_mean_type": mean, "norm_std_type": std},
             couples="batch" if "batch" in (mean, std) else "group",
-            definition=normalised(mean, std or "none", ddof=1, eps=1e-6), variants={"norm_mean_type": (None,)},
+            definition=normalised(mean, std or "none", ddof=1, eps=1e-6), variants={} if std == "group" else {"norm_mean_type": (None,)},
         )
         for mean, std in pairs
     ]  # fmt: skip
@@ -146,7 +146,8 @@ def eos_mask(fn: Boundary) -> Subject:
     """The response up to and with its first end token; it knows one end token."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
-        if len(case.eos_ids) > 1:
+        first, *others = case.eos_ids
+        if others:
             raise case.cannot("it knows one end token")
         ids, there = (case.padded(n, with_prompt=False) for n in ("token_id", "attention"))
         if not ids.numel() or any("o" in kinds or "a" not in kinds for kinds in case.kinds):
@@ -156,8 +157,8 @@ def eos_mask(fn: Boundary) -> Subject:
         if not bool((full | case.sequence("ended")).all()):
             raise case.cannot("an answer that did not end fills its row")
         ids = ids.clone()
-        ids[torch.arange(len(ids)), last] = case.eos_ids[0]
-        return {"mask": Result.cell(case, fn(ids, eos_token=case.eos_ids[0]), with_prompt=False)}
+        ids[torch.arange(len(ids)), last] = first
+        return {"mask": Result.cell(case, fn(ids, eos_token=first), with_prompt=False)}
 
     return Subject("get_eos_mask", call, role="response_mask")
 
