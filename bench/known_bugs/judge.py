@@ -14,7 +14,7 @@ import bench.known_bugs
 from bench.known_bugs.row import Row
 
 Word = Literal["found", "missed", "false alarm", "could not run"]
-NOT_ROWS = ("__main__", "judge", "row", "table", "two_ranks")
+NOT_ROWS = ("__main__", "judge", "not_tried", "row", "table", "two_ranks")
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,20 @@
 """Known bugs of NeMo-RL; statements of its trainers are cut out where they never were a function."""
 
+import inspect
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed.tensor  # the loss asks whether its logits are distributed
 
 from bench.known_bugs.row import Row
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.like import scored
 from trimtab.sentinel.loading import Boundary, Spec
 from trimtab.sentinel.subject import Out, Result, Subject
-from trimtab.sentinel.targets.nemo_rl import GRPO, TARGET, rollout_metrics
+from trimtab.sentinel.targets.nemo_rl import GRPO, LOSSES, TARGET, rollout_metrics
+from trimtab.sentinel.targets.nemo_rl_loss import CLIPPED, counts, data, given
 from trimtab.sentinel.targets.stand_in import by_group
 from trimtab.sentinel.targets.target import Binding
 
@@ -116,6 +119,34 @@ def two_batches(fn: Boundary) -> Subject:
     return Subject("train (metrics of a global batch)", call, role="metric", couples="batch")
 
 
+class Ids(torch.Tensor):
+    """Token ids that are where they are wanted: the loss sends them to a device of its own."""
+
+    def cuda(self, *_: Any, **__: Any) -> "Ids":
+        return self
+
+
+def from_logits(fn: Boundary) -> Subject:
+    """The loss of a micro-batch from logits; the trainer averages micro-batches unless it hands over global counts."""
+    told = "total_valid_tokens_or_seqs" in inspect.signature(fn.function.__call__).parameters
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        if not bool(case.trainable.any()):
+            raise case.cannot("a micro-batch has something to train on")
+        config = fn.get("ClippedPGLossConfig")(**{**CLIPPED, "token_level_loss": True})
+        names = {"advantages": "advantage", "prev_logprobs": "logp_old", "generation_logprobs": "logp_rollout",
+                 "reference_policy_logprobs": "logp_ref"}  # fmt: skip
+        batch = data(case, **names)
+        ids = torch.cat([torch.zeros(case.num_sequences, 1).long(), case.padded("token_id")], 1)
+        batch["input_ids"] = ids.as_subclass(Ids)
+        logits = case.padded("logits")
+        logits = torch.cat([logits, torch.zeros_like(logits[:, :1])], 1)
+        loss, _ = fn.function(config)(logits, batch, *([counts(case)["global_valid_toks"]] if told else []))
+        return {"loss": Result.scalar(loss.as_subclass(torch.Tensor), "loss")}
+
+    return Subject("ClippedPGLossFn", call, combine="sum" if told else "mean", role="policy_loss")
+
+
 def _row(name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: Binding) -> Row:
     return Row(name, "nemo_rl", TARGET.repository, buggy, fixed, invariants, binding)
 
@@ -142,4 +173,6 @@ ROWS = [
                  (Spec("aggregate_rollout_metrics", file=GRPO),
                   Spec("async_grpo_train", file=GRPO, first="rollout_metrics = { k: (sum(v)",
                        last="rollout_metrics = { k: (sum(v)", results=("rollout_metrics",))), rollout_metrics)),
+    _row("NEMO-MB-ACC", "bb75f66a5", "af9f6e861", ("split",),
+         Binding("ClippedPGLossFn", (Spec("ClippedPGLossFn", file=LOSSES[1]),), from_logits, given=given)),
 ]  # fmt: skip

@@ -52,6 +52,20 @@ def _at_limit(case: Case) -> torch.Tensor:
     return torch.tensor(sum(n == max(lengths) for n in lengths) / len(lengths), dtype=torch.float64)
 
 
+def _teacher(fn: Boundary) -> Subject:
+    """Log-probs of the teacher, at the temperature that it is asked for; greedy requests are scored at 1."""
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        payload = fn.awaited(args=Settings(**options), sample=Settings(tokens=[1]))["payload"]
+        asked = payload["sampling_params"]["temperature"]
+        scores = torch.log_softmax(case.flat("teacher_logits") / (asked or 1.0), -1)
+        chosen = scores.gather(-1, case.flat("token_id")[:, None]).squeeze(-1)
+        return {"logp": Result(chosen, "token", "logp")}
+
+    return Subject("reward_func (teacher)", call, options={"rollout_temperature": 1.0}, couples="token",
+                   temperature="rollout_temperature")  # fmt: skip
+
+
 ROWS = [
     _row("SLIME-DUALCLIP", "e7a118711", "2b10784d8", ("on_policy_identity", "clip_geometry", "equals_definition"),
          "compute_policy_loss"),
@@ -73,4 +87,8 @@ ROWS = [
         Binding("log_multi_turn_data", (
             Spec("log_multi_turn_data", file="slime/backends/megatron_utils/data.py",
                  expression="args.rollout_max_response_len).float().mean().item()"),), _truncated)),
+    Row("SLIME-OPD-TEMP", "slime", TARGET.repository, "045310b2b", "1da1bb19e", ("temperature_consistency",),
+        Binding("reward_func", (
+            Spec("reward_func", file="slime/rollout/on_policy_distillation.py", first="payload = {",
+                 last="payload = {", results=("payload",)),), _teacher)),
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 from bench.known_bugs.judge import Judgement
+from bench.known_bugs.not_tried import NOT_TRIED
 
 _HEAD = """# Known bugs
 
@@ -44,6 +45,8 @@ def markdown(done: list[Judgement]) -> str:
     noted = [one for one in done if one.verdict == "found" and one.row.note]
     if noted:
         out += ["", "## Notes", ""] + [f"- {one.row.id}: {one.row.note}" for one in noted]
+    out += ["", "## Not tried", "", "| id | reason |", "|---|---|"]
+    out += [f"| {name} | {_cell(why)} |" for name, why in NOT_TRIED.items()]
     return "\n".join(out) + "\n"
 
 

@@ -1,0 +1,17 @@
+"""Known bugs without a row, and why: what would have to run is no function, and no statements that can be cut."""
+
+# ruff: noqa: E501
+
+NOT_TRIED: dict[str, str] = {
+    "SLIME-REWARD-PAIR": "pairs a list of the whole batch with lists of one rank inside a logging loop; the repair is in another file",
+    "SLIME-PERTOKEN-CP": "the missing factor is cancelled by Megatron's own gradient scaling, which would have to be modelled",
+    "SLIME-PARTIAL-MASK": "statements of an async generate() around an HTTP call; no mask is made before the repair",
+    "SLIME-QWEN3-MASK": "the repair adds a function for another chat template; a tokenizer with that template is needed",
+    "MILES-CP-TERMINAL": "shows only with contiguous context-parallel chunks and their collectives, which are not stood in for",
+    "NEMO-DYNSAMPLE": "the filter reads a shaped reward because a caller never kept the raw one: three functions apart",
+    "NEMO-TOPLOGPROB": "reads a vLLM response object inside a generation worker",
+    "PRIME-NORM-MB": "statements of a training step around the model's forward pass",
+    "PRIME-FORK-ONCE": "needs verifiers' trace and branch objects",
+    "ROLL-NUMTOK-DICT": "dividing by a dictionary raises, so it is not quiet",
+    "OI-ZERO2": "gradients are dropped inside DeepSpeed",
+}  # fmt: skip
