@@ -69,7 +69,10 @@ def _one_fewer(subject: Subject, case: Case, base: Seen, rows: list[int]) -> Vio
     if len(rows) < 2:
         return None
     rest = [i for i in range(case.num_sequences) if i != rows[0]]
-    fewer = run(subject, case.taken(rest, as_part=False))
+    try:
+        fewer = run(subject, case.taken(rest, as_part=False))
+    except Exception:  # refusing aloud a group that is left with one sample is an answer
+        return None
     stay = [i for i in rest if i not in rows]
     now = [rest.index(i) for i in stay]
     match = Match(
