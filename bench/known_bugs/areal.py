@@ -64,7 +64,9 @@ def _accumulation(boundary: Boundary) -> Subject:
     return Subject("MegatronEngine.train_batch: multiplier", call, boundary=boundary, definition=average("token_mean"))
 
 
-def _row(name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: Binding, note: str = "") -> Row:
+def _row(
+    name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: Binding, note: str = ""
+) -> Row:
     return Row(name, "areal", REPOSITORY, buggy, fixed, invariants, binding, note)
 
 

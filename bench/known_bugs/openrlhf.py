@@ -12,7 +12,9 @@ def of(name: str) -> Binding:
     return next(binding for binding in TARGET.bindings if binding.name == name)
 
 
-def _row(name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: Binding, note: str = "") -> Row:
+def _row(
+    name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: Binding, note: str = ""
+) -> Row:
     return Row(name, "openrlhf", REPOSITORY, buggy, fixed, invariants, binding, note)
 
 

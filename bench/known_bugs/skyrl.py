@@ -61,7 +61,9 @@ def _cut(name: str, file: str, make: Any, **cut: Any) -> Binding:
 WORKER = "skyrl-train/skyrl_train/workers/worker.py"
 
 
-def _row(name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: Binding, note: str = "") -> Row:
+def _row(
+    name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: Binding, note: str = ""
+) -> Row:
     return Row(name, "skyrl", REPOSITORY, buggy, fixed, invariants, binding, note)
 
 

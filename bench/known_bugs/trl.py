@@ -58,7 +58,9 @@ def _logged_reward(boundary: Boundary) -> Subject:
 
     def read(case: Case) -> Any:
         both = torch.stack([case.sequence("reward"), case.sequence("outcome")], 1)
-        own = Settings(reward_weights=torch.tensor([1.0, 0.0], dtype=torch.float64), _metrics={"train": defaultdict(list)})
+        own = Settings(
+            reward_weights=torch.tensor([1.0, 0.0], dtype=torch.float64), _metrics={"train": defaultdict(list)}
+        )
         boundary(self=own, rewards_per_func=both, mode="train")
         return own._metrics["train"]["reward"][-1]
 
@@ -96,7 +98,9 @@ def _cut(label: str, name: str, file: str, make: Any, **cut: Any) -> Binding:
     return Binding(label, (Spec(name, file=file, **cut),), make)
 
 
-def _row(name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: Binding, note: str = "") -> Row:
+def _row(
+    name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: Binding, note: str = ""
+) -> Row:
     return Row(name, "trl", REPOSITORY, buggy, fixed, invariants, binding, note)
 
 
@@ -104,7 +108,7 @@ GFPO = "trl/experimental/gfpo/gfpo_trainer.py"
 ROWS: list[Row] = [
     _row("TRL-SCALE-SWAP", "705306d78", "35702ce37", ("equals_definition",), _cut(
         "scale_rewards", SCORE, trl.GRPO, _scaled, first="rewards = (rewards_per_func * self.reward_weights",
-        last="if self.scale_rewards", results=("advantages",))),
+        last="advantages = advantages / (std_rewards", results=("advantages",))),
     _row("TRL-CISPO-SWAP", "ffb3dd5d2", "97ca1a256", ("equals_definition",),
          Binding("loss", (Spec("GRPOTrainer._compute_loss", file=trl.GRPO),), _every_grpo)),
     _row("TRL-CLIPFRAC", "488025cd8", "5b586da3c", ("metric_truth",),

@@ -130,7 +130,9 @@ ENGINE = "verl/workers/engine/fsdp/transformer_impl.py"
 SFT = "verl/trainer/fsdp_sft_trainer.py"
 
 
-def _row(name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: Binding, note: str = "") -> Row:
+def _row(
+    name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: Binding, note: str = ""
+) -> Row:
     return Row(name, "verl", REPOSITORY, buggy, fixed, invariants, binding, note)
 
 

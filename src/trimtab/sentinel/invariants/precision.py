@@ -1,5 +1,7 @@
 """Numbers that survive half precision."""
 
+from dataclasses import replace
+
 import torch
 
 from trimtab.sentinel.case import Case
@@ -29,9 +31,11 @@ def half_precision(subject: Subject, case: Case) -> Violation | None:
     rounded = case.with_tokens(**near)
     floats = {n: v.bfloat16() for n, v in rounded.tokens.items() if v.dtype.is_floating_point}
     with torch.no_grad():
-        exact = called(subject, rounded.with_tokens(**{n: v.float() for n, v in floats.items()}))
+        plain = replace(rounded, mask_dtype=torch.float32)
+        exact = called(subject, plain.with_tokens(**{n: v.float() for n, v in floats.items()}))
         try:
-            coarse = called(subject, rounded.with_tokens(**floats))
+            # A mask of double precision would lift every product with it.
+            coarse = called(subject, replace(rounded, mask_dtype=torch.bfloat16).with_tokens(**floats))
         except (RuntimeError, TypeError, ValueError):
             return None  # refusing half precision aloud is the best answer
     for name, result in exact.items():

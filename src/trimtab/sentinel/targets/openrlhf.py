@@ -212,10 +212,14 @@ def _sft(boundary: Boundary) -> Subject:
 def _kl(boundary: Boundary) -> list[Subject]:
     no_mask = "it takes no mask: its readers mask what it returns"
     waived = {"mask_content": no_mask, "nonfinite_isolation": no_mask}
-    if "kl_estimator" not in handed.parameters(boundary):
-        return [bind(boundary, role="kl", args={"log_probs": "logp_current", "log_probs_base": "logp_ref"}, waived=waived,
-                     definition=bounded(like("kl.k1"), "logp_current", "logp_ref"))]  # fmt: skip
     args = {"log_probs": "logp_current", "log_probs_base": "logp_ref"}
+    if "use_kl_estimator_k3" in handed.parameters(boundary):
+        return [
+            bind(boundary, role="kl", args=args, options={"use_kl_estimator_k3": third}, waived=waived,
+                 definition=bounded(like("kl.k3" if third else "kl.k1"), "logp_current", "logp_ref"),
+                 variants={"use_kl_estimator_k3": (not third,)})
+            for third in (True, False)
+        ]  # fmt: skip
     small = lambda kind: _within(like(f"kl.{kind}"), 3.0)  # noqa: E731  beyond, it bounds the estimate at 10
     return [
         bind(boundary, role="kl", args=args, options={"kl_estimator": kind}, waived=waived, definition=small(kind),

@@ -27,7 +27,7 @@ OWN_FORWARD = "log-probs at untrainable cells are the trainer's own forward pass
 OWN = {"nonfinite_isolation": OWN_FORWARD}
 
 
-class _Alone:
+class Alone:
     """An accelerator of one process."""
 
     num_processes, process_index, sync_gradients, device = 1, 0, True, torch.device("cpu")
@@ -55,7 +55,7 @@ def by_row(values: list[Tensor], parts: list[Case]) -> Tensor:
 ARGS: dict[str, Any] = {
     "delta": None, "use_bias_correction_kl": False, "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05,
     "steps_per_generation": 1, "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0,
-    "gradient_accumulation_steps": 1,
+    "gradient_accumulation_steps": 1, "report_to": (),
 }  # fmt: skip
 OPTIONS: dict[str, Any] = {
     "beta": 0.0, "loss_type": "dapo", "epsilon_low": 0.2, "epsilon_high": 0.28, "top_entropy_quantile": 1.0,
@@ -71,10 +71,12 @@ def _trainer(boundary: Boundary, case: Case, chosen: Mapping[str, Any]) -> Any:
     own = {n: v for n, v in chosen.items() if n not in ARGS}
     told = Settings(**{**ARGS, **{n: v for n, v in chosen.items() if n in ARGS}})
     logp, entropy = case.padded("logp_current", **RIGHT), case.padded("entropy", **RIGHT)
-    given = {**OPTIONS, **own, "args": told, "accelerator": _Alone(), "model": Settings(training=True)}
+    given = {**OPTIONS, **own, "args": told, "accelerator": Alone(), "model": Settings(training=True)}
     trainer = boundary.made(**given, _metrics={"train": defaultdict(list), "eval": defaultdict(list)}, _step=0,
-                            _metric_events=defaultdict(list), state=Settings(global_step=0))  # fmt: skip
-    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (logp, entropy, None)
+                            _metric_events=defaultdict(list), state=Settings(global_step=0),
+                            control=Settings(should_evaluate=False))  # fmt: skip
+    scored_by = (logp, entropy, None) if "entropies, aux_loss = " in boundary.source else (logp, entropy)
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: scored_by
     trainer._get_per_token_logps = lambda *_, **__: logp
     return trainer
 
@@ -96,6 +98,7 @@ READ: dict[str, dict[str, Any]] = {
     "clip_ratio/region_mean": {"range": (0.0, 1.0), "agreed": 0.0, "reduction": "mean"},
     "clip_ratio/low_mean": {"agreed": 0.0, "reduction": "mean"},
     "clip_ratio/high_mean": {"agreed": 0.0, "reduction": "mean"},
+    "clip_ratio": {"range": (0.0, 1.0), "agreed": 0.0, "reduction": "mean"},
     "kl": {"agreed": 0.0, "reduction": "mean"},
     "entropy": {"of": "entropy", "reduction": "mean"},
 }
@@ -115,11 +118,16 @@ def loss(
     def call(case: Case, chosen: Mapping[str, Any]) -> Out:
         if not case.padded("response", **RIGHT).shape[1]:
             raise case.cannot("a completion has a token")
+        if "tool_mask" not in boundary.source and any("o" in row for row in case.kinds):
+            raise case.cannot("this version has no tools")
         trainer = _trainer(boundary, case, chosen)
         found = boundary(trainer, None, _inputs(case))
         out = {"loss": Result.scalar(found, "loss")}
         metrics = {n: trainer._metrics["train"][n] for n in read if n in trainer._metrics["train"]}
         facts_of = {n: {**READ[n], "population": population} for n in metrics}
+        if population == "token" and str(options.get("importance_sampling_level", "token")) == "token":
+            for n in {"clip_ratio/region_mean", "clip_ratio"} & metrics.keys():
+                facts_of[n]["of"] = lambda one: _clips(one, chosen)
         return out | {n: Result.scalar(v[-1], "metric", **facts_of[n]) for n, v in metrics.items()}
 
     facts = {"waived": OWN, **facts}
@@ -127,11 +135,18 @@ def loss(
                    boundary=boundary, role="policy_loss", **facts)  # fmt: skip
 
 
-def _band(options: Mapping[str, Any]) -> tuple[float, float]:
+def _clips(case: Case, options: Mapping[str, Any]) -> Tensor:
+    """Tokens at which the minimum takes the bounded side."""
+    low, high = band(options)
+    ratio, credit = (case.flat("logp_current") - case.flat("logp_old")).exp(), case.flat("outcome")
+    return (((ratio < low) & (credit < 0)) | ((ratio > high) & (credit > 0))).double()
+
+
+def band(options: Mapping[str, Any]) -> tuple[float, float]:
     return 1 - options["epsilon_low"], 1 + options["epsilon_high"]
 
 
-def _constant(define: Call, *names: str) -> Call:
+def one_advantage(define: Call, *names: str) -> Call:
     """A definition with one advantage a sequence."""
     held = handed.simply(define)
     return bounded(lambda case, o: held(handed.one_per_sequence("advantage")(case), o), *(names or ("logp_current", "logp_old")))
@@ -143,10 +158,10 @@ OTHER = {"epsilon_low": (0.5,), "epsilon_high": (0.9,)}
 
 def _grpo(boundary: Boundary) -> list[Subject]:
     rows = "sequence_mean_token_mean over all rows"
-    clipped = {m: _constant(like("policy_loss.clipped", mean=m, band=_band)) for m in ("token_mean", rows)}
-    gated = _constant(like("policy_loss.soft_gated", mean=rows, temperature_positive=lambda o: o["sapo_temperature_pos"],
+    clipped = {m: one_advantage(like("policy_loss.clipped", mean=m, band=band)) for m in ("token_mean", rows)}
+    gated = one_advantage(like("policy_loss.soft_gated", mean=rows, temperature_positive=lambda o: o["sapo_temperature_pos"],
                            temperature_negative=lambda o: o["sapo_temperature_neg"]))  # fmt: skip
-    weighed = _constant(like("policy_loss.clipped_importance", mean="token_mean", band=lambda o: (0.0, o["epsilon_high"])))
+    weighed = one_advantage(like("policy_loss.clipped_importance", mean="token_mean", band=lambda o: (0.0, o["epsilon_high"])))
     local = {**OWN, "split": "bnpo is a mean over the tokens of each micro-batch, as its name and the documentation say"}
     return [
         loss(boundary, {**CLIPS, "loss_type": "dapo"}, read=(*CLIPPED, "entropy"), combine="sum", variants={**OTHER, "delta": (1.5,)},
@@ -162,7 +177,7 @@ def _grpo(boundary: Boundary) -> list[Subject]:
         loss(boundary, {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05, "loss_type": "sapo"}, combine=by_row,
              definition=gated, variants={"sapo_temperature_pos": (2.0,), "sapo_temperature_neg": (2.0,)}),
         loss(boundary, {**CLIPS, "importance_sampling_level": "sequence", "loss_type": "grpo"}, combine=by_row, variants=OTHER,
-             definition=_constant(like("policy_loss.geometric_clipped", mean=rows, band=_band))),
+             definition=one_advantage(like("policy_loss.geometric_clipped", mean=rows, band=band))),
         loss(boundary, {"loss_type": "vespo"}, combine="sum", stops_gradient=True),
         loss(boundary, {**CLIPS, "off_policy_mask_threshold": 0.5, "loss_type": "dapo"}, combine="sum",
              variants={"off_policy_mask_threshold": (0.01,)}),
@@ -199,7 +214,7 @@ def _advantages(boundary: Boundary, options: Mapping[str, Any], **facts: Any) ->
         trainer = Settings(**{
             "reward_weights": torch.ones(1, dtype=torch.float64), "multi_objective_aggregation": "sum_then_normalize",
             "reward_clip_range": None, "beta": 0.0, "normalize_advantages": False, "num_generations": len(groups[0]),
-            "reward_funcs": [None], "accelerator": _Alone(), **chosen,
+            "reward_funcs": [None], "accelerator": Alone(), **chosen,
         })  # fmt: skip
         found = boundary(self=trainer, rewards_per_func=given, device=torch.device("cpu"), num_generations=len(groups[0]),
                          mode="train")  # fmt: skip
@@ -208,7 +223,7 @@ def _advantages(boundary: Boundary, options: Mapping[str, Any], **facts: Any) ->
     return Subject(boundary.spec.name, call, options=dict(options), boundary=boundary, **facts)
 
 
-def _normalized(std: str) -> Call:
+def normalized(std: str) -> Call:
     define = handed.normalised(tokens=False, mean="group", std=std, ddof=1, eps=1e-4)
 
     def everybody(case: Case, options: Mapping[str, Any]) -> Out:
@@ -223,7 +238,7 @@ def _grpo_advantages(boundary: Boundary) -> list[Subject]:
     others = {"group": ("none", "batch"), "batch": ("none", "group"), "none": ("group", "batch")}
     return [
         _advantages(boundary, {"scale_rewards": kind}, couples="batch" if kind == "batch" else "group",
-                    definition=_normalized(kind), variants={"scale_rewards": others[kind]},
+                    definition=normalized(kind), variants={"scale_rewards": others[kind]},
                     impossible={"scale_rewards": ("groups",), "multi_objective_aggregation": ("sum",)})
         for kind in ("group", "none", "batch")
     ]  # fmt: skip
@@ -257,7 +272,7 @@ def _off_policy_mask(boundary: Boundary) -> Subject:
 
 def _entropy_mask(boundary: Boundary) -> Subject:
     def call(case: Case, chosen: Mapping[str, Any]) -> Out:
-        trainer = boundary.made(accelerator=_Alone())
+        trainer = boundary.made(accelerator=Alone())
         found = boundary(trainer, case.padded("entropy", **RIGHT), case.padded("trainable", **RIGHT), **chosen)
         return {"keep": Result.token(case, found, "keep", scope="batch", **RIGHT)}
 
