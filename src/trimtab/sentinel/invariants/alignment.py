@@ -1,5 +1,6 @@
 """What is carried from place to place: the right token's, unchanged, and once."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -22,10 +23,12 @@ from trimtab.sentinel.subject import Result, Subject, of_kind, run, same
 def alignment(subject: Subject, case: Case) -> Violation | None:
     codes = coded(case)
     seen = run(subject, subject.adapt(codes))
-    for name, result in of_kind(seen.results, case, "carried"):
-        expected = source(codes, result)
-        if not same(expected, seen.values[name], tolerance=1e-6):
-            return differing(f"{name} is not its own token's", result, expected, seen.values[name])
+    for name, result in of_kind(seen.results, case, "carried", "mask"):
+        if result.kind == "mask" and (result.of is None or subject.reading("token_id")):
+            continue  # a mask made of ids depends on where they end: eos_semantics
+        expected = source(codes, result).double()
+        if not same(expected, seen.values[name].double(), tolerance=1e-6):
+            return differing(f"{name} is not its own token's", result, expected, seen.values[name].double())
     return None
 
 
@@ -103,29 +106,46 @@ def eos_semantics(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("a sequence has no answer")
     taken = 0
     for eos, pad in (((1,), 0), ((1,), 1), ((1, 2), 0), ((1, 2), 2), ((2, 1), 1)):
-        one = _ending(replace(bare, eos_ids=eos, pad_id=pad, extra_columns=1))
-        try:
-            seen = run(subject, one)
-        except CannotRepresent:  # such as a function that knows one end id
-            continue
-        taken += 1
-        for name, result in of_kind(seen.results, case, "mask"):
-            expected = source(one, result) if result.of is not None else torch.ones_like(seen.values[name])
-            if not same(expected.double(), seen.values[name].double()):
-                what = f"{name} with end ids {list(eos)} and padding id {pad}"
-                effect = Effect("decision")
-                return Violation(what, numbers(seen.values[name]), numbers(expected), effect=effect)
+        for columns in (1, 0):
+            one = _ending(replace(bare, eos_ids=eos, pad_id=pad, extra_columns=columns))
+            try:
+                seen = run(subject, one)
+            except CannotRepresent:  # such as a function that knows one end id
+                continue
+            taken += 1
+            found = _masked_otherwise(seen.values, of_kind(seen.results, case, "mask"), one)
+            if found:
+                return found
     if not taken:
         raise case.cannot("it takes none of the ways to end and to pad")
     return None
 
 
+def _masked_otherwise(values: Mapping[str, Tensor], masks: list[tuple[str, Result]], case: Case) -> Violation | None:
+    for name, result in masks:
+        expected = source(case, result) if result.of is not None else torch.ones_like(values[name])
+        if not same(expected.double(), values[name].double()):
+            what = f"{name} with end ids {list(case.eos_ids)} and padding id {case.pad_id}"
+            return Violation(what, numbers(values[name]), numbers(expected), effect=Effect("decision"))
+    return None
+
+
 def _ending(case: Case) -> Case:
-    """Ids that end every ended sequence with an end id and use none elsewhere."""
+    """Ids that end every ended sequence with an end id and use none elsewhere.
+
+    A sampler stops at an end id or at its limit, so only a sequence that fills its row can lack one: padding after
+    anything else would be a cell that no mask of ids could tell from an answer.
+    """
     ids: list[int] = []
     for row, kinds in enumerate(case.kinds):
         own = [3 + (row + t) % 2 for t in range(len(kinds))]
-        if bool(case.sequences["ended"][row]) and kinds:
+        if kinds and (bool(case.sequences["ended"][row]) or not _fills(case, row)):
             own[-1] = case.eos_ids[row % len(case.eos_ids)]
         ids += own
     return case.with_tokens(token_id=torch.tensor(ids, dtype=torch.long))
+
+
+def _fills(case: Case, row: int) -> bool:
+    """Whether no view pads this sequence on the right."""
+    longest = case.lengths[row] == max(case.lengths) and case.response_lengths[row] == max(case.response_lengths)
+    return longest and not case.extra_columns

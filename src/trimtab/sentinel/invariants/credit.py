@@ -22,4 +22,6 @@ def credit_over_trainable(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("there is no observation in it")
     bare = without_tokens(case, "o")
     first, second = run(subject, bare), run(subject, case)
-    return apart("tool output in a sequence", first, second, Match(leaves=trainable_leaves(bare, case)))
+    # A mask has one entry a cell, and tool output has cells of its own: what it owes is said by its own invariants.
+    match = Match(leaves=trainable_leaves(bare, case), only=lambda _, result: result.level != "cell")
+    return apart("tool output in a sequence", first, second, match)
