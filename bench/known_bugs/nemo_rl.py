@@ -142,7 +142,8 @@ def from_logits(fn: Boundary) -> Subject:
         logits = case.padded("logits")
         logits = torch.cat([logits, torch.zeros_like(logits[:, :1])], 1)
         loss, _ = fn.function(config)(logits, batch, *([counts(case)["global_valid_toks"]] if told else []))
-        return {"loss": Result.scalar(loss.as_subclass(torch.Tensor), "loss")}
+        # It scores logits in float32 and adds 1e-8 to its counts: finer differences than that say nothing.
+        return {"loss": Result.scalar(loss.as_subclass(torch.Tensor).float(), "loss")}
 
     return Subject("ClippedPGLossFn", call, combine="sum" if told else "mean", role="policy_loss")
 
