@@ -128,7 +128,8 @@ def changed(case: Case, rows: list[int], *, scale: float = -1.5, offset: float =
     tokens: dict[str, Tensor] = {}
     for n, v in case.tokens.items():
         if v.dtype.is_floating_point:
-            other = (v - 0.5 if n in LOGPS else v * scale + offset).detach()
+            # Each log-prob by its own amount: a ratio of two must change as well.
+            other = (v - 0.5 - 0.1 * LOGPS.index(n) if n in LOGPS else v * scale + offset).detach()
             tokens[n] = torch.where(inside.reshape(-1, *[1] * (v.ndim - 1)), other, v)
     sequences = {
         n: torch.where(chosen, v * scale + offset, v)
