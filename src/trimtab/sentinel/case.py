@@ -109,11 +109,12 @@ class Case:
     def pairs(self) -> list[tuple[int, int]]:
         """(chosen, rejected) rows: the best and the worst reward of every group that has two of them."""
         reward, group = self.sequences["reward"], self.sequences["group"]
+        origin = self.origin or range(self.num_sequences)  # equal rewards go by who they are, not by where they stand
         found: list[tuple[int, int]] = []
         for name in sorted({int(g) for g in group}):
-            rows = sorted((float(reward[i]), i) for i in range(self.num_sequences) if int(group[i]) == name)
+            rows = sorted((float(reward[i]), origin[i], i) for i in range(self.num_sequences) if int(group[i]) == name)
             if len(rows) > 1 and rows[0][0] < rows[-1][0]:
-                found.append((rows[-1][1], rows[0][1]))
+                found.append((rows[-1][2], rows[0][2]))
         return found
 
     def cannot(self, why: str) -> CannotRepresent:

@@ -104,8 +104,11 @@ def token_shares(subject: Subject, case: Case) -> tuple[str, Tensor, Case] | Non
 
 
 def _plain(subject: Subject, case: Case) -> Case:
-    """On-policy, every token kept, advantages away from zero: the loss is then -A times a share."""
-    away = torch.where(case.tokens["advantage"] >= 0, 0.5, -0.5).double() + case.tokens["advantage"]
+    """On-policy, every token kept, one advantage a sequence and away from zero: the loss is then -A times a share."""
+    own = case.tokens["advantage"]
+    # A loss that takes a sequence's mean advantage takes the same average of its tokens.
+    own = torch.stack([own[case.owner == row].mean() for row in range(case.num_sequences)])[case.owner]
+    away = torch.where(own >= 0, 0.5, -0.5).double() + own
     outcome = torch.where(case.sequences["outcome"] >= 0, 0.5, -0.5).double() + case.sequences["outcome"]
     flags = {n: torch.full_like(case.tokens[n], n == "keep") for n in ("keep", "selected") if n in case.tokens}
     return subject.adapt(agreed(case).with_tokens(advantage=away, **flags).with_sequences(outcome=outcome))

@@ -1,0 +1,47 @@
+"""What a right function may do without being told off: sequence means, pairs by reward, chunks of its own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel import Result, Subject, bind, check
+from trimtab.sentinel.case import Case
+from trimtab.sentinel.subject import Out
+
+
+def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor) -> Tensor:
+    """One ratio and one mean advantage a sequence, averaged over sequences' tokens."""
+    count = response_mask.sum(-1, keepdim=True).clamp(min=1)
+    gap = torch.where(response_mask.bool(), log_probs - old_log_probs, 0.0)
+    credit = torch.where(response_mask.bool(), advantages, 0.0).sum(-1, keepdim=True) / count
+    ratio = torch.exp(gap.sum(-1, keepdim=True) / count)
+    return -(ratio * credit * response_mask).sum() / response_mask.sum().clamp(min=1)
+
+
+def counted_twice(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor) -> Tensor:
+    """The same, with every column in the count: the planted bug."""
+    right = sequence_ratio(log_probs, old_log_probs, advantages, response_mask)
+    return right * response_mask.sum() / response_mask.numel()
+
+
+def test_a_mean_advantage_a_sequence_is_a_known_average() -> None:
+    assert check(bind(sequence_ratio, role="policy_loss"), "denominator").status == "holds"
+    assert check(bind(counted_twice, role="policy_loss"), "denominator").status == "bug"
+
+
+def _preference(by_place: bool) -> Subject:
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        if not case.pairs:
+            raise case.cannot("no pair")
+        total = torch.stack([one.sum() for one in case.list("logp_current")])
+        pairs = [(a, a - 1) for a, _ in case.pairs] if by_place else case.pairs
+        return {"loss": Result.scalar(-sum(total[a] - total[b] for a, b in pairs), "loss")}
+
+    return Subject("preference", call, role="preference", couples="group")
+
+
+def test_pairs_of_equal_rewards_go_by_who_they_are_in_any_order() -> None:
+    assert check(_preference(by_place=False), "permutation").status == "holds"
+    assert check(_preference(by_place=True), "permutation").status == "bug"
