@@ -38,6 +38,12 @@ def smallest(case: Case, violation: Violation, attempt: Attempt) -> tuple[Case, 
 
 
 def _fewer_sequences(case: Case) -> Iterator[Case]:
+    """Without a whole group, since many a function refuses what is left of one; then without one sequence."""
+    groups = case.sequences["group"]
+    for name in sorted({int(group) for group in groups}):
+        rest = [i for i in range(case.num_sequences) if int(groups[i]) != name]
+        if rest:
+            yield replace(case.taken(rest, as_part=False), origin=tuple(range(len(rest))))
     for leave in reversed(range(case.num_sequences)):
         rest = [i for i in range(case.num_sequences) if i != leave]
         if rest:

@@ -192,7 +192,8 @@ def called(subject: Subject, case: Case, options: Mapping[str, Any] | None = Non
         raise case.cannot(f"{subject.name} returned no result")
     for name, result in out.items():
         size = {"token": case.segments.num_tokens, "sequence": case.num_sequences}.get(result.level)
-        if size is not None and result.value.shape[:1] != (size,):
+        mixed = size is not None and result.kind in SIGNAL and result.value.ndim != 1
+        if size is not None and (result.value.shape[:1] != (size,) or mixed):
             raise WrongShape(list(result.value.shape), [size])
         if result.level == "scalar" and result.value.numel() != 1:
             raise WrongShape(list(result.value.shape), [])
