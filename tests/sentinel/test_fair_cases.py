@@ -21,9 +21,9 @@ def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor,
 
 
 def counted_twice(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor) -> Tensor:
-    """The same, with every column in the count: the planted bug."""
-    right = sequence_ratio(log_probs, old_log_probs, advantages, response_mask)
-    return right * response_mask.sum() / response_mask.numel()
+    """The same, with a sequence's length in its weight a second time: the planted bug."""
+    weighed = advantages * response_mask.sum(-1, keepdim=True)
+    return sequence_ratio(log_probs, old_log_probs, weighed, response_mask)
 
 
 def test_a_mean_advantage_a_sequence_is_a_known_average() -> None:
