@@ -2,7 +2,7 @@
 
 import pytest
 
-from trimtab.sentinel import Subject, check
+from trimtab.sentinel import Subject, examine
 from trimtab.sentinel.definitions import DEFINITIONS
 from trimtab.sentinel.targets.trimtab import VARIANTS, formula_subjects, recipe_subjects
 from trimtab.signal import catalog
@@ -34,6 +34,5 @@ def test_every_promise_holds_on_many_random_cases(subject: Subject, seed: int) -
 
 def check_promises(subject: Subject, *, examples: int, seed: int = 0) -> None:
     assert subject.promises
-    for promise in subject.promises:
-        verdict = check(subject, promise, seed=seed, examples=examples)
-        assert verdict.status == "holds", f"{promise}: {verdict.violation or verdict.reason}"
+    for verdict in examine(subject, seed=seed, examples=examples):
+        assert verdict.status == "holds", f"{verdict.invariant}: {verdict.violation or verdict.reason}"

@@ -24,6 +24,9 @@ _KINDS: dict[str, tuple[str, Kind]] = {
     "weighting": ("token", "weight"),
 }  # fmt: skip
 
+STOPS_GRADIENT = ("policy_loss.clipped_importance", "policy_loss.geometric_clipped_token")
+"""Formulas with a stop-gradient inside: the slopes of their values are not their gradients."""
+
 Setting = Any | Callable[[Mapping[str, Any]], Any]
 
 
@@ -49,6 +52,8 @@ def like(
     if formula not in DEFINITIONS:
         raise TrimtabError(unknown_name("definition", formula, sorted(DEFINITIONS)))
     level, kind = _KINDS[formula.split(".")[0]]
+    if level == "sequence" and mean is not None:  # there it is the formula's own setting: the mean it subtracts
+        settings, mean = {**settings, "mean": mean}, None
 
     def define(case: Case, options: Mapping[str, Any]) -> Out:
         renamed = {ours: case.tokens[theirs] for ours, theirs in (fields or {}).items()}
@@ -63,6 +68,7 @@ def like(
         found = Result(values, "token" if level == "token" else "sequence", kind)
         return {result or kind: found}
 
+    define.stops_gradient = formula in STOPS_GRADIENT  # type: ignore[attr-defined]
     return define
 
 

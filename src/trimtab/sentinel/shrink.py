@@ -19,7 +19,7 @@ Attempt = Callable[[Case], Violation | None]
 
 
 def smallest(case: Case, violation: Violation, attempt: Attempt) -> tuple[Case, Violation]:
-    """The smallest case that still shows a violation of the same grade."""
+    """The smallest case that still shows a violation of the same grade and severity."""
     left = ATTEMPTS
     best = (case, violation)
     for step in (_fewer_sequences, _fewer_tokens, _rounder_fields, _rounder_numbers):
@@ -31,10 +31,18 @@ def smallest(case: Case, violation: Violation, attempt: Attempt) -> tuple[Case, 
                     break
                 left -= 1
                 found = attempt(smaller)
-                if found is not None and found.grade == violation.grade:
+                if found is not None and _as_bad(found, violation):
                     best, again = (smaller, found), True
                     break
     return best
+
+
+_WORSE = {"high": 2, "medium": 1, "low": 0}
+
+
+def _as_bad(found: Violation, violation: Violation) -> bool:
+    """A bug must not shrink into rounding: a smaller case counts only if it does the signal as much harm."""
+    return found.grade == violation.grade and _WORSE[found.effect.severity] >= _WORSE[violation.effect.severity]
 
 
 def _fewer_sequences(case: Case) -> Iterator[Case]:

@@ -12,6 +12,10 @@ from trimtab.sentinel.perturb import parts
 from trimtab.sentinel.subject import Seen, Subject, run, same, same_gradient
 
 
+ROUNDING = 1e-6
+"""Relative difference that is no finding: a stabiliser such as / (n + 1e-8) makes parts differ by that much."""
+
+
 @invariant(
     family="I07",
     statement="Parts add up to the whole: "
@@ -40,7 +44,7 @@ def joined(
     subject: Subject, case: Case, whole: Seen, groups: list[list[int]], pieces: list[Case], seen: list[Seen]
 ) -> Violation | None:
     """Whether the runs over parts make the run over the whole, by the subject's own combine rule."""
-    tolerance = 0.0 if subject.exact else 1e-9
+    tolerance = 0.0 if subject.exact else ROUNDING
     what = f"cutting {case.num_sequences} sequences into {[len(g) for g in groups]}"
     order = [i for group in groups for i in group]
     leaves = _leaf_places(case, order)
@@ -70,14 +74,14 @@ def _scalar(
     result = whole.results[name]
     values = [one.values[name] for one in seen]
     first: Violation | None = None
-    tolerance = 0.0 if subject.exact else 1e-9
+    tolerance = 0.0 if subject.exact else ROUNDING
     for rule, total, factors in _rules(subject, values, pieces):
         expected = whole.values[name]
-        if not same(expected, total, tolerance=1e-9 if rule == "" else 1e-6):
+        if not same(expected, total, tolerance=1e-9 if subject.exact else ROUNDING):
             compared = Compared(name, None, pieces[0], None)
             found = differing(f"{what} changes {name}", result, expected, total, compared)
         else:
-            found = _gradients(whole, name, seen, factors, leaves, what, tolerance if rule == "" else 1e-6)
+            found = _gradients(whole, name, seen, factors, leaves, what, tolerance)
         if found is None and rule:
             told = (
                 f"a mean over the call: parts make the whole only if weighed by their {rule}. "
