@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.sentinel import Result, Subject, bind, check
+from trimtab.sentinel import Result, Subject, bind, check, like
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.subject import Out
 
@@ -45,3 +45,45 @@ def _preference(by_place: bool) -> Subject:
 def test_pairs_of_equal_rewards_go_by_who_they_are_in_any_order() -> None:
     assert check(_preference(by_place=False), "permutation").status == "holds"
     assert check(_preference(by_place=True), "permutation").status == "bug"
+
+
+def bounded_importance(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor) -> Tensor:
+    weight = torch.exp(log_probs - old_log_probs).clamp(max=1.2).detach()
+    return torch.where(response_mask.bool(), -weight * advantages * log_probs, 0.0)
+
+
+def test_a_formula_with_a_stop_gradient_inside_says_so_itself() -> None:
+    define = like("policy_loss.clipped_importance", result="loss", band=(0.0, 1.2))
+    assert check(bind(bounded_importance, role="policy_loss", definition=define), "equals_definition").status == "holds"
+
+
+def summed(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, total: int) -> Tensor:
+    ratio = torch.exp(torch.where(response_mask.bool(), log_probs - old_log_probs, 0.0))
+    return -(ratio * advantages * response_mask).sum() / max(total, 1)
+
+
+def never_divided(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, total: int
+) -> Tensor:
+    """min for max: every count becomes 1, the planted bug."""
+    return summed(log_probs, old_log_probs, advantages, response_mask, min(total, 1))
+
+
+def test_a_count_of_the_whole_batch_that_changes_nothing_is_found() -> None:
+    counts = {"total": lambda case: case.whole.segments.num_tokens}
+    assert check(bind(summed, role="policy_loss", args=counts), "options_live").status == "holds"
+    assert check(bind(never_divided, role="policy_loss", args=counts), "options_live").status == "bug"
+
+
+def _rejection(against: str) -> Subject:
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        gaps = zip(case.list(against), case.list("logp_current"), case.list("trainable"), strict=True)
+        keep = [float(((a - b) * m).sum() <= 0.1) for a, b, m in gaps]
+        return {"keep": Result.sequence(keep, "keep", scope="sequence", pair=("logp_current", "logp_rollout"))}
+
+    return Subject("rejection", call, role="keep")
+
+
+def test_a_decision_about_two_policies_reads_those_two() -> None:
+    assert check(_rejection("logp_rollout"), "decision_granularity").status == "holds"
+    assert check(_rejection("logp_old"), "decision_granularity").status == "bug"

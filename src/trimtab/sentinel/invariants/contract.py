@@ -13,7 +13,7 @@ from trimtab.signal.layout import places
 @invariant(
     family="I24",
     statement="A decision about a sequence is one decision, at every token of it; "
-    "a decision about a token reads that token only.",
+    "a decision about a token reads that token only; one about two policies reads those two.",
     why="A rejected sequence that keeps some of its tokens keeps training on what was rejected.",
     bug="slime #1917: OPSM compared each token's advantage, "
     "so positive tokens of a rejected sequence kept their gradient.",
@@ -34,10 +34,27 @@ def decision_granularity(subject: Subject, case: Case) -> Violation | None:
                 decided = numbers(decisions[mixed[0]].int())
                 what = f"{name} is not one decision in sequence {mixed[0]}"
                 return Violation(what, decided, "all equal", inside, effect=Effect("decision", inside))
+        found = _of_other_policies(subject, case, name, result)
+        if found:
+            return found
         if result.scope in ("token", "sequence"):
             found = _reads_others(subject, case, name, result, by_sequence=result.scope == "sequence")
             if found:
                 return found
+    return None
+
+
+def _of_other_policies(subject: Subject, case: Case, name: str, base: Result) -> Violation | None:
+    """A decision about the distance of two policies stands, whatever the others say."""
+    if base.pair is None:
+        return None
+    for leaf in (n for n in LOGPS if n in case.tokens and n not in base.pair):
+        for shift in (-0.5, 0.5):
+            moved = (case.tokens[leaf] + shift).clamp(max=-1e-3)
+            other = run(subject, case.with_tokens(**{leaf: moved})).values[name]
+            if not same(base.value.detach().double(), other.double()):
+                what = f"{leaf} changes {name}, which is about {base.pair[0]} and {base.pair[1]}"
+                return Violation(what, numbers(other), numbers(base.value), effect=Effect("decision"))
     return None
 
 

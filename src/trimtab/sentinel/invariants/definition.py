@@ -52,7 +52,8 @@ def equals_definition(subject: Subject, case: Case) -> Violation | None:
 
 def _slopes(subject: Subject, case: Case, seen: Seen, name: str) -> Violation | None:
     """Gradients into trained inputs against finite differences of the definition, away from its kinks."""
-    if subject.stops_gradient or seen.values[name].dtype != torch.float64:
+    detached = subject.stops_gradient or getattr(subject.definition, "stops_gradient", False)
+    if detached or seen.values[name].dtype != torch.float64:
         return into_fixed(subject, seen, name) if seen.results[name].kind != "kl" else None
     for leaf in TRAINED:
         if leaf not in subject.inputs or leaf not in case.tokens or case.tokens[leaf].ndim > 1:

@@ -1,25 +1,29 @@
 """Options do what they say: they are live, and impossible ones are refused."""
 
+from dataclasses import replace
+
 import torch
 
 from trimtab.sentinel.case import CannotRepresent, Case
 from trimtab.sentinel.declare import Violation, invariant
+from trimtab.sentinel.perturb import doubled
 from trimtab.sentinel.subject import Seen, Subject, run, same
 
 
 @invariant(
     family="I21",
-    statement="Every option changes something: another value gives another result on some batch.",
+    statement="Every option changes something: another value gives another result on some batch; "
+    "and so do the counts of the whole batch, where a loss is handed them.",
     why="An option that is accepted and never read is a setting people believe in.",
     bug="slime 351e559f1: --eps-clip-c was accepted and never passed to the loss.",
     repair="Follow the option from the command line to the formula; test that it moves the result.",
     some=True,
 )
 def options_live(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
-    if not subject.variants:
+    if not subject.variants and not _owes_counts(subject):
         raise case.cannot("its binding names no other values of its options")
     base = run(subject, case)
-    inert: list[Violation] = []
+    inert: list[Violation] = _dead_counts(subject, case, base) if _owes_counts(subject) else []
     for option, values in subject.variants.items():
         for value in values:
             other = run(subject, case, {**subject.options, option: value})
@@ -27,6 +31,23 @@ def options_live(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
                 what = f"{option} = {value!r} gives what {option} = {subject.options.get(option)!r} gives"
                 inert.append(Violation(what, "the same on every case", "a difference on some case"))
     return tuple(inert) or None
+
+
+def _owes_counts(subject: Subject) -> bool:
+    """A loss that is handed counts of the whole; where its average is declared, that is compared instead."""
+    said = subject.definition is not None or "denominator" in subject.conventions
+    return subject.reading("whole") and not said
+
+
+def _dead_counts(subject: Subject, case: Case, base: Seen) -> list[Violation]:
+    """The same sequences as a part of twice as many: a divisor that does not notice divides by something else."""
+    part = run(subject, replace(case, within=doubled(case)))
+    losses = [n for n, r in base.results.items() if r.kind == "loss" and r.level == "scalar"]
+    return [
+        Violation(f"the counts of the whole batch change nothing in {n}", "the same on every case", "a smaller share")
+        for n in losses
+        if same(base.values[n], part.values[n], tolerance=1e-12)
+    ]
 
 
 def alike(first: Seen, second: Seen) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.definitions import DEFINITIONS, plain
+from trimtab.sentinel.like import STOPS_GRADIENT
 from trimtab.sentinel.subject import Kind, Level, Out, Result, Subject
 from trimtab.signal import Recipe, SignalBatch, catalog, decide, find, names, prepare, recipe, token_loss
 from trimtab.signal.formula import Formula
@@ -62,10 +63,6 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "weighting.constant_divisor": [{"divisor": 8.0, "over": "all"}, {"divisor": 8.0, "over": "kept"}],
 }  # fmt: skip
 """The settings each formula is checked with; one without settings is checked as it is."""
-
-
-STOPS_GRADIENT = ("policy_loss.clipped_importance", "policy_loss.geometric_clipped_token")
-"""Formulas with a stop-gradient inside; tests/golden checks their gradients by identity."""
 
 
 def formula_subjects() -> list[Subject]:
