@@ -10,7 +10,8 @@ from trimtab.sentinel.case import Case
 from trimtab.sentinel.like import average, scored
 from trimtab.sentinel.loading import Boundary, Spec
 from trimtab.sentinel.subject import Out, Result, Subject
-from trimtab.sentinel.targets.areal import ACTOR, TARGET
+from trimtab.sentinel.targets.areal import TARGET
+from trimtab.sentinel.targets.areal_source import ACTOR
 from trimtab.sentinel.targets.stand_in import Settings
 from trimtab.sentinel.targets.target import Binding
 

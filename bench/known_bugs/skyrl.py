@@ -8,7 +8,8 @@ from trimtab.sentinel.loading import Boundary, Spec
 from trimtab.sentinel.role import at, bind
 from trimtab.sentinel.subject import Subject
 from trimtab.sentinel.targets.handed import Settings
-from trimtab.sentinel.targets.skyrl import TARGET, UTILS
+from trimtab.sentinel.targets.skyrl import TARGET
+from trimtab.sentinel.targets.skyrl_source import UTILS
 from trimtab.sentinel.targets.target import Binding
 
 REPOSITORY = "NovaSky-AI/SkyRL"
@@ -76,7 +77,8 @@ ROWS: list[Row] = [
               first="logprobs_diff = (", last="self.all_metrics.update(")),
     _row("SKYRL-ENTROPY-PAD", "a0e0b333d", "62a6e1203", ("metric_truth", "mask_content"), Binding("entropy", (
         Spec("PolicyWorkerBase.training_step", file=WORKER, first="entropy = entropy_BS.sum()", results=("entropy",)),
-        Spec("PolicyWorkerBase.training_step", file=WORKER, first="entropy = masked_mean(entropy_BS", results=("entropy",))),
+        Spec("PolicyWorkerBase.training_step", file=WORKER, first="entropy = masked_mean(entropy_BS",
+            results=("entropy",))),
         _mean_entropy)),
     _row("HEAD-SKYRL-ADVNORM-PAD", "a9564572e", None, ("mask_content",), of("_normalize_advantages")),
     _row("HEAD-SKYRL-RFPP-OBS", "a9564572e", None, ("credit_over_trainable",),

@@ -12,9 +12,10 @@ from trimtab.sentinel.like import like
 from trimtab.sentinel.loading import Boundary, Spec
 from trimtab.sentinel.role import at, bind
 from trimtab.sentinel.subject import Out, Result, Subject
-from trimtab.sentinel.targets import trl
+from trimtab.sentinel.targets import trl, trl_advantage, trl_loss
 from trimtab.sentinel.targets.stand_in import Settings, contiguous_groups
 from trimtab.sentinel.targets.target import Binding
+from trimtab.sentinel.targets.trl_source import GRPO, Alone
 
 REPOSITORY = "huggingface/trl"
 SCORE = "GRPOTrainer._generate_and_score_completions"
@@ -38,19 +39,22 @@ def _scaled(boundary: Boundary) -> list[Subject]:
             return {"advantage": Result.sequence(boundary(self=trainer, **given)["advantages"], "advantage")}
 
         return Subject(f"scale_rewards[{kind}]", call, options={"scale_rewards": kind}, couples="group",
-                       definition=trl.normalized(kind), variants={"scale_rewards": others[kind]}, boundary=boundary)  # fmt: skip
+                       definition=trl_advantage.normalized(kind), variants={"scale_rewards": others[kind]},
+                       boundary=boundary)  # fmt: skip
 
     return [subject("group"), subject("none")]
 
 
 def _every_grpo(boundary: Boundary) -> list[Subject]:
     clips = {"epsilon_low": 0.2, "epsilon_high": 0.28}
-    define = trl.one_advantage(like("policy_loss.clipped", mean="token_mean", band=trl.band))
-    return [trl.loss(boundary, {**clips, "loss_type": "dapo"}, definition=define)]
+    define = trl_loss.one_advantage(like("policy_loss.clipped", mean="token_mean", band=trl_loss.band))
+    return [trl_loss.loss(boundary, {**clips, "loss_type": "dapo"}, definition=define)]
 
 
 def _clip_fraction(boundary: Boundary) -> Subject:
-    return trl.loss(boundary, {"epsilon_low": 0.2, "epsilon_high": 0.28, "num_iterations": 2}, read=("clip_ratio",))
+    return trl_loss.loss(
+        boundary, {"epsilon_low": 0.2, "epsilon_high": 0.28, "num_iterations": 2}, read=("clip_ratio",)
+    )
 
 
 def _logged_reward(boundary: Boundary) -> Subject:
@@ -81,10 +85,11 @@ def _filtered(boundary: Boundary) -> Subject:
                   (("old_per_token_logps", "logp_old"), ("ref_per_token_logps", "logp_ref"),
                    ("sampling_per_token_logps", "logp_rollout"))}  # fmt: skip
         ids, mask = case.padded("token_id", **view), case.padded("response", dtype=torch.long, **view)
-        own = Settings(num_remains_in_group=count, accelerator=trl.Alone(), use_vllm=False)
+        own = Settings(num_remains_in_group=count, accelerator=Alone(), use_vllm=False)
         found = boundary(
             self=own, mode="train", group_global_indices=order, process_slice=slice(0, count), prompts=[None] * count,
-            prompt_ids=ids[:, :1], prompt_mask=mask[:, :1], completion_ids=ids, completion_mask=mask, attention_mask=mask,
+            prompt_ids=ids[:, :1], prompt_mask=mask[:, :1], completion_ids=ids, completion_mask=mask,
+            attention_mask=mask,
             **fields,
         )  # fmt: skip
         back = torch.argsort(order)
@@ -107,15 +112,17 @@ def _row(
 GFPO = "trl/experimental/gfpo/gfpo_trainer.py"
 ROWS: list[Row] = [
     _row("TRL-SCALE-SWAP", "705306d78", "35702ce37", ("equals_definition",), _cut(
-        "scale_rewards", SCORE, trl.GRPO, _scaled, first="rewards = (rewards_per_func * self.reward_weights",
+        "scale_rewards", SCORE, GRPO, _scaled, first="rewards = (rewards_per_func * self.reward_weights",
         last="advantages = advantages / (std_rewards", results=("advantages",))),
     _row("TRL-CISPO-SWAP", "ffb3dd5d2", "97ca1a256", ("equals_definition",),
-         Binding("loss", (Spec("GRPOTrainer._compute_loss", file=trl.GRPO),), _every_grpo)),
+         Binding("loss", (Spec("GRPOTrainer._compute_loss", file=GRPO),), _every_grpo)),
     _row("TRL-CLIPFRAC", "488025cd8", "5b586da3c", ("metric_truth",),
-         Binding("loss", (Spec("GRPOTrainer.compute_loss", file=trl.GRPO),), _clip_fraction)),
+         Binding("loss", (Spec("GRPOTrainer.compute_loss", file=GRPO),), _clip_fraction)),
     _row("TRL-REWARD-METRIC", "56354669c", "eff92425d", ("metric_truth",), Binding("reward", (
-        Spec(SCORE, file=trl.GRPO, first="rewards = rewards_per_func.nansum(dim=1)", last='self._metrics[mode]["reward"].append'),
-        Spec(SCORE, file=trl.GRPO, first="rewards = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)",
+        Spec(SCORE, file=GRPO, first="rewards = rewards_per_func.nansum(dim=1)",
+            last='self._metrics[mode]["reward"].append'),
+        Spec(SCORE, file=GRPO,
+            first="rewards = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)",
              last='self._metrics[mode]["reward"].append')), _logged_reward)),
     _row("TRL-GFPO-ROWS", "e9ddb5600", "941fb332c", ("alignment",), _cut(
         "filter", "GFPOTrainer._generate_and_score_completions", GFPO, _filtered,

@@ -7,14 +7,14 @@ import torch
 
 from bench.known_bugs.row import Row
 from trimtab.sentinel.case import Case
-from trimtab.sentinel.like import average
 from trimtab.sentinel.loading import Boundary, Spec
 from trimtab.sentinel.role import at, bind
 from trimtab.sentinel.subject import Out, Result, Subject
 from trimtab.sentinel.targets import handed
 from trimtab.sentinel.targets.handed import Record, Settings
 from trimtab.sentinel.targets.target import Binding
-from trimtab.sentinel.targets.verl import ALGOS, FUNCTIONAL, TARGET
+from trimtab.sentinel.targets.verl import TARGET
+from trimtab.sentinel.targets.verl_source import ALGOS, FUNCTIONAL
 
 REPOSITORY = "verl-project/verl"
 ACTOR = "verl/workers/actor/dp_actor.py"
@@ -142,7 +142,8 @@ ROWS: list[Row] = [
          of("compute_reinforce_plus_plus_baseline_outcome_advantage")),
     _row("VERL-MASKED-NAN", "891c87382", "5cbad8379", ("nonfinite_isolation",), of("masked_mean")),
     _row("VERL-EMPTY-MASK", "a1dd9224b", "e9bcd2ba0", ("degenerate_bounded",), of("masked_mean")),
-    _row("VERL-CLIPFRAC-LOWER", "fa23b696d", "88db55407", ("metric_reach",), _cut("compute_policy_loss", ALGOS, _dual_clip)),
+    _row("VERL-CLIPFRAC-LOWER", "fa23b696d", "88db55407", ("metric_reach",), _cut("compute_policy_loss", ALGOS,
+        _dual_clip)),
     _row("VERL-RFPP-OBS", "f773c96a7", "8a1bf6d5b", ("credit_over_trainable",),
          of("compute_reinforce_plus_plus_outcome_advantage")),
     _row("VERL-METRIC-INTIDX", "99d2c19b0", "d46eb7d80", ("metric_truth", "mask_content"),
@@ -151,20 +152,24 @@ ROWS: list[Row] = [
          _cut(UPDATE, ACTOR, _kl_in_loss, first="kld = core_algos.kl_penalty", last="policy_loss = policy_loss",
               results=("policy_loss",))),
     _row("VERL-DYNBSZ", "78a4606d8", "695bdbb03", ("split",), Binding("accumulation", (
-        Spec(UPDATE, file=ACTOR, first="if self.config.use_dynamic_bsz: # relative", last="if self.config.use_dynamic_bsz: # relative",
+        Spec(UPDATE, file=ACTOR, first="if self.config.use_dynamic_bsz: # relative",
+            last="if self.config.use_dynamic_bsz: # relative",
              results=("loss",)),
-        Spec(UPDATE, file=ACTOR, first="if self.config.use_dynamic_bsz: loss", last="if self.config.use_dynamic_bsz: loss",
+        Spec(UPDATE, file=ACTOR, first="if self.config.use_dynamic_bsz: loss",
+            last="if self.config.use_dynamic_bsz: loss",
              results=("loss",)),
-        Spec(UPDATE, file=ACTOR, first="loss = policy_loss / self.gradient_accumulation", results=("loss",))), _accumulation)),
+        Spec(UPDATE, file=ACTOR, first="loss = policy_loss / self.gradient_accumulation", results=("loss",))),
+            _accumulation)),
     _row("VERL-DIV-INPLACE", "90d6a667f", "51504d849", ("no_aliasing",), Binding("temperature", (
-        Spec("FSDPEngineWithLMHead.prepare_model_outputs", file=ENGINE, first="logits_rmpad.div_(temperature_rmpad", results=("logits_rmpad",)),
-        Spec("FSDPEngineWithLMHead.prepare_model_outputs", file=ENGINE, first="logits_rmpad = logits_rmpad / temperature_rmpad",
+        Spec("FSDPEngineWithLMHead.prepare_model_outputs", file=ENGINE, first="logits_rmpad.div_(temperature_rmpad",
+            results=("logits_rmpad",)),
+        Spec("FSDPEngineWithLMHead.prepare_model_outputs", file=ENGINE,
+            first="logits_rmpad = logits_rmpad / temperature_rmpad",
              results=("logits_rmpad",))), _temperature)),
     _row("VERL-MULTI-EOS", "27484a7bb", "3140cc2f9", ("eos_semantics",), _cut("get_eos_mask", FUNCTIONAL, _end_mask)),
     _row("VERL-SFT-SHIFT", "02e06fa2e", "2d6c6dbb3", ("alignment",),
-         _cut("FSDPSFTTrainer._compute_loss_and_backward", SFT, _sft_mask, first="loss_mask = batch.pop", results=("loss_mask",))),
+         _cut("FSDPSFTTrainer._compute_loss_and_backward", SFT, _sft_mask, first="loss_mask = batch.pop",
+             results=("loss_mask",))),
     _row("HEAD-VERL-GEOMEAN-MICRO", "1dda039b9", None, ("split",), of("compute_policy_loss_geo_mean")),
     _row("HEAD-VERL-AGG-SEQNAN", "1dda039b9", None, ("nonfinite_isolation",), of("agg_loss")),
 ]  # fmt: skip
-
-__all__ = ["ROWS", "average"]

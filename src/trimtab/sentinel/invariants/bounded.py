@@ -55,6 +55,7 @@ def _corners(case: Case) -> Iterator[tuple[str, Case]]:
 
 def _unbounded(seen: Seen, case: Case, what: str) -> Violation | None:
     weaker: Violation | None = None
+    what = what if bool(case.trainable.any()) else "no token is trainable"
     for name, result in seen.results.items():
         value = seen.values[name].double()
         if not bool(torch.isfinite(value).all()):

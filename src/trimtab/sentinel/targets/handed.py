@@ -37,6 +37,10 @@ class Settings(SimpleNamespace):
 class Record(dict[str, Any]):
     """A batch object: tensors by key, and the few attributes that readers of batches ask for."""
 
+    def __init__(self, *given: Any, **tensors: Any) -> None:
+        super().__init__(*given, **tensors)
+        self.metadata: dict[str, Any] = {}
+
     @property
     def batch_size(self) -> tuple[int, ...]:
         return (len(next(iter(self.values()))),)
