@@ -87,3 +87,38 @@ def _rejection(against: str) -> Subject:
 def test_a_decision_about_two_policies_reads_those_two() -> None:
     assert check(_rejection("logp_rollout"), "decision_granularity").status == "holds"
     assert check(_rejection("logp_old"), "decision_granularity").status == "bug"
+
+
+def _mean_length(counts: str) -> Subject:
+    """Tokens after the prompt: tool output is a part of them, and the metric says so."""
+
+    def lengths(case: Case) -> Tensor:
+        return torch.tensor([float(n) for n in case.response_lengths], dtype=torch.float64)
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        whole = case.whole.num_sequences if counts == "whole" else case.num_sequences
+        total = lengths(case).sum() / (whole if counts != "a constant" else 3)
+        return {"length": Result.scalar(total, "metric", of=lengths, reduction="mean", population="sequence")}
+
+    return Subject("mean length", call, role="metric")
+
+
+def test_a_metric_that_says_it_is_of_tool_output_too_may_count_it() -> None:
+    assert check(_mean_length("its own"), "credit_over_trainable").status == "holds"
+
+
+def test_a_share_of_the_whole_mean_adds_up_and_a_mean_is_weighed() -> None:
+    assert check(_mean_length("its own"), "metric_reduction").status == "holds"
+    assert check(_mean_length("whole"), "metric_reduction").status == "holds"
+    assert check(_mean_length("a constant"), "metric_reduction").status == "bug"
+
+
+def test_a_metric_read_out_of_single_precision_is_what_its_name_says() -> None:
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        if not case.num_sequences:
+            raise case.cannot("no sequence")
+        value = (case.sequence("reward").float().mean() + options["off"]).item()
+        return {"reward": Result.scalar(value, "metric", of="reward", reduction="mean", population="sequence")}
+
+    assert check(Subject("reward", call, options={"off": 0.0}), "metric_truth").status == "holds"
+    assert check(Subject("reward", call, options={"off": 1e-3}), "metric_truth").status == "bug"

@@ -4,7 +4,7 @@ from trimtab.sentinel.case import Case
 from trimtab.sentinel.compare import Match, apart, trainable_leaves
 from trimtab.sentinel.declare import Violation, invariant
 from trimtab.sentinel.perturb import without_tokens
-from trimtab.sentinel.subject import Subject, run
+from trimtab.sentinel.subject import Result, Subject, run
 
 
 @invariant(
@@ -22,6 +22,11 @@ def credit_over_trainable(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("there is no observation in it")
     bare = without_tokens(case, "o")
     first, second = run(subject, bare), run(subject, case)
-    # A mask has one entry a cell, and tool output has cells of its own: what it owes is said by its own invariants.
-    match = Match(leaves=trainable_leaves(bare, case), only=lambda _, result: result.level != "cell")
+    match = Match(leaves=trainable_leaves(bare, case), only=lambda _, result: _about_choices(result))
     return apart("tool output in a sequence", first, second, match)
+
+
+def _about_choices(result: Result) -> bool:
+    """Not a mask, in which tool output has cells of its own, and not a number that says itself what it is of."""
+    said = result.kind in ("metric", "statistic", "observation") and result.of is not None
+    return result.level != "cell" and not said

@@ -9,7 +9,7 @@ from trimtab.sentinel.case import Case
 from trimtab.sentinel.compare import differing
 from trimtab.sentinel.declare import Violation, invariant
 from trimtab.sentinel.pool import Pool
-from trimtab.sentinel.subject import Seen, Subject, same
+from trimtab.sentinel.subject import SINGLE, Seen, Subject, same
 
 _POOLS: dict[int, tuple[Subject, Pool, Pool]] = {}
 """The pools of the subject at hand; `close_pools` ends them."""
@@ -39,7 +39,7 @@ def parallel_layout(subject: Subject, case: Case) -> Violation | None:
         scalar = result.level == "scalar"
         if scalar and not result.adds_up:
             found = [t.values[name] for t in two]
-            wrong = next((v for v in found if not same(one.values[name], v, tolerance=1e-7)), None)
+            wrong = next((v for v in found if not same(one.values[name], v, tolerance=SINGLE)), None)
             if wrong is not None:
                 return differing(f"two processes change {name}", result, one.values[name], wrong)
             continue
