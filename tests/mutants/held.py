@@ -1,0 +1,33 @@
+"""A subject held to invariants on given cases, without making counter-examples small: quick, for many mutants."""
+
+from collections.abc import Iterable, Sequence
+
+from trimtab.sentinel import INVARIANTS, Case, Subject
+from trimtab.sentinel.invariants.parallel import close_pools
+from trimtab.sentinel.search import Trial, _shown, ready
+
+FINDING = ("bug", "hygiene")
+
+
+def findings(subject: Subject, cases: Sequence[Case], names: Iterable[str] | None = None) -> dict[str, str]:
+    """The invariants that find something, each with what it found; the first error under "could not run"."""
+    try:
+        known, why = ready(subject, list(cases))
+        if why:
+            return {"could not run": why}
+        held = [n for n in (INVARIANTS if names is None else names) if n not in subject.waived]
+        return {name: what for name in held if (what := _finding(known, name, cases))}
+    finally:
+        close_pools()
+
+
+def _finding(subject: Subject, name: str, cases: Sequence[Case]) -> str:
+    trial = Trial(subject, name)
+    if INVARIANTS[name].some:
+        verdict = _shown(subject, name, trial, list(cases))
+        return verdict.violation.what if verdict.status in FINDING and verdict.violation else ""
+    for case in cases:
+        found = trial.attempt(case)
+        if found is not None and found.grade in FINDING:
+            return found.what
+    return ""

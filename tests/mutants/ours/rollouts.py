@@ -1,0 +1,185 @@
+"""What stands between engine and signal: cutting answers, assembling rows, the door, log-probs from logits."""
+
+from collections.abc import Mapping
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.rollout.assemble import Assembled, Episode, assemble
+from trimtab.rollout.embedded import Embedded
+from trimtab.rollout.engine import Sample
+from trimtab.sentinel import Case, Out, Result, Subject, scored
+from trimtab.sentinel.perturb import without_tokens
+from trimtab.signal import SignalBatch
+from trimtab.signal.kl import k3
+from trimtab.train.logp import _chunked, token_pass
+
+
+def _bare(case: Case) -> Case:
+    """An engine's answers hold no tool output."""
+    return without_tokens(case, "o")
+
+
+def _assembled(case: Case) -> Assembled:
+    ids, logp = case.list("token_id"), case.list("logp_rollout")
+    reward, ended = case.sequence("reward"), case.sequence("ended")
+    episodes: list[Episode] = []
+    for row, kinds in enumerate(case.kinds):
+        start = kinds.count("p")
+        own = [int(i) for i in ids[row]]
+        sample = Sample(
+            tuple(own[:start]), tuple(own[start:]), logp[row][start:], (case.origin[row],) * (len(own) - start),
+            "eos" if bool(ended[row]) else "length",
+        )  # fmt: skip
+        episodes.append(Episode(sample, int(case.sequence("group")[row]), float(reward[row])))
+    return assemble(episodes, pad_id=case.pad_id)
+
+
+@cache
+def assembled() -> Subject:
+    """Samples to rows and a batch: every number is still its own token's."""
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        made = _assembled(case)
+        rows = made.rows(range(case.num_sequences))
+        logp = made.cells(made.logp_rollout)
+        version = made.cells(made.version)
+        trains = torch.zeros(len(rows.ids), rows.ids.shape[1] + case.extra_columns, dtype=torch.bool)
+        trains[rows.row_of_token, rows.column_of_token] = True
+        batch = made.batch(logp_old=case.flat("logp_old").float(), logp_ref=case.flat("logp_ref").float())
+        assert batch.logp_old is not None
+        assert batch.logp_ref is not None
+        return {
+            "logp_rollout": Result.token(case, logp, "carried", layout="list", of="logp_rollout"),
+            "logp_old": Result(batch.logp_old, "token", "carried", of="logp_old"),
+            "logp_ref": Result(batch.logp_ref, "token", "carried", of="logp_ref"),
+            "version": Result.token(case, version, "carried", layout="list", of=_row_of_token),
+            "reward": Result.sequence(batch.reward, "carried", of="reward"),
+            "ended": Result.sequence(batch.ended, "carried", of=lambda c: c.sequences["ended"].double()),
+            "mask": Result.cell(case, trains),
+        }
+
+    return Subject("assemble", call, adapt=_bare, waived={"mask_content": _TRUSTED, "nonfinite_isolation": _TRUSTED})
+
+
+_TRUSTED = "an engine's answer is trainable throughout, and its prompt carries no log-probs"
+
+
+def _row_of_token(case: Case) -> Tensor:
+    return torch.tensor(case.origin, dtype=torch.float64)[case.owner][case.trainable]
+
+
+@cache
+def trained_once() -> Subject:
+    """How often each sampled token stands in the rows that go through the model."""
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        made = _assembled(case)
+        halves = [list(range(case.num_sequences))[::2], list(range(case.num_sequences))[1::2]]
+        count = torch.zeros(made.num_tokens, dtype=torch.float64)
+        for half in halves:
+            if not half:
+                continue
+            rows = made.rows(half)
+            where = torch.tensor(half)[rows.row_of_token]
+            start = torch.tensor([k.count("p") for k in case.kinds])
+            place = case.segments.first_token[where] + rows.column_of_token - start[where]
+            count = count.index_add(0, place.clamp(0, max(made.num_tokens - 1, 0)), torch.ones(len(place)).double())
+        return {"trained": Result(count, "token", "count")}
+
+    return Subject("rows", call, adapt=_bare)
+
+
+@cache
+def cut() -> Subject:
+    """The engine's cut at the end token, as the mask of what trains."""
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        if len(case.eos_ids) > 1:
+            raise case.cannot("the embedded engine knows one end id")
+        engine = SimpleNamespace(_eos_id=case.eos_ids[0], _pad_id=case.pad_id, _version=0)
+        width = max(case.response_lengths, default=0) + case.extra_columns
+        mask = torch.zeros(case.num_sequences, width)
+        for row, ids in enumerate(case.list("token_id", with_prompt=False)):
+            own = [int(i) for i in ids]
+            # A row that ended goes on with whatever the engine feeds it until the longest one is done.
+            own += [case.pad_id] * (width - len(own)) if bool(case.sequence("ended")[row]) else []
+            sample = Embedded._cut(engine, (3,), own, torch.zeros(len(own)))  # type: ignore[arg-type]
+            mask[row, : len(sample.ids)] = 1
+        return {"mask": Result.cell(case, mask, with_prompt=False)}
+
+    return Subject("cut", call, adapt=_bare)
+
+
+@cache
+def door(*, after: str = "kl") -> Subject:
+    """What the door lets in: fields of a padded batch, and the KL made of them."""
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        fields = {n: case.padded(n) for n in ("logp_old", "logp_ref")}
+        batch = SignalBatch.from_padded(
+            case.padded("trainable"), reward=case.sequence("reward"), group=case.sequence("group"), **fields
+        )
+        assert batch.logp_old is not None
+        assert batch.logp_ref is not None
+        if after == "kl":
+            return {"kl": Result(k3(batch.logp_old, batch.logp_ref), "token", "kl")}
+        return {
+            "logp_old": Result(batch.logp_old, "token", "carried", of="logp_old"),
+            "logp_ref": Result(batch.logp_ref, "token", "carried", of="logp_ref"),
+            "reward": Result.sequence(batch.reward, "carried", of="reward"),
+        }
+
+    return Subject(f"door({after})", call)
+
+
+class _Model:
+    """A model whose hidden states are the case's logits and whose head passes them on."""
+
+    def __init__(self, hidden: Tensor | None) -> None:
+        self.hidden = hidden
+
+    def base_model(self, *, input_ids: Tensor, use_cache: bool) -> Any:
+        assert self.hidden is not None
+        return SimpleNamespace(last_hidden_state=self.hidden[:, : input_ids.shape[1]])
+
+    def get_output_embeddings(self) -> Any:
+        return lambda states: states
+
+
+@cache
+def from_logits(*, chunk: int = 1000, twin: bool = False, defined: bool = True) -> Subject:
+    """Log-probs and entropies of trainable tokens from their logits, in one chunk or several."""
+
+    def call(case: Case, options: Mapping[str, Any], chunk: int = chunk) -> Out:
+        model: Any = _Model(None)
+        logp, entropy = _chunked(model, case.flat("logits"), case.flat("token_id"), options["temperature"], chunk)
+        return {"logp": Result(logp, "token", "logp"), "entropy": Result(entropy, "token", "entropy")}
+
+    return Subject(
+        "from_logits", call, options={"temperature": 0.7}, couples="token",
+        definition=scored(temperature="temperature") if defined else None,
+        twin=(lambda case, options: call(case, options, 1000)) if twin else None,
+    )  # fmt: skip
+
+
+@cache
+def passed() -> Subject:
+    """`token_pass` over assembled rows: log-probs with their shift, and the states a critic reads."""
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        if not case.segments.num_tokens:
+            raise case.cannot("nothing trains")
+        rows = _assembled(case).rows(range(case.num_sequences))
+        out = token_pass(_Model(case.logits(side="right")), rows, **options)  # type: ignore[arg-type]
+        return {
+            "logp": Result(out.logp, "token", "logp"), "entropy": Result(out.entropy, "token", "entropy"),
+            "value": Result(out.state.sum(-1), "token", "value"),
+        }  # fmt: skip
+
+    return Subject(
+        "token_pass", call, options={"temperature": 0.7}, adapt=_bare, definition=scored(temperature="temperature")
+    )

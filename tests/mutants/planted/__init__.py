@@ -1,0 +1,18 @@
+"""The planted bugs, by theme: small edits of our own functions, most of them once shipped by somebody."""
+
+from mutants.edit import MUTANTS, Mutant
+from mutants.planted import content, corners, meaning, metrics, options, rollout, scale, surrogate, who
+
+__all__ = [
+    "MUTANTS",
+    "Mutant",
+    "content",
+    "corners",
+    "meaning",
+    "metrics",
+    "options",
+    "rollout",
+    "scale",
+    "surrogate",
+    "who",
+]

@@ -1,0 +1,113 @@
+"""Corners of the input space, and credit that flows over trainable tokens only (I03, I04)."""
+
+from mutants.edit import plant
+from mutants.ours.formulas import formula, undefined
+from mutants.ours.loss import surrogate
+from mutants.ours.reductions import centred, credited, masked_mean, masked_spread, whitened
+
+# --- I03: constant, lone, empty, huge --------------------------------------------------------------------------------
+
+plant(
+    "degenerate_bounded",
+    "mean_of_nothing_is_nan",
+    masked_mean(),
+    "signal.reduce:sequence_mean",
+    "/ count.clamp(min=1)",
+    "/ count",
+)
+plant(
+    "degenerate_bounded",
+    "sample_size_of_nothing",
+    masked_spread(),
+    "signal.metrics:SampleSize.value",
+    ".clamp(min=1e-300)",
+    "",
+)
+plant(
+    "degenerate_bounded",
+    "spread_of_zero_divides_by_eps",
+    undefined(formula("normalize.mean_std", mean="none", std="group", ddof=0, eps=1e-6)),
+    "signal.normalize:mean_std",
+    "torch.where(spread > 0, result / (spread + eps), result)",
+    "result / (spread + eps)",
+)
+plant(
+    "degenerate_bounded",
+    "spread_of_zero_divides_by_zero",
+    undefined(formula("normalize.mean_std", mean="group", std="group", ddof=1, eps=1e-6)),
+    "signal.normalize:mean_std",
+    "torch.where(spread > 0, result / (spread + eps), result)",
+    "result / spread",
+)
+plant(
+    "degenerate_bounded",
+    "whitening_without_eps",
+    whitened(),
+    "signal.normalize:whiten",
+    "torch.where(spread > 0, centred / torch.sqrt(spread.square() + eps), centred)\n"
+    "    return torch.where(votes.sum() >= 2, whitened, torch.zeros_like(whitened))",
+    "centred / spread\n    return whitened",
+)
+plant(
+    "degenerate_bounded",
+    "empty_step_divides_by_zero",
+    surrogate(),
+    "signal.step:_weighted",
+    "* weight).sum()",
+    "* weight).sum() / weight.sum() * weight.sum()",
+)
+
+# --- I04: observations carry no credit -------------------------------------------------------------------------------
+
+credit = credited(gamma=0.9)
+plant(
+    "credit_over_trainable",
+    "return_reset_by_an_observation",
+    credit,
+    "signal.layout:padded_cells",
+    "return Cells(tuple(trainable.shape), index), Segments.from_counts(counts, index.shape[0])",
+    "run = torch.cat([index.new_zeros(1), (index.diff() != 1).long().cumsum(0)])[: len(index)]\n"
+    "    return Cells(tuple(trainable.shape), index), Segments(torch.bincount(run), run)",
+)
+plant(
+    "credit_over_trainable",
+    "length_counts_observations",
+    masked_mean(),
+    "signal.reduce:sequence_mean",
+    "count = sequence_count(keep, segments, values)",
+    "count = segments.token_counts.to(values.dtype)",
+)
+plant(
+    "credit_over_trainable",
+    "centring_counts_observations",
+    centred(),
+    "signal.reduce:sequence_mean",
+    "count = sequence_count(keep, segments, values)",
+    "count = segments.token_counts.to(values.dtype)",
+)
+plant(
+    "credit_over_trainable",
+    "gae_through_observations",
+    credited("gae", gamma=0.9, lam=0.5),
+    "signal.layout:padded_cells",
+    "counts = trainable.sum(1)",
+    "trainable = trainable.cummax(1).values & trainable.flip(1).cummax(1).values.flip(1)\n"
+    "    counts = trainable.sum(1)",
+)
+plant(
+    "credit_over_trainable",
+    "discount_counts_the_gap",
+    credit,
+    "signal.layout:Cells.gather",
+    "return field.reshape(-1)[self.index]",
+    "gap = torch.cat([self.index.new_ones(1), self.index.diff()])[: len(self.index)]\n"
+    "    return field.reshape(-1)[self.index] * 0.9 ** (gap.clamp(max=3) - 1)",
+)
+plant(
+    "credit_over_trainable",
+    "variance_counts_observations",
+    whitened(),
+    "signal.normalize:_spread",
+    "voters = _voters(votes, index, num_groups, level)",
+    "voters = _voters(torch.ones_like(votes), index, num_groups, level)",
+)

@@ -1,0 +1,35 @@
+"""Our own formulas and recipes, held to every invariant whether they promise it or not: nothing is found."""
+
+from dataclasses import replace
+
+import pytest
+from mutants.held import findings
+
+from trimtab.sentinel import INVARIANTS, Subject
+from trimtab.sentinel.cases import directed, random_cases
+from trimtab.sentinel.targets.trimtab import formula_subjects, recipe_subjects
+
+FORMULAS = [replace(subject, promises=None) for subject in formula_subjects()]
+RECIPES = [replace(subject, promises=None) for subject in recipe_subjects()]
+
+
+def test_families_are_numbered_as_in_the_catalogue() -> None:
+    assert {one.family for one in INVARIANTS.values()} == {f"I{n:02}" for n in range(1, 27)}
+
+
+@pytest.mark.parametrize("subject", FORMULAS, ids=lambda s: s.label)
+def test_nothing_is_found_in_a_formula(subject: Subject) -> None:
+    assert findings(subject, random_cases(subject.reads, seed=0, examples=1)) == {}
+
+
+@pytest.mark.parametrize("subject", RECIPES[1:3], ids=lambda s: s.label)
+def test_nothing_is_found_in_a_recipe(subject: Subject) -> None:
+    assert findings(subject, random_cases(None, seed=0, examples=1)) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", [*FORMULAS, *RECIPES], ids=lambda s: s.label)
+def test_nothing_is_found_over_twenty_seeds(subject: Subject) -> None:
+    """About SLOWTIME on two cores."""
+    cases = [*directed(), *(case for seed in range(20) for case in random_cases(subject.reads, seed=seed, examples=3))]
+    assert findings(subject, cases) == {}
