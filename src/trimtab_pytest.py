@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from trimtab.sentinel import Subject
 
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    for target in config.getoption("--trimtab"):
+    for target in config.getoption("--trimtab") or ():
         items.extend(_items(session, target))
 
 
@@ -72,7 +72,7 @@ class Check(pytest.Item):
 
         if self.subject is None:
             pytest.skip(f"could not bind: {self.reason}")
-        seed, examples = (self.config.getoption(f"--trimtab-{name}") for name in ("seed", "examples"))
+        seed, examples = (int(self.config.getoption(f"--trimtab-{name}", 0) or 0) for name in ("seed", "examples"))
         with _one_thread():
             verdict = check(self.subject, self.invariant, seed=seed, examples=examples)
         if verdict.status in ("waived", "could not exercise"):
@@ -95,7 +95,7 @@ class Check(pytest.Item):
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def _one_thread() -> Generator[None]:
     """The tensors of a check are tiny: threads only get into each other's way."""
     import torch
 

@@ -81,5 +81,5 @@ def test_changed_lines_are_those_of_the_newer_side(tmp_path: Path) -> None:
     assert changed_lines(str(tmp_path), "HEAD~1..HEAD") == {"a.py": [[2, 3]]}
     with pytest.raises(AdapterError, match=r"no range of commits. Write BASE..HEAD"):
         changed_lines(str(tmp_path), "HEAD")
-    with pytest.raises(AdapterError, match="--changed a..b"):
+    with pytest.raises(AdapterError, match=r"--changed a\.\.b"):
         changed_lines(str(tmp_path), "a..b")

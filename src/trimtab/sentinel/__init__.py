@@ -5,6 +5,7 @@
 `check` searches with hypothesis (the extra `sentinel`); everything else needs torch alone.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import MissingExtra
@@ -50,8 +51,7 @@ def __getattr__(name: str) -> Any:
     if name not in ("check", "examine", "Verdict"):
         raise AttributeError(f"module 'trimtab.sentinel' has no attribute {name!r}")
     try:
-        import hypothesis as _needed  # noqa: F401  pyright: ignore[reportUnusedImport]
-
+        importlib.import_module("hypothesis")
         from trimtab.sentinel import search
     except ImportError as error:
         raise MissingExtra('the sentinel needs hypothesis: pip install "trimtab[sentinel]"') from error

@@ -231,10 +231,9 @@ def _level(case: Case, value: Any, layout: Layout, view: Mapping[str, Any]) -> L
         and value[0].ndim
     ):
         return "token"
-    shape = tuple(value.shape) if isinstance(value, Tensor) else (len(value),) if hasattr(value, "__len__") else ()
-    if not shape or (shape == (1,) and case.num_sequences != 1):
+    sized = (len(value),) if hasattr(value, "__len__") else ()
+    shape: tuple[int, ...] = tuple(value.shape) if isinstance(value, Tensor) else sized
+    if len(shape) == 0 or (shape == (1,) and case.num_sequences != 1):
         return "scalar"
     tokens = {"packed": case.trainable.numel(), "flat": case.segments.num_tokens}.get(layout)
-    if len(shape) >= 2 or tokens == shape[0]:
-        return "token"
-    return "sequence"
+    return "token" if len(shape) >= 2 or shape == (tokens,) else "sequence"

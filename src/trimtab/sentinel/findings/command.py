@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from trimtab.errors import AdapterError
 from trimtab.sentinel.findings.by_binding import replay_with_binding
@@ -20,7 +20,7 @@ def replay_recipe(named: str, path: str | None) -> Data:
     target = str(recipe["target"]["name"])
     if ready_name(target) is None and path is None:
         raise AdapterError(f"check: the recipe is about {target}; say where it lies with --path DIR or DIR@COMMIT.")
-    where, _ = located(ready_name(target) or target, path=path) if ready_name(target) else ({"root": path}, "")
+    where: dict[str, Any] = located(target, path=path)[0] if ready_name(target) else {"root": path}
     job = Job(target, **where)
     payload = replay(recipe, job.tree)
     if payload["status"] in ("changed", "could not run") and recipe.get("binding") and ready_name(target):

@@ -11,7 +11,6 @@ from trimtab.sentinel.declare import Compared, Effect, Violation, invariant, num
 from trimtab.sentinel.perturb import parts
 from trimtab.sentinel.subject import Seen, Subject, run, same, same_gradient
 
-
 ROUNDING = 1e-6
 """Relative difference that is no finding: a stabiliser such as / (n + 1e-8) makes parts differ by that much."""
 

@@ -98,7 +98,8 @@ def rewards(fn: Boundary) -> list[Subject]:
         Subject(
             "reward_norm", call, role="reward_normalisation", options={"norm_mean_type": mean, "norm_std_type": std},
             couples="batch" if "batch" in (mean, std) else "group",
-            definition=normalised(mean, std or "none", ddof=1, eps=1e-6), variants={} if std == "group" else {"norm_mean_type": (None,)},
+            definition=normalised(mean, std or "none", ddof=1, eps=1e-6),
+            variants={} if std == "group" else {"norm_mean_type": (None,)},
         )
         for mean, std in pairs
     ]  # fmt: skip

@@ -13,8 +13,8 @@ from trimtab.sentinel.perturb import LOGPS
 from trimtab.sentinel.subject import Call, Kind, Out, Result
 
 __all__ = [
-    "Alone", "OneProcess", "Settings", "answers", "bounded", "by_group", "contiguous_groups", "model_logits", "normalised",
-    "row",
+    "Alone", "OneProcess", "Settings", "answers", "bounded", "by_group", "contiguous_groups", "model_logits",
+    "normalised", "row",
 ]  # fmt: skip
 
 BOUND = 20.0

@@ -190,8 +190,9 @@ def bind_recipe(chosen: Recipe, name: str | None = None) -> Subject:
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         return _run_recipe(chosen, case)
 
+    inputs = frozenset({"logp_current", "reward", "votes", "whole", *chosen.needs})
     return Subject(
-        name=f"recipe.{name or chosen.name}", call=call, inputs=frozenset({"logp_current", "reward", "votes", "whole", *chosen.needs}),
+        name=f"recipe.{name or chosen.name}", call=call, inputs=inputs,
         couples="batch" if wide else "group", promises=PIPELINE_PROMISES, exact=True,
     )  # fmt: skip
 
