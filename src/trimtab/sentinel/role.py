@@ -231,8 +231,11 @@ def _level(case: Case, value: Any, layout: Layout, view: Mapping[str, Any]) -> L
         and value[0].ndim
     ):
         return "token"
-    sized = (len(value),) if hasattr(value, "__len__") else ()
-    shape: tuple[int, ...] = tuple(value.shape) if isinstance(value, Tensor) else sized
+    shape: tuple[int, ...] = ()
+    if isinstance(value, Tensor):
+        shape = tuple(value.shape)  # a number in a tensor has no length
+    elif hasattr(value, "__len__"):
+        shape = (len(value),)
     if len(shape) == 0 or (shape == (1,) and case.num_sequences != 1):
         return "scalar"
     tokens = {"packed": case.trainable.numel(), "flat": case.segments.num_tokens}.get(layout)
