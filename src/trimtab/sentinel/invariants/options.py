@@ -13,7 +13,7 @@ from trimtab.sentinel.subject import Seen, Subject, run, same
 @invariant(
     family="I21",
     statement="Every option changes something: another value gives another result on some batch; "
-    "and so do the counts of the whole batch, where a loss is handed them.",
+    "and so do the counts of the whole batch that a summed loss is handed.",
     why="An option that is accepted and never read is a setting people believe in.",
     bug="slime 351e559f1: --eps-clip-c was accepted and never passed to the loss.",
     repair="Follow the option from the command line to the formula; test that it moves the result.",
@@ -34,9 +34,12 @@ def options_live(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
 
 
 def _owes_counts(subject: Subject) -> bool:
-    """A loss that is handed counts of the whole; where its average is declared, that is compared instead."""
+    """A loss whose parts are summed as they are and that is handed counts of the whole, so it must divide by one.
+
+    Where its average is declared, that is compared instead.
+    """
     said = subject.definition is not None or "denominator" in subject.conventions
-    return subject.reading("whole") and not said
+    return subject.combine == "sum" and subject.reading("whole") and not said
 
 
 def _dead_counts(subject: Subject, case: Case, base: Seen) -> list[Violation]:
