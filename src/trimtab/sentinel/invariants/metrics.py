@@ -84,7 +84,7 @@ def _recomputed(case: Case, result: Result) -> Tensor | None:
 
 def _where_policies_agree(subject: Subject, case: Case, found: list[tuple[str, Result]]) -> Violation | None:
     owed = {n: 0.0 if r.agreed is None else r.agreed for n, r in found if r.agreed is not None or r.kind == "kl"}
-    if not owed or not subject.reading(*LOGPS):
+    if not owed or not subject.reading(*LOGPS) or not bool(case.trainable.any()):
         return None
     quiet = run(subject, agreed(case))
     for name, number in owed.items():
