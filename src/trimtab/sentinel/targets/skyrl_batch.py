@@ -160,7 +160,7 @@ def _collate(boundary: Boundary) -> Subject:
         rewards = case.list("token_reward", with_prompt=False)
         prompts = [one[: len(one) - len(rest)].tolist() for one, rest in zip(ids, answers, strict=True)]
         found = boundary(
-            Settings(pad_token_id=case.pad_id),
+            Settings(pad_token_id=case.pad_id) if "tokenizer" in handed.parameters(boundary) else case.pad_id,
             prompts,
             [a.tolist() for a in answers],
             [r.detach().tolist() for r in rewards],
