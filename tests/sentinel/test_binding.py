@@ -195,3 +195,15 @@ def test_a_missing_file_and_a_missing_name_are_told() -> None:
 )  # fmt: skip
 def test_a_role_is_guessed_from_the_fields(fields: set[str], role: str | None) -> None:
     assert guessed_role(fields) == role
+
+
+def test_a_backward_that_raises_leaves_the_values_to_be_looked_at() -> None:
+    def broken(log_probs: Tensor, mask: Tensor) -> Tensor:
+        squared = log_probs.exp()
+        total = (squared * mask).sum()
+        squared.mul_(2)  # autograd needed it as it was
+        return total
+
+    verdicts = {v.invariant: v for v in examine(bind(broken, role="kl_in_loss", combine="sum"), examples=1)}
+    assert verdicts["nonfinite_isolation"].status == "bug"
+    assert verdicts["split"].status == "holds"

@@ -19,7 +19,14 @@ def test_every_promise_of_every_formula_holds(subject: Subject) -> None:
     check_promises(subject, examples=5)
 
 
-@pytest.mark.parametrize("subject", recipe_subjects(), ids=lambda s: s.label)
+OFTEN = ("recipe.dapo", "recipe.deepseek_v32", "recipe.gspo", "recipe.ppo", "recipe.start_async", "recipe.tis")
+"""Recipes that take every turn of the pipeline between them; test_invariants looks at all of them, on fewer cases."""
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [pytest.param(s, id=s.label, marks=() if s.name in OFTEN else pytest.mark.slow) for s in recipe_subjects()],
+)
 def test_every_recipe_holds_on_the_directed_cases(subject: Subject) -> None:
     check_promises(subject, examples=0)
 

@@ -68,6 +68,8 @@ def _gradients_apart(
     if name not in first.gradients:
         return None
     result = first.results[name]
+    if name in second.blocked:
+        return None
     if name not in second.gradients:
         return Violation(f"{what} disconnects {name}", "no gradient", "a gradient, if only zero", grade=grade)
     # A token result's gradient sums over all of its tokens, so it says something only where all of them are compared.

@@ -183,6 +183,8 @@ class Seen:
     values: Mapping[str, Tensor]
     results: Out
     gradients: Mapping[str, Mapping[str, Tensor]]
+    blocked: frozenset[str] = frozenset()
+    """Results whose backward raises."""
 
 
 def called(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) -> Out:
@@ -223,13 +225,18 @@ def run(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) 
     fresh = case.with_tokens(**handed).with_sequences(**{n: v.clone() for n, v in case.sequences.items()})
     out = called(subject, fresh, options)
     gradients: dict[str, dict[str, Tensor]] = {}
+    blocked: set[str] = set()
     for name, result in out.items():
         if result.value.requires_grad:
-            found = torch.autograd.grad(
-                result.value.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True
-            )
+            try:
+                found = torch.autograd.grad(
+                    result.value.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True
+                )
+            except RuntimeError:  # it raises in training too, so it is not quiet: its values are still looked at
+                blocked.add(name)
+                continue
             gradients[name] = dict(zip(leaves, found, strict=True))
-    return Seen(case, {n: r.value.detach().clone() for n, r in out.items()}, out, gradients)
+    return Seen(case, {n: r.value.detach().clone() for n, r in out.items()}, out, gradients, frozenset(blocked))
 
 
 class _Noting(dict[str, Tensor]):

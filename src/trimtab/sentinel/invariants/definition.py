@@ -58,6 +58,8 @@ def _slopes(subject: Subject, case: Case, seen: Seen, name: str) -> Violation | 
     for leaf in TRAINED:
         if leaf not in subject.inputs or leaf not in case.tokens or case.tokens[leaf].ndim > 1:
             continue
+        if name in seen.blocked:
+            return None
         if name not in seen.gradients:
             return Violation(f"{name} is not connected to {leaf}", "no gradient", "the slope of its definition")
         gradient = seen.gradients[name][leaf]

@@ -126,6 +126,8 @@ def _gradients(
 ) -> Violation | None:
     result = whole.results[name]
     for leaf, gradient in whole.gradients.get(name, {}).items():
+        if any(name in one.blocked for one in seen):
+            return None
         if any(name not in one.gradients for one in seen):
             told = f"{what}: a part's {name} is not connected to its inputs"
             return Violation(told, "no gradient", "a gradient, if only zero", effect=Effect("gradient"))

@@ -26,6 +26,8 @@ def on_policy_identity(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("it reads no advantage")
     seen = run(subject, agreed(case), off(subject))
     for name, result in of_kind(seen.results, case, "term"):
+        if name in seen.blocked:
+            raise case.cannot(f"the backward of {name} raises")
         if name not in seen.gradients:
             return Violation(f"{name} is not connected to its inputs", "no gradient", "-A", effect=Effect("gradient"))
         gradient = seen.gradients[name]["logp_current"][case.trainable]
@@ -225,7 +227,7 @@ def connected(subject: Subject, case: Case) -> Violation | None:
             what = f"{name} is not connected to its inputs"
             return Violation(what, "no gradient", "a gradient, if only zero", effect=effect)
         credit = case.flat(_credit(subject)) if subject.reading("advantage", "outcome") else None
-        pushes = seen.gradients[name].get("logp_current")
+        pushes = seen.gradients.get(name, {}).get("logp_current")
         if credit is not None and pushes is not None and subject.reading("logp_current"):
             acts = credit[_acting(subject, case)]
             if bool((acts != 0).any()) and bool((pushes == 0).all()):
