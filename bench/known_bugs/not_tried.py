@@ -14,4 +14,7 @@ NOT_TRIED: dict[str, str] = {
     "PRIME-FORK-ONCE": "needs verifiers' trace and branch objects",
     "ROLL-NUMTOK-DICT": "dividing by a dictionary raises, so it is not quiet",
     "OI-ZERO2": "gradients are dropped inside DeepSpeed",
+    "SKYRL-TX-MASKEDMEAN": "needs jax",
+    "TRL-GRADACC": "one attribute that transformers' Trainer reads",
+    "TRL-RLOO-TOKENKL": "as read from the diff, the repair leaves the same sum",
 }  # fmt: skip
