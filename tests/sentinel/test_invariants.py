@@ -22,7 +22,7 @@ def test_nothing_is_found_in_a_formula(subject: Subject) -> None:
     assert findings(subject, random_cases(subject.reads, seed=0, examples=1)) == {}
 
 
-@pytest.mark.parametrize("subject", RECIPES[1:3], ids=lambda s: s.label)
+@pytest.mark.parametrize("subject", RECIPES[1:2], ids=lambda s: s.label)
 def test_nothing_is_found_in_a_recipe(subject: Subject) -> None:
     assert findings(subject, random_cases(None, seed=0, examples=1)) == {}
 
@@ -30,6 +30,6 @@ def test_nothing_is_found_in_a_recipe(subject: Subject) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("subject", [*FORMULAS, *RECIPES], ids=lambda s: s.label)
 def test_nothing_is_found_over_twenty_seeds(subject: Subject) -> None:
-    """About SLOWTIME on two cores."""
+    """About twenty minutes on two cores."""
     cases = [*directed(), *(case for seed in range(20) for case in random_cases(subject.reads, seed=seed, examples=3))]
     assert findings(subject, cases) == {}
