@@ -5,6 +5,7 @@ import torch
 
 from trimtab.config.train import ModelSettings
 from trimtab.rollout.embedded import Embedded
+from trimtab.rollout.weights import digest
 from trimtab.train.policy import Policy, frozen_copy, new_policy, published
 
 
@@ -26,5 +27,6 @@ def policy() -> Policy:
 @pytest.fixture
 def engine(policy: Policy) -> Embedded:
     built = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id)
-    built.load(published(policy.model), 0)
+    state = published(policy.model)
+    built.load(state, 0, digest(state))
     return built

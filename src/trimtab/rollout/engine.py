@@ -13,16 +13,34 @@ Finish = Literal["eos", "length"]
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """Draw from the tempered distribution, `samples_per_prompt` times for each prompt.
+class Request:
+    """One answer that is wanted: what it continues, and the random stream that draws it.
 
-    `seed` names the random stream: the same seed, prompts and parameters give the same tokens.
+    The i-th token of the answer is drawn with a number that depends on `seed` and i alone, so an answer does not
+    depend on the requests beside it. Neighbours with equal `ids` share one pass over them.
+    """
+
+    ids: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Draw from the tempered distribution, cut to `top_k` tokens (0: all), then to the share `top_p` (1: all).
+
+    `record_support` keeps the ids that the cut left, so that a trainer can compute its log-probs over the same ones.
     """
 
     max_new_tokens: int
     temperature: float
-    seed: int
-    samples_per_prompt: int = 1
+    top_p: float = 1.0
+    top_k: int = 0
+    record_support: bool = False
+
+    @property
+    def truncates(self) -> bool:
+        """Whether any token can be ruled out."""
+        return self.top_p < 1 or self.top_k > 0
 
 
 @dataclass(frozen=True)
@@ -37,16 +55,17 @@ class Sample:
     """One answer as the engine produced it. The end token is part of it when `finish` is "eos".
 
     Prompt `58213=` answered by `31285<eos>`: six ids, six log-probs, six versions, finish "eos".
-    One token, cut off: `Sample(prompt_ids=(4, 5), ids=(6,), logp=tensor([-0.5]), version=(3,), finish="length")`.
+    One token, cut off: `Sample(ids=(6,), logp=tensor([-0.5]), version=(3,), finish="length")`.
     """
 
-    prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
     logp: Tensor
-    """float32, one a token of `ids`: of the distribution really sampled from, temperature included."""
+    """float32, one a token of `ids`: of the distribution really sampled from, temperature and cuts included."""
     version: tuple[int, ...]
     """The version of the parameters that chose each token."""
     finish: Finish
+    support: tuple[tuple[int, ...], ...] | None = None
+    """For each token the ids it was drawn from, ascending, when asked for; None when nothing was ruled out."""
 
 
 class Engine(Protocol):
@@ -59,13 +78,13 @@ class Engine(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The number format of its forward pass; with the trainer's it is the dtype pair of a run."""
+        """The number format of its weights; with the trainer's it is the dtype pair of a run."""
         ...
 
-    def load(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Take over `state` under the name `version`; all of it or nothing."""
+    def load(self, state: Mapping[str, Tensor], version: int, digest: str) -> None:
+        """Take over `state` under the name `version`, all of it or nothing; `digest` is the publisher's checksum."""
         ...
 
-    def sample(self, prompts: Sequence[Sequence[int]], how: Sampling | Greedy) -> list[Sample]:
-        """The answers, prompt after prompt, the samples of one prompt side by side."""
+    def sample(self, requests: Sequence[Request], how: Sampling | Greedy) -> list[Sample]:
+        """One answer for each request, in their order."""
         ...
