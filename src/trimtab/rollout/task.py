@@ -1,15 +1,21 @@
-"""The only place that knows what is asked, what the right answer is, and which prompts are held out.
+"""The only place that says what a task is: problems, which of them are held out, and how an answer is answered back.
 
-A task generates its problems, so a run needs no data set. It knows nothing of tokens, models or groups.
+It knows nothing of tokens, models or groups. The tasks themselves lie in `tasks/`.
 """
 
 import hashlib
-import random
-from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from trimtab.errors import ConfigError, unknown_name
 
+if TYPE_CHECKING:
+    from trimtab.config.train import TaskSettings
+
+Message = dict[str, str]
+"""One message of a chat: `role` and `content`."""
+Prompt = str | tuple[Message, ...]
 Split = Literal["train", "validation", "test"]
 """`validation` may steer a run (when to stop); `test` is looked at once, at the end, so nothing is chosen on it."""
 
@@ -19,18 +25,49 @@ SPLIT_BUCKETS = 10
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt and its right answer.
+    """One prompt (text, or chat messages), its right answer, and what else its row holds.
 
     >>> Problem(prompt="58213=", answer="31285").answer
     '31285'
+    >>> Problem(prompt=({"role": "user", "content": "2+2?"},), answer="4").text
+    'user: 2+2?'
     """
 
-    prompt: str
+    prompt: Prompt
     answer: str
+    columns: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Free columns of a data file; a reward function of your own gets them by name."""
+
+    @property
+    def text(self) -> str:
+        """The prompt as one string: hashed for the split, shown to people."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return "\n".join(f"{message['role']}: {message['content']}" for message in self.prompt)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What an environment says to an answer: an observation, which never trains, and whether the episode is over."""
+
+    observation: str
+    done: bool
+
+
+class Environment(Protocol):
+    """One episode. `reset` gives the prompt; each `step` takes what the policy wrote in its turn."""
+
+    def reset(self) -> Prompt:
+        """The prompt."""
+        ...
+
+    def step(self, answer: str, *, ended: bool) -> Turn:
+        """The environment's word to one turn; `ended` says that the policy closed the turn itself."""
+        ...
 
 
 class Task(Protocol):
-    """What a generated task offers; sorting or arithmetic are other classes with these four members."""
+    """What a run asks. Two processes that open a task with equal settings and seed see equal problems."""
 
     @property
     def name(self) -> str:
@@ -39,79 +76,107 @@ class Task(Protocol):
 
     @property
     def alphabet(self) -> str:
-        """Every character that a prompt or a right answer can hold; the tokenizer is built from it."""
+        """Every character that a prompt, a right answer or an observation can hold; for the character tokenizer."""
         ...
 
-    def problem(self, stream: random.Random) -> Problem:
-        """One problem drawn from the whole space, whichever split it falls in."""
+    def train(self, ticket: int) -> Problem:
+        """The n-th training problem of the run: a pure function of the seed and the ticket."""
         ...
 
-    def reward(self, problem: Problem, answer: str, *, ended: bool) -> float:
-        """The reward of one answer; `ended` says that the policy closed it itself."""
+    def held_out(self, split: Split, count: int) -> list[Problem]:
+        """Different problems that never train, the same for every seed."""
+        ...
+
+    def environment(self, problem: Problem) -> Environment:
+        """A new episode of the problem."""
+        ...
+
+    def demonstration(self, problem: Problem) -> tuple[str, ...]:
+        """The right text of each turn, for the supervised warm start."""
+        ...
+
+    def judge(self, problem: Problem, answer: str, *, ended: bool) -> float:
+        """The reward of an episode whose last turn was `answer`."""
         ...
 
 
 @dataclass(frozen=True)
-class Reverse:
-    """Write the digits backwards: `58213=` is answered by `31285` and the end token.
+class OneTurn:
+    """The environment of a task that takes one answer and says nothing to it."""
 
-    >>> Reverse(num_digits=3).reward(Problem("123=", "321"), "321", ended=True)
-    1.0
-    """
+    problem: Problem
 
-    num_digits: int = 5
+    def reset(self) -> Prompt:
+        return self.problem.prompt
 
-    @property
-    def name(self) -> str:
-        return "reverse"
-
-    @property
-    def alphabet(self) -> str:
-        return "0123456789="
-
-    def problem(self, stream: random.Random) -> Problem:
-        digits = "".join(stream.choice("0123456789") for _ in range(self.num_digits))
-        return Problem(prompt=f"{digits}=", answer=digits[::-1])
-
-    def reward(self, problem: Problem, answer: str, *, ended: bool) -> float:
-        """1 for the exact answer, closed by the end token; else 0."""
-        return float(ended and answer == problem.answer)
+    def step(self, answer: str, *, ended: bool) -> Turn:
+        del answer, ended
+        return Turn(observation="", done=True)
 
 
-TASKS: dict[str, Task] = {"reverse": Reverse()}
+def is_exact(problem: Problem, answer: str, *, ended: bool) -> float:
+    """1 for the exact answer, closed by the policy itself; else 0."""
+    return float(ended and answer == problem.answer)
 
 
-def task(name: str) -> Task:
-    """The task of that name."""
-    if name not in TASKS:
-        raise ConfigError(unknown_name("task", name, sorted(TASKS)))
-    return TASKS[name]
-
-
-def split_of(prompt: str) -> Split:
+def split_of(text: str) -> Split:
     """The split a prompt belongs to, by a hash of its text: the same in every run, seed and process."""
-    bucket = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:8], "big") % SPLIT_BUCKETS
+    bucket = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % SPLIT_BUCKETS
     named: dict[int, Split] = {0: "test", 1: "validation"}
     return named.get(bucket, "train")
 
 
-def draw(task: Task, stream: random.Random, num_problems: int, split: Split) -> list[Problem]:
-    """Problems of one split: drawn with replacement for `train`, all different for the two held-out splits."""
-    if split not in get_args(Split):
-        raise ConfigError(unknown_name("draw", split, list(get_args(Split))))
-    drawn: list[Problem] = []
-    seen: set[str] = set()
-    tries = 0
-    while len(drawn) < num_problems:
-        problem = task.problem(stream)
-        tries += 1
-        if tries > 100 * SPLIT_BUCKETS * max(num_problems, SPLIT_BUCKETS):
-            raise ConfigError(
-                f"draw: {tries} draws gave {len(drawn)} of {num_problems} {split} problems, so task {task.name!r} "
-                "does not have that many. Ask for fewer prompts, or make the task larger."
-            )
-        if split_of(problem.prompt) != split or (split != "train" and problem.prompt in seen):
-            continue
-        seen.add(problem.prompt)
-        drawn.append(problem)
-    return drawn
+def open_task(settings: "TaskSettings", seed: int) -> Task:
+    """The task that a run file names, for the run of that seed."""
+    from trimtab.rollout.tasks import GENERATED, generated_task
+
+    if settings.name in GENERATED:
+        return generated_task(settings, seed)
+    if settings.name == "file":
+        from trimtab.rollout.tasks.file import open_file
+
+        return open_file(settings, seed)
+    if settings.name.startswith("reasoning_gym."):
+        from trimtab.rollout.tasks.gym import open_gym
+
+        return open_gym(settings, seed)
+    if ":" in settings.name:
+        return _own_task(settings, seed)
+    choices = [*sorted(GENERATED), "file", "reasoning_gym.NAME", "module:factory"]
+    raise ConfigError(unknown_name("task", settings.name, choices))
+
+
+def _own_task(settings: "TaskSettings", seed: int) -> Task:
+    """A task of the user's own, built by `factory(settings, seed)`."""
+    from trimtab.rollout.reward_worker import CannotLoad, locate
+
+    try:
+        factory = cast("Callable[[TaskSettings, int], Task]", locate(settings.name))
+    except CannotLoad as error:
+        raise ConfigError(f"task: {error}") from error
+    task = factory(settings, seed)
+    members = ("name", "alphabet", "train", "held_out", "environment", "demonstration", "judge")
+    missing = [member for member in members if not hasattr(task, member)]
+    if missing:
+        raise ConfigError(
+            f"task: {settings.name} gave a {type(task).__name__} without {', '.join(missing)}, so it is no task. "
+            "Give it the members of trimtab.rollout.Task."
+        )
+    return task
+
+
+# Removed as soon as the loop draws by ticket: the old names that it still imports.
+class Reverse:
+    num_digits = 5
+
+
+TASKS: dict[str, Task] = {}
+
+
+def task(name: str) -> Task:
+    raise ConfigError(f"task: {name} is opened by open_task now.")
+
+
+def draw(task: Task, stream: object, num_problems: int, split: Split) -> list[Problem]:
+    del stream
+    return task.held_out(split, num_problems)
