@@ -1,11 +1,22 @@
-"""The only place that builds a tokenizer: one token a character, made locally, reloaded by plain transformers."""
+"""The only place that turns text into ids and back, and that builds a tokenizer: one token a character, made locally."""
 
 from typing import TYPE_CHECKING
+
+from trimtab.errors import ConfigError
+from trimtab.rollout.task import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+CHAT_OPENING = "\nassistant: "
+"""What the character tokenizer writes behind the messages of a chat, so that the policy's turn begins."""
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}"
+    "{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\\nassistant: ' }}{% endif %}"
+)
+"""The messages as `Problem.text` writes them; a model folder brings a template of its own."""
 
 
 def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
@@ -28,7 +39,25 @@ def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
         unk_token=UNKNOWN,
         padding_side="left",
         clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
     )
+
+
+def encode_prompt(tokenizer: "PreTrainedTokenizerFast", prompt: Prompt) -> list[int]:
+    """The ids of a prompt: text with the tokenizer's own opening token, if it has one; messages by its chat template."""
+    if isinstance(prompt, str):
+        ids = list(tokenizer.encode(prompt))
+        # Some tokenizers close every text; a closed prompt would tell the policy that all is said.
+        while ids and ids[-1] == tokenizer.eos_token_id and not prompt.endswith(str(tokenizer.eos_token)):
+            del ids[-1]
+        return ids
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            "prompt: is a list of messages and the tokenizer has no chat template, so it cannot be written as one text. "
+            "Use a model folder with a chat template (an instruct model), or write the prompts as text."
+        )
+    messages = [dict(message) for message in prompt]
+    return encode(tokenizer, str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)))
 
 
 def encode(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
