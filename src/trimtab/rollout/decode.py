@@ -7,7 +7,7 @@ to the left of a short row are hidden from it. Finished rows leave, waiting ones
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from trimtab.rollout.engine import Greedy, Request, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from trimtab.rollout.cache import RowCache
 
 LEAVE_SHARE = 0.25
 """Finished rows leave when they are this share of the batch: each time, the cache of the others is copied."""
@@ -45,7 +47,7 @@ class Batch:
     finished: Tensor
     logits: Tensor
     """Of each row's next token, float32 `[rows, vocabulary]`."""
-    cache: Any
+    cache: "RowCache"
 
     @property
     def width(self) -> int:
@@ -54,38 +56,29 @@ class Batch:
 
     def only(self, rows: Tensor) -> "Batch":
         """These rows, without the columns that none of them sees."""
-        hidden = self.hidden[rows]
+        hidden = self.hidden.index_select(0, rows)
         unseen = int(hidden.min())
-        for layer in self.cache.layers:
-            layer.keys, layer.values = layer.keys[rows, :, unseen:], layer.values[rows, :, unseen:]
+        self.cache.take(rows, unseen)
         return replace(
             self,
-            request=self.request[rows],
-            count=self.count[rows],
+            request=self.request.index_select(0, rows),
+            count=self.count.index_select(0, rows),
             hidden=hidden - unseen,
-            finished=self.finished[rows],
-            logits=self.logits[rows],
+            finished=self.finished.index_select(0, rows),
         )
 
     def joined(self, other: "Batch") -> "Batch":
-        """The rows of both; the narrower cache gets hidden columns on its left."""
-        width = max(self.width, other.width)
-        for layer, more in zip(self.cache.layers, other.cache.layers, strict=True):
-            layer.keys = torch.cat([_widened(layer.keys, width), _widened(more.keys, width)])
-            layer.values = torch.cat([_widened(layer.values, width), _widened(more.values, width)])
+        """The rows of both; those of the narrower cache see nothing in the columns that it lacked."""
+        narrower = self.width - other.width
+        self.cache.join(other.cache)
         return Batch(
             request=torch.cat([self.request, other.request]),
             count=torch.cat([self.count, other.count]),
-            hidden=torch.cat([self.hidden + width - self.width, other.hidden + width - other.width]),
+            hidden=torch.cat([self.hidden + max(-narrower, 0), other.hidden + max(narrower, 0)]),
             finished=torch.cat([self.finished, other.finished]),
             logits=torch.cat([self.logits, other.logits]),
             cache=self.cache,
         )
-
-
-def _widened(cached: Tensor, width: int) -> Tensor:
-    """Zeros, which nobody attends to, on the left of `[rows, heads, columns, size]`."""
-    return torch.nn.functional.pad(cached, (0, 0, width - cached.shape[-2], 0))
 
 
 def decode(
@@ -119,7 +112,7 @@ def decode(
             continue
         if finished >= len(batch.request) * LEAVE_SHARE:
             stays = (~batch.finished).nonzero()[:, 0]
-            chosen, batch = chosen[stays], batch.only(stays)
+            chosen, batch = chosen.index_select(0, stays), batch.only(stays)
         batch = _stepped(model, batch, chosen)
 
 
@@ -144,8 +137,8 @@ def _prefilled(model: "PreTrainedModel", requests: Sequence[Request], first: int
     logits, cache = _forward(model, padded, hidden, position, None)
     if len(runs) < len(requests):
         of_run = torch.repeat_interleave(torch.tensor([count for _, count in runs], device=model.device))
-        cache.batch_select_indices(of_run)
-        logits, hidden = logits[of_run], hidden[of_run]
+        cache.take(of_run)
+        logits, hidden = logits.index_select(0, of_run), hidden.index_select(0, of_run)
     count = torch.zeros(len(requests), dtype=torch.int64, device=model.device)
     return Batch(
         request=torch.arange(first, first + len(requests), device=model.device),
@@ -187,12 +180,11 @@ def _stepped(model: "PreTrainedModel", batch: Batch, chosen: Tensor) -> Batch:
     return replace(batch, logits=logits, cache=cache)
 
 
-def _forward(model: "PreTrainedModel", ids: Tensor, hidden: Tensor, position: Tensor, cache: Any) -> tuple[Tensor, Any]:
+def _forward(
+    model: "PreTrainedModel", ids: Tensor, hidden: Tensor, position: Tensor, cache: "RowCache | None"
+) -> tuple[Tensor, "RowCache"]:
     """Logits of each row's next token, float32 `[rows, vocabulary]`, and the cache that now holds these ids."""
-    from transformers import DynamicCache
-
-    # Without a config every layer keeps all its columns, also under a sliding window: rows come and go by column.
-    cache = DynamicCache() if cache is None else cache
+    cache = _new_cache() if cache is None else cache
     width = int(cache.get_seq_length()) + ids.shape[1]
     attends = None
     if bool(hidden.any()):
@@ -205,4 +197,10 @@ def _forward(model: "PreTrainedModel", ids: Tensor, hidden: Tensor, position: Te
         use_cache=True,
         logits_to_keep=1,
     )
-    return cast(Tensor, out.logits)[:, -1].float(), out.past_key_values
+    return cast(Tensor, out.logits)[:, -1].float(), cache
+
+
+def _new_cache() -> "RowCache":
+    from trimtab.rollout.cache import RowCache
+
+    return RowCache()

@@ -59,7 +59,7 @@ def kept(logits: Tensor, *, top_k: int, top_p: float) -> Tensor:
 
     Of equally likely tokens the one with the lower id comes first. The likeliest is always left.
     """
-    ranked, order = logits.sort(-1, descending=True, stable=True)
+    ranked, order = torch.sort(logits, dim=-1, descending=True, stable=True)
     stays = torch.ones_like(ranked, dtype=torch.bool)
     if top_k > 0:
         stays[:, top_k:] = False

@@ -99,20 +99,21 @@ class Embedded:
 
     def _cut(self, answers: Answers, how: Sampling | Greedy) -> list[Sample]:
         """Every answer up to and with its first end token."""
-        samples: list[Sample] = []
-        ids, logp = answers.ids.tolist(), answers.logp.cpu().clone()  # an inference tensor could not meet a gradient
-        for row, length in enumerate(answers.length.tolist()):
-            own = tuple(ids[row][:length])
-            samples.append(
-                Sample(
-                    ids=own,
-                    logp=logp[row, :length],
-                    version=(self._version,) * length,
-                    finish="eos" if own[-1] == self._eos_id else "length",
-                    support=tuple(answers.support[row]) if answers.support and how.truncates else None,
-                )
+        lengths = answers.length.tolist()
+        # Out of inference mode, so that the log-probs may meet a gradient.
+        logp = answers.logp.cpu()[torch.arange(answers.logp.shape[1]) < answers.length.cpu()[:, None]].split(lengths)
+        version = (self._version,) * how.max_new_tokens
+        truncates = isinstance(how, Sampling) and how.truncates and bool(answers.support)
+        return [
+            Sample(
+                ids=(own := tuple(ids[:length])),
+                logp=logp[row],
+                version=version[:length],
+                finish="eos" if own[-1] == self._eos_id else "length",
+                support=tuple(answers.support[row]) if truncates else None,
             )
-        return samples
+            for row, (ids, length) in enumerate(zip(answers.ids.tolist(), lengths, strict=True))
+        ]
 
 
 def _check_names(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

@@ -35,4 +35,4 @@ def digest(state: Mapping[str, Tensor]) -> str:
 def _bits(tensor: Tensor) -> memoryview:
     """The bytes of a tensor as they lie in memory, row after row."""
     flat = tensor.to("cpu").contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
