@@ -51,7 +51,8 @@ def drawn(logp: Tensor, uniform: Tensor) -> Tensor:
     """
     cumulative = logp.double().exp_().cumsum(-1)
     passed = cumulative[:, -1:] * uniform[:, None]
-    return torch.searchsorted(cumulative, passed, right=True)[:, 0]
+    # Only where a logit is nan does nothing pass; the engine refuses that answer, so any token will do.
+    return torch.searchsorted(cumulative, passed, right=True)[:, 0].clamp_max_(logp.shape[-1] - 1)
 
 
 def kept(logits: Tensor, *, top_k: int, top_p: float) -> Tensor:

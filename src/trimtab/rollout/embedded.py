@@ -4,15 +4,17 @@ The trainer reaches it through `load` alone, as it would reach an engine on anot
 rewards or text.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trimtab.errors import EngineError, StaleWeights
 from trimtab.rollout.decode import Answers, decode
 from trimtab.rollout.engine import Greedy, Request, Sample, Sampling
+from trimtab.rollout.formats import Format, check_format, linear_weights, rounded_state
 from trimtab.rollout.weights import digest as digest_of
 
 if TYPE_CHECKING:
@@ -25,10 +27,13 @@ class Embedded:
     def __init__(
         self, model: "PreTrainedModel", *, pad_id: int, eos_id: int, format: str = "fp32", max_rows: int = 0
     ) -> None:
-        self._model: PreTrainedModel = model.eval().requires_grad_(False)
+        _check_layers(model)
+        self._model: PreTrainedModel = model.float().eval().requires_grad_(False)
         self._pad_id: int = pad_id
         self._eos_id: int = eos_id
-        self._format: str = format
+        self._format: Format = check_format(format)
+        self._matrices: dict[str, bool] = linear_weights(model)
+        self._vocabulary: int = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0]
         self._max_rows: int = max_rows
         self._version: int = -1
 
@@ -51,7 +56,7 @@ class Embedded:
                 "from those of the version in use. Publish with a version that grows."
             )
         own = self._model.state_dict()
-        _check_names(own, state)
+        source = _sources(own, state)
         held = {name: tensor.detach().clone() for name, tensor in state.items()}
         if (found := digest_of(held)) != digest:
             raise StaleWeights(
@@ -60,8 +65,9 @@ class Embedded:
                 "Publish them again."
             )
         with torch.no_grad():
+            new = rounded_state(held, self._matrices, self._format)
             for name, tensor in own.items():
-                tensor.copy_(held[name])
+                tensor.copy_(new[source[name]])
         self._version = version
 
     def sample(self, requests: Sequence[Request], how: Sampling | Greedy) -> list[Sample]:
@@ -87,21 +93,39 @@ class Embedded:
                 f"Embedded.sample: requests {empty[:8]} of {len(requests)} have no prompt, so there is no token to "
                 "continue. Give each prompt at least one token."
             )
-        if how.max_new_tokens < 1:
+        largest = max(range(len(requests)), key=lambda index: max(requests[index].ids))
+        if max(requests[largest].ids) >= self._vocabulary:
             raise EngineError(
-                f"Embedded.sample: max_new_tokens is {how.max_new_tokens}, so nothing would be sampled. Ask for 1."
+                f"Embedded.sample: request {largest} holds id {max(requests[largest].ids)} and the model knows "
+                f"{self._vocabulary} ids, so it has no embedding. Use the tokenizer of this model."
             )
-        if isinstance(how, Sampling) and not how.temperature > 0:
+        self._check_length(max(len(request.ids) for request in requests), how.max_new_tokens)
+        if isinstance(how, Sampling):
+            _check_sampling(how)
+
+    def _check_length(self, prompt_tokens: int, new_tokens: int) -> None:
+        if new_tokens < 1:
             raise EngineError(
-                f"Embedded.sample: temperature is {how.temperature}, so there is no distribution to draw from. "
-                "Use a temperature above 0, or Greedy."
+                f"Embedded.sample: max_new_tokens is {new_tokens}, so nothing would be sampled. Ask for 1 or more."
+            )
+        positions = getattr(self._model.config, "max_position_embeddings", None) or prompt_tokens + new_tokens
+        if prompt_tokens + new_tokens > positions:
+            raise EngineError(
+                f"Embedded.sample: a prompt of {prompt_tokens} tokens and {new_tokens} new ones need more than the "
+                f"{positions} positions of the model, so it cannot read its own answer. Shorten one of them."
             )
 
     def _cut(self, answers: Answers, how: Sampling | Greedy) -> list[Sample]:
         """Every answer up to and with its first end token."""
         lengths = answers.length.tolist()
         # Out of inference mode, so that the log-probs may meet a gradient.
-        logp = answers.logp.cpu()[torch.arange(answers.logp.shape[1]) < answers.length.cpu()[:, None]].split(lengths)
+        flat = answers.logp.cpu()[torch.arange(answers.logp.shape[1]) < answers.length.cpu()[:, None]]
+        if not bool(flat.isfinite().all()):
+            raise EngineError(
+                f"Embedded.sample: {int((~flat.isfinite()).sum())} of {len(flat)} tokens have a log-prob that is not "
+                f"finite, so version {self._version} of the parameters is broken. Publish a sound one."
+            )
+        logp = flat.split(lengths)
         version = (self._version,) * how.max_new_tokens
         truncates = isinstance(how, Sampling) and how.truncates and bool(answers.support)
         return [
@@ -116,15 +140,51 @@ class Embedded:
         ]
 
 
-def _check_names(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    if set(own) != set(state):
+def _check_sampling(how: Sampling) -> None:
+    if not (0 < how.temperature < math.inf):
         raise EngineError(
-            f"Embedded.load: state lacks {sorted(set(own) - set(state))}, adds {sorted(set(state) - set(own))}"
+            f"Embedded.sample: temperature is {how.temperature}, so there is no distribution to draw from. "
+            "Use a finite temperature above 0, or Greedy."
+        )
+    if not 0 < how.top_p <= 1 or how.top_k < 0:
+        raise EngineError(
+            f"Embedded.sample: top_p is {how.top_p} and top_k {how.top_k}, so it is not said which tokens are left. "
+            "Take top_p above 0 and at most 1 (1: all), top_k 0 (all) or more."
+        )
+
+
+def _sources(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, str]:
+    """For each parameter of the engine the name in `state` that fills it: its own, or that of one it is tied to."""
+    aliases: dict[tuple[int, torch.Size], list[str]] = {}
+    for name, tensor in own.items():
+        aliases.setdefault((tensor.data_ptr(), tensor.shape), []).append(name)
+    source: dict[str, str] = {}
+    for tied in aliases.values():
+        given = [name for name in tied if name in state]
+        source |= {name: given[0] for name in tied if given}
+        if any(not torch.equal(state[name], state[given[0]]) for name in given[1:]):
+            raise EngineError(
+                f"Embedded.load: {given} are one parameter of the engine's model and differ in the state, so it could "
+                "hold only one of them. Publish the state_dict of the same model."
+            )
+    if set(own) != set(source) or set(state) - set(own):
+        raise EngineError(
+            f"Embedded.load: state lacks {sorted(set(own) - set(source))}, adds {sorted(set(state) - set(own))}"
             ", so it belongs to another model. Publish the state_dict of the same one."
         )
     for name, tensor in own.items():
-        if tensor.shape != state[name].shape:
+        if tensor.shape != state[source[name]].shape:
             raise EngineError(
-                f"Embedded.load: {name} has shape {tuple(state[name].shape)} where the engine has "
+                f"Embedded.load: {name} has shape {tuple(state[source[name]].shape)} where the engine has "
                 f"{tuple(tensor.shape)}, so it belongs to another model. Publish the state_dict of the same one."
             )
+    return source
+
+
+def _check_layers(model: "PreTrainedModel") -> None:
+    kinds = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise EngineError(
+            f"Embedded: {type(model).__name__} has layers of kind {sorted(kinds)}, which remember more than keys and "
+            "values, so its rows cannot leave and enter a batch. Use a model with attention layers only."
+        )
