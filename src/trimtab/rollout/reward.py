@@ -3,17 +3,19 @@
 Judges of this package are small and run here; those of the user and of other packages run in `reward_pool`.
 """
 
+import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from trimtab.errors import ConfigError, unknown_name
+from trimtab.errors import ConfigError, MissingExtra, unknown_name
 from trimtab.rollout.numeric import number_in
-from trimtab.rollout.task import Problem, Task, is_exact
+from trimtab.rollout.task import Problem, Prompt, Task, is_exact
 
 if TYPE_CHECKING:
     from trimtab.config.train import TaskSettings
+    from trimtab.rollout.reward_pool import RewardPool
 
 Status = Literal["ok", "error", "timeout", "abstain"]
 """Only `ok` has a reward; the other three neither vote in their group nor train."""
@@ -107,13 +109,74 @@ def numeric(attempt: Attempt) -> float:
     return float(attempt.ended and number_in(attempt.answer) == right)
 
 
+@dataclass(frozen=True)
+class InWorkers:
+    """A `Scorer` that calls a function with TRL's signature in child processes."""
+
+    pool: "RewardPool"
+    last_turn_only: bool = False
+    """Judge the last turn; a function of the user's own gets all that the policy wrote."""
+
+    def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
+        columns: dict[str, list[object]] = {
+            "prompts": [_plain(attempt.problem.prompt) for attempt in attempts],
+            "completions": [self._completion(attempt) for attempt in attempts],
+            "completion_ids": [attempt.ids for attempt in attempts],
+            "ended": [attempt.ended for attempt in attempts],
+        }
+        rows = [columns_of(attempt.problem) for attempt in attempts]
+        for name in dict.fromkeys(name for row in rows for name in row):
+            columns[name] = [row.get(name) for row in rows]
+        return self.pool.judge(columns, len(attempts))
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def _completion(self, attempt: Attempt) -> object:
+        """As TRL gives it: text for a text prompt, one message for a chat."""
+        text = attempt.answer if self.last_turn_only else attempt.completion
+        return text if isinstance(attempt.problem.prompt, str) else [{"role": "assistant", "content": text}]
+
+
+def columns_of(problem: Problem) -> dict[str, object]:
+    """What a reward function gets by name: the right answer and the free columns."""
+    return {"answer": problem.answer, **problem.columns}
+
+
+def _plain(prompt: Prompt) -> object:
+    return prompt if isinstance(prompt, str) else list(prompt)
+
+
 def open_scorer(settings: "TaskSettings", task: Task) -> Scorer:
-    """The judge that a run file names."""
+    """The judge that a run file names. One that needs other processes is started, and refused if it does not load."""
     if settings.reward == "task":
+        if settings.name.startswith("reasoning_gym."):
+            return _in_workers(settings, task, settings.name, settings.options)
         return Here(lambda attempt: task.judge(attempt.problem, attempt.answer, ended=attempt.ended))
     if settings.reward == "exact":
         return Here(exact)
     if settings.reward == "numeric":
         return Here(numeric)
+    if settings.reward == "math_verify":
+        _need("math_verify", "math", "reward math_verify")
+        return _in_workers(settings, task, "math_verify", {})
+    if ":" in settings.reward:
+        return _in_workers(settings, task, settings.reward, {})
     choices = ["task", "exact", "numeric", "math_verify", "module:function"]
     raise ConfigError(unknown_name("reward", settings.reward, choices))
+
+
+def _in_workers(settings: "TaskSettings", task: Task, target: str, options: Mapping[str, object]) -> Scorer:
+    from trimtab.rollout.reward_pool import RewardPool
+
+    names = tuple(columns_of(task.train(0)))
+    pool = RewardPool(target, settings.reward_workers, settings.reward_seconds, names, options)
+    return InWorkers(pool, last_turn_only=":" not in target)
+
+
+def _need(package: str, extra: str, where: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtra(
+            f"{where}: the package {package} is not installed, so answers cannot be judged with it. "
+            f'Run pip install "trimtab[{extra}]".'
+        )

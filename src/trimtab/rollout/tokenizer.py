@@ -1,4 +1,4 @@
-"""The only place that turns text into ids and back, and that builds a tokenizer: one token a character, made locally."""
+"""The only place that turns text into ids and back, and that builds a tokenizer: one token a character."""
 
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
 
 
 def encode_prompt(tokenizer: "PreTrainedTokenizerFast", prompt: Prompt) -> list[int]:
-    """The ids of a prompt: text with the tokenizer's own opening token, if it has one; messages by its chat template."""
+    """The ids of a prompt: text with the tokenizer's opening token, if it has one; messages by its chat template."""
     if isinstance(prompt, str):
         ids = list(tokenizer.encode(prompt))
         # Some tokenizers close every text; a closed prompt would tell the policy that all is said.
@@ -53,7 +53,7 @@ def encode_prompt(tokenizer: "PreTrainedTokenizerFast", prompt: Prompt) -> list[
         return ids
     if tokenizer.chat_template is None:
         raise ConfigError(
-            "prompt: is a list of messages and the tokenizer has no chat template, so it cannot be written as one text. "
+            "prompt: is a list of messages and the tokenizer has no chat template, so it cannot be written as a text. "
             "Use a model folder with a chat template (an instruct model), or write the prompts as text."
         )
     messages = [dict(message) for message in prompt]

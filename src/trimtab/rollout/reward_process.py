@@ -1,0 +1,152 @@
+"""The only place that knows a reward's child process from outside: start it, talk to it, see it die, end it.
+
+Nothing here blocks: `pump` moves what can be moved. A child leads a session of its own, and all of it is ended.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from trimtab.rollout import reward_worker
+
+MAX_REPLY = 1 << 26
+"""Bytes of a reply; a status and a short message for each answer never come near."""
+MAX_WORDS = 2000
+"""Bytes kept of what the child printed last; the rest is thrown away."""
+
+Message = dict[str, Any]
+
+
+class Broken(Exception):
+    """The child said something that is no reply."""
+
+
+class Child:
+    """One worker. `deadline` is the moment at which its present work must be done."""
+
+    def __init__(self, job: Mapping[str, Any], load_seconds: float) -> None:
+        theirs_in, self.requests = os.pipe()
+        self.results, theirs_out = os.pipe()
+        self.output, theirs_words = os.pipe()
+        self._process: subprocess.Popen[bytes] = subprocess.Popen(
+            # -P: its own folder is no place to import from; the user's module may well be called `task`.
+            [sys.executable, "-P", reward_worker.__file__, str(theirs_in), str(theirs_out)],
+            stdin=subprocess.DEVNULL, stdout=theirs_words, stderr=theirs_words,
+            pass_fds=(theirs_in, theirs_out), start_new_session=True, env=_environment(),
+        )  # fmt: skip
+        for fd in (theirs_in, theirs_out, theirs_words):
+            os.close(fd)
+        for fd in (self.requests, self.results, self.output):
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_NONBLOCK)
+        self._outbox: bytes = b""
+        self._inbox: bytearray = bytearray()
+        self._words: bytes = b""
+        self._closed: set[int] = set()
+        self._is_over: bool = False
+        self.is_ready: bool = False
+        self.deadline: float = 0.0
+        self.send(job, load_seconds)
+
+    @property
+    def is_sending(self) -> bool:
+        return bool(self._outbox)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def readable(self) -> list[int]:
+        """The pipes that can still bring something; a closed one would wake the waiting parent forever."""
+        return [fd for fd in (self.results, self.output) if fd not in self._closed]
+
+    def send(self, message: Mapping[str, Any], seconds: float) -> None:
+        body = json.dumps(message, default=str).encode()
+        self._outbox = struct.pack(">I", len(body)) + body
+        self.deadline = time.monotonic() + seconds
+        self.pump()
+
+    def pump(self) -> None:
+        """Write and read what the pipes take and hold; a closed end is seen by `death`, not here."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            while self._outbox:
+                self._outbox = self._outbox[os.write(self.requests, self._outbox[: 1 << 16]) :]
+        self._inbox += self._read(self.results)
+        self._words = (self._words + self._read(self.output))[-MAX_WORDS:]
+
+    def reply(self) -> Message | None:
+        """The next whole message, if there is one."""
+        if len(self._inbox) < 4:
+            return None
+        (size,) = struct.unpack(">I", self._inbox[:4])
+        if size > MAX_REPLY:
+            raise Broken(f"wrote {size} bytes where at most {MAX_REPLY} are a reply")
+        if len(self._inbox) < 4 + size:
+            return None
+        body = bytes(self._inbox[4 : 4 + size])
+        del self._inbox[: 4 + size]
+        try:
+            message = json.loads(body)
+        except ValueError as error:
+            raise Broken("wrote something that is no reply") from error
+        if not isinstance(message, dict):
+            raise Broken("wrote something that is no reply")
+        return cast(Message, message)
+
+    def death(self) -> str | None:
+        """How the process ended, or nothing while it lives."""
+        if not _has_ended(self._process):
+            return None
+        self.pump()
+        self.end()
+        code = self._process.returncode
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
+        last = self._words.decode(errors="replace").strip().rpartition("\n")[2][-200:]
+        return f"its process ended with {how}" + (f" ({last})" if last else "")
+
+    def end(self) -> None:
+        """Kill the process and everything it forked, and leave no zombie. May be called again."""
+        if not self._is_over:
+            self._is_over = True
+            # Before it is reaped: until then its number, which is its group's, belongs to no one else.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            _ = self._process.wait()
+            for fd in (self.requests, self.results, self.output):
+                os.close(fd)
+
+    def _read(self, fd: int) -> bytes:
+        """What a pipe holds, up to a limit, so that a child that never stops printing cannot keep us here."""
+        parts: list[bytes] = []
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(64):
+                part = os.read(fd, 1 << 16) if fd not in self._closed else b""
+                if not part:
+                    self._closed.add(fd)
+                    break
+                parts.append(part)
+        return b"".join(parts)
+
+
+def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    """Look without reaping, where the system can."""
+    if process.returncode is not None:
+        return True
+    if not hasattr(os, "waitid"):
+        return process.poll() is not None
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _environment() -> dict[str, str]:
+    """The child imports what this process can; one thread, and one order of hashing in every run."""
+    path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
+    return {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **os.environ, "PYTHONPATH": path}

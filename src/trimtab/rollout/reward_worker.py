@@ -1,0 +1,295 @@
+"""The child process of a reward: loads a function once, then answers calls with one status for each answer.
+
+Started by `reward_pool` as a file, not as a module, and with the standard library alone: it must start in a blink,
+also after a crash. Frames of JSON go over two pipes of its own, so the function may print, or close what it likes.
+"""
+
+import asyncio
+import functools
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import reprlib
+import signal
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+MAX_MESSAGE = 400
+"""Characters of a message that are kept; an exception can quote a whole answer."""
+GRACE_SECONDS = 30
+"""How long past its limit a call may run when no parent is there to end it."""
+
+Call = Mapping[str, Any]
+Judgement = tuple[str, float | None, str]
+"""Status, reward, message."""
+
+
+class CannotLoad(Exception):
+    """A `module:function` that is not there or does not import."""
+
+
+class WrongResult(Exception):
+    """A function returned something that is not one number or None for each answer."""
+
+
+def locate(target: str) -> Callable[..., Any]:
+    """The function named by `module:function` or `path/to/file.py:function`."""
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise CannotLoad(f"{target!r} is not module:function. Write for instance my_reward:score.")
+    module = _module(target, place)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            known = sorted(n for n in vars(module) if callable(getattr(module, n)) and not n.startswith("_"))
+            raise CannotLoad(f"{target}: {place} has no {name!r}. It has: {', '.join(known) or 'no functions'}.")
+        found = getattr(found, part)
+    if not callable(found):
+        raise CannotLoad(f"{target}: {name} is a {type(found).__name__}, not a function.")
+    return found
+
+
+def _module(target: str, place: str) -> ModuleType:
+    is_file = place.endswith(".py")
+    path = Path(place).resolve()
+    if is_file and not path.is_file():
+        raise CannotLoad(f"{target}: there is no file {place}.")
+    # A script's import path lacks the folder it was started in; people expect their own module to be found there.
+    sys.path[:] = [*sys.path, *(p for p in [str(path.parent) if is_file else os.getcwd()] if p not in sys.path)]
+    try:
+        if not is_file:
+            return importlib.import_module(place)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+        return module
+    except KeyboardInterrupt:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name and place.startswith(error.name):
+            text = f"{target}: there is no module {place!r} in this folder or on the import path."
+            raise CannotLoad(text) from error
+        raise CannotLoad(f"{target}: does not import: {said(error)}.") from error
+    except BaseException as error:  # SystemExit too: a script's own ending must not end ours
+        raise CannotLoad(f"{target}: does not import: {said(error)}.") from error
+
+
+def said(error: BaseException, file: str | None = None) -> str:
+    """Type, text and the last line of the user's file that an exception passed through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if (frame.filename == file if file else frame.filename != __file__)]
+    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line})" if own else ""
+    try:
+        text = str(error)
+    except Exception:  # an exception of the user's own whose text raises
+        text = "its text cannot be shown"
+    return _cut(f"{type(error).__name__}: {_cut(text)}") + where[:MAX_MESSAGE]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}…"
+
+
+# ------------------------------------------------------------------------------------------------------------- one call
+
+
+def wanted(function: Callable[..., Any], names: list[str], target: str) -> Callable[[Call], dict[str, Any]]:
+    """What of a call the function takes; refuses a function that needs what no call has."""
+    offered = ["prompts", "completions", "completion_ids", "ended", *names]
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function of C has none to look at
+        return lambda call: dict(call)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    missing = [name for name in needed if name not in offered]
+    if missing:
+        raise CannotLoad(
+            f"{target}: needs {', '.join(missing)}, which no column is called. There are: {', '.join(offered)}."
+        )
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    taken = {p.name for p in parameters}
+    return lambda call: {name: value for name, value in call.items() if takes_all or name in taken}
+
+
+def judged(function: Callable[..., Any], arguments: dict[str, Any], count: int) -> list[Judgement]:
+    """Call the function on some answers; one status for each."""
+    returned = function(**arguments)
+    if inspect.isawaitable(returned):
+        returned = asyncio.run(_awaited(returned))
+    if isinstance(returned, (str, bytes, Mapping)) or not hasattr(returned, "__len__"):
+        raise WrongResult(f"returned {reprlib.repr(returned)}, not a list of {count} numbers")
+    if len(returned) != count:
+        raise WrongResult(f"returned {len(returned)} values for {count} answers")
+    return [judgement(value) for value in returned]
+
+
+async def _awaited(returned: Any) -> Any:
+    return await returned
+
+
+def judgement(value: Any) -> Judgement:
+    """A finite number is a reward, None abstains, anything else is an error."""
+    if value is None:
+        return "abstain", None, ""
+    if isinstance(value, (str, bytes)):
+        return "error", None, _cut(f"returned the text {reprlib.repr(value)} in place of a number")
+    try:
+        reward = float(value)
+    except Exception:
+        return "error", None, _cut(f"returned {reprlib.repr(value)} in place of a number")
+    if reward != reward or reward in (float("inf"), float("-inf")):
+        return "error", None, f"returned {reward}; only finite numbers can be learned from"
+    return "ok", reward, ""
+
+
+# ------------------------------------------------------------------------------------------ functions of other packages
+
+
+def math_judge() -> Callable[..., list[float | None]]:
+    """1 where the math-verify package finds the answers equal; abstains where the right answer is no mathematics."""
+    package: Any = importlib.import_module("math_verify")
+
+    def score(completions: list[Any], answer: list[str], ended: list[bool], **_: Any) -> list[float | None]:
+        # None switches its own time limit off: that takes the alarm which ends this process when the parent is gone.
+        rewards: list[float | None] = []
+        for written, right, closed in zip(completions, answer, ended, strict=True):
+            gold = package.parse(str(right), parsing_timeout=None)
+            found = package.parse(_text(written), parsing_timeout=None)
+            is_right = bool(gold) and package.verify(gold, found, timeout_seconds=None)
+            rewards.append(float(closed and is_right) if gold else None)
+        return rewards
+
+    return score
+
+
+def _text(completion: Any) -> str:
+    """A completion to a chat prompt is a list of messages."""
+    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+
+
+def gym_judge(name: str, options: Mapping[str, Any]) -> Callable[..., list[float]]:
+    """The score function of a reasoning-gym data set; its entry is made again from (seed, size, index)."""
+    package: Any = importlib.import_module("reasoning_gym")
+
+    @functools.lru_cache(maxsize=8)
+    def dataset_of(seed: int, size: int) -> Any:
+        return package.create_dataset(name, **{**options, "seed": seed, "size": size})
+
+    def score(completions: list[Any], entry: list[list[int]], ended: list[bool], **_: Any) -> list[float]:
+        rewards: list[float] = []
+        for written, (seed, size, index), closed in zip(completions, entry, ended, strict=True):
+            dataset = dataset_of(seed, size)
+            rewards.append(float(dataset.score_answer(_text(written), dataset[index])) if closed else 0.0)
+        return rewards
+
+    return score
+
+
+def function_of(job: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function that a job names: one of the two above, or the user's own."""
+    target = str(job["target"])
+    if target == "math_verify":
+        return math_judge()
+    if target.startswith("reasoning_gym."):
+        return gym_judge(target.removeprefix("reasoning_gym."), job["options"])
+    return locate(target)
+
+
+# ---------------------------------------------------------------------------------------------------------- the process
+
+
+class Line:
+    """Frames over the two pipes: four bytes of length, then JSON."""
+
+    def __init__(self, requests: int, results: int) -> None:
+        self.requests, self.results = requests, results
+        self._same = [(os.fstat(fd).st_dev, os.fstat(fd).st_ino) for fd in (requests, results)]
+
+    def read(self) -> Any:
+        (size,) = struct.unpack(">I", self._exactly(4))
+        return json.loads(self._exactly(size))
+
+    def write(self, message: Any) -> None:
+        self._check()
+        body = json.dumps(message).encode()
+        frame = memoryview(struct.pack(">I", len(body)) + body)
+        while frame:
+            frame = frame[os.write(self.results, frame) :]
+
+    def _exactly(self, size: int) -> bytes:
+        self._check()
+        parts: list[bytes] = []
+        while size:
+            part = os.read(self.requests, min(size, 1 << 20))
+            if not part:  # the parent is gone: end with all that was started here
+                os.killpg(0, signal.SIGKILL)
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _check(self) -> None:
+        """A function that closed our pipes may have opened a file in their place; never write into that."""
+        for fd, same in zip((self.requests, self.results), self._same, strict=True):
+            found = os.fstat(fd)
+            if (found.st_dev, found.st_ino) != same:
+                os._exit(70)
+
+
+def limit(memory_bytes: int) -> None:
+    """So that a runaway function ends itself and not the machine; not every system has such limits."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+
+
+def answered(function: Callable[..., Any], take: Callable[[Call], dict[str, Any]], call: Call, count: int) -> Any:
+    """What the parent hears about one call."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    file = code.co_filename if code is not None else None
+    try:
+        return {"judgements": judged(function, take(call), count)}
+    except WrongResult as error:
+        return {"wrong": _cut(str(error))}
+    except BaseException as error:  # SystemExit and KeyboardInterrupt are one answer's error too
+        return {"raised": said(error, file)}
+
+
+def main() -> None:
+    """Load, say so, then answer calls until the parent goes."""
+    line = Line(int(sys.argv[1]), int(sys.argv[2]))
+    job = line.read()
+    limit(job["memory_bytes"])
+    try:
+        function = function_of(job)
+        take = wanted(function, job["columns"], job["target"])
+    except CannotLoad as error:
+        return line.write({"failed": str(error)})
+    line.write({"ready": True})
+    owner = os.getpid()
+    while True:
+        call = line.read()
+        # The parent ends us at the limit; this is for a parent that was killed. Python code cannot hold it up.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, job["seconds"] + GRACE_SECONDS)
+        reply = answered(function, take, call["arguments"], call["count"])
+        if os.getpid() != owner:  # the function forked, and this is the copy: it has no one to answer to
+            os._exit(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        line.write({"id": call["id"], **reply})
+
+
+if __name__ == "__main__":
+    main()
