@@ -5,6 +5,7 @@
     ├── ConfigError       a run file or an override that cannot be read as written
     ├── EngineError       a sampler that failed
     │   └── StaleWeights  a sampler that holds other parameters than it says
+    ├── CheckpointError   a checkpoint that is damaged or belongs to another run
     ├── AdapterError      another framework's function that could not be bound
     └── MissingExtra      a feature whose optional packages are not installed
 
@@ -34,6 +35,10 @@ class EngineError(TrimtabError):
 
 class StaleWeights(EngineError):
     """The sampling engine holds other parameters than its version says."""
+
+
+class CheckpointError(TrimtabError):
+    """A checkpoint is not what was written, or not of this run."""
 
 
 class AdapterError(TrimtabError):

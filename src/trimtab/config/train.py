@@ -1,14 +1,19 @@
 """The only place that says what a training run can be told. Frozen; unknown keys and senseless values are refused."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trimtab.errors import ConfigError
 
 Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Format = Literal["fp32", "bf16", "int8", "int4", "int3"]
+Runtime = Literal["inline", "processes"]
+Sink = Literal["tensorboard", "wandb", "trackio"]
 
 
 class Frozen(BaseModel):
@@ -17,9 +22,50 @@ class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class ModelSettings(Frozen):
-    """The size of the policy: a Qwen3 with random parameters. The default has 0.13 million."""
+class TaskSettings(Frozen):
+    """What is asked and how answers are judged. A bare name is enough: `train.task=sort`."""
 
+    name: str = "sort"
+    """A generated task (reverse, sort, arithmetic, calculator, gsm8k), `reasoning_gym.NAME`, or `file`."""
+    size: Count = 5
+    """Digits of reverse and sort; operands of arithmetic and calculator have at most this many values; 1 or more."""
+    file: Path | None = None
+    """Problems for `name = "file"`: JSONL or parquet with `prompt` (text or chat messages), `answer` and your columns."""
+    eval_file: Path | None = None
+    """Held-out problems in the same form; unset: a fifth of `file`, split off by a hash of the prompt."""
+    options: dict[str, bool | int | float | str] = {}
+    """Settings of a reasoning-gym data set, by its own names."""
+    reward: str = "task"
+    """Who judges: the task itself, `exact`, `numeric`, `math_verify`, or your own as `module:function`."""
+    reward_seconds: Rate = 5.0
+    """Time limit of your own reward for one answer; past it the answer is counted as a timeout and does not train."""
+    reward_workers: Count = 1
+    """Processes that run your own reward, 1 or more."""
+    max_turns: Count = 2
+    """Turns of an episode at most; read only by tasks that answer back."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _file_and_name(self) -> "TaskSettings":
+        if (self.name == "file") != (self.file is not None):
+            raise ConfigError(
+                f"task: name is {self.name!r} and file is {self.file}, so it is not clear where problems come from. "
+                'Write name = "file" together with file = "problems.jsonl", or neither.'
+            )
+        if self.eval_file is not None and self.file is None:
+            raise ConfigError("task: eval_file is given without file, so nothing reads it. Give both, or neither.")
+        return self
+
+
+class ModelSettings(Frozen):
+    """The policy: a folder of yours, or a Qwen3 of these sizes with random parameters (0.13 million by default)."""
+
+    path: Path | None = None
+    """A Hugging Face causal LM folder (safetensors, with tokenizer); the sizes below are then not read."""
     hidden_size: Count = 64
     """Width of the hidden state; a multiple of `num_heads`, with an even quotient (rotary positions turn pairs)."""
     num_layers: Count = 2
@@ -28,11 +74,22 @@ class ModelSettings(Frozen):
     """Attention heads, 1 or more."""
     mlp_size: Count = 256
     """Width of the feed-forward layer, 1 or more."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the trainer's parameters; log-probs are computed in float32 either way."""
+    device: str = "cpu"
+    """Where the trainer computes: cpu, cuda, cuda:1, mps."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_path(cls, given: Any) -> Any:
+        return {"path": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> "ModelSettings":
         unit = 2 * self.num_heads
-        if self.hidden_size % unit:
+        if self.path is None and self.hidden_size % unit:
             raise ConfigError(
                 f"model: hidden_size {self.hidden_size} is not a multiple of 2 x num_heads = {unit}, so a head would "
                 f"have an odd or broken width. Take {unit * (self.hidden_size // unit + 1)}."
@@ -40,28 +97,49 @@ class ModelSettings(Frozen):
         return self
 
 
+class EngineSettings(Frozen):
+    """The sampler: how it stores the parameters, and which distribution it draws from."""
+
+    format: Format = "fp32"
+    """Number format of the sampler's weight matrices; below fp32 the sampler differs from the trainer."""
+    top_p: Share = 1.0
+    """Draw from the smallest set of tokens that holds this share of the probability; 1 draws from all."""
+    top_k: Natural = 0
+    """Draw from this many likeliest tokens; 0 draws from all."""
+    record_support: bool = False
+    """Record which tokens top-p and top-k left, so that the trainer can compute its log-probs over the same ones."""
+    max_rows: Natural = 0
+    """Answers sampled at once; as one ends the next enters. 0: all of them."""
+
+
 class EarlyStop(Frozen):
     """Stop when the held-out validation accuracy is high enough, several evaluations in a row."""
 
-    accuracy: Annotated[float, Field(gt=0, le=1)] = 0.98
-    """Greedy exact-match accuracy to reach, above 0, at most 1."""
+    accuracy: Share = 0.98
+    """Greedy accuracy to reach, above 0, at most 1."""
     evaluations: Count = 2
     """How many evaluations in a row must reach it."""
 
 
 class TrainSettings(Frozen):
-    """One synchronous run, start to end. The defaults teach a tiny model to reverse five digits in under a minute."""
+    """One run, start to end."""
 
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Natural = 0
     """Names every random stream of the run; 0 or more."""
     run_dir: Path | None = None
     """The run folder; it must be empty or absent. Unset: `runs/<UTC time>-seed<N>`."""
-    task: str = "reverse"
-    """What is asked; a name of `trimtab.rollout.task.TASKS`."""
+    task: TaskSettings = TaskSettings()
+    """What is asked and how answers are judged."""
     model: ModelSettings = ModelSettings()
-    """The size of the policy."""
-    warm_start_steps: Annotated[int, Field(ge=0)] = 50
-    """Supervised optimiser steps before the first rollout; 0 starts from random parameters."""
+    """The policy."""
+    engine: EngineSettings = EngineSettings()
+    """The sampler."""
+    runtime: Runtime = "inline"
+    """`inline` samples and learns in turn, reproducibly; `processes` does both at once, in two processes."""
+    staleness: Natural = 0
+    """Updates between the parameters that sampled a batch and those that learn from it, at most; 0 is synchronous."""
+    warm_start_steps: Natural = 50
+    """Supervised optimiser steps before the first rollout; unset, a model from a folder gets none."""
     warm_start_lr: Rate = 2e-3
     """Learning rate of the supervised steps, above 0."""
     steps: Count = 150
@@ -70,30 +148,61 @@ class TrainSettings(Frozen):
     """Prompts (groups) in a batch, 1 or more."""
     samples_per_prompt: Count = 8
     """Answers (episodes) to each prompt, 1 or more; recipes that compare answers need 2."""
+    dynamic_sampling: Natural = 0
+    """Extra batches of prompts sampled at most to replace groups whose answers all earned the same; 0: none (DAPO)."""
     max_new_tokens: Count = 8
-    """The longest answer, in tokens, its end token included."""
+    """The longest answer, or turn of one, in tokens, its end token included."""
     temperature: Rate = 1.0
     """Divides the logits, in sampling and in training alike; above 0."""
     updates_per_batch: Count = 1
     """Optimiser steps on each batch, 1 or more; at most `prompts_per_step`, for groups stay together."""
     lr: Rate = 2e-4
-    """Learning rate of AdamW, above 0."""
+    """Learning rate of AdamW at its highest, above 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How `lr` falls towards 0 over `steps`."""
+    lr_warmup_steps: Natural = 0
+    """Steps over which `lr` rises from 0."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's decoupled weight decay, 0 or more."""
     critic_lr: Rate = 1e-2
     """Learning rate of the linear critic; read only by recipes with a value."""
     grad_clip: Rate = 1.0
     """Gradients with a larger norm are scaled down to it; above 0."""
+    nonfinite_limit: Count = 3
+    """Stop after this many optimiser steps in a row whose loss or gradient was not finite; each is skipped."""
     max_tokens_per_micro_batch: Count = 4096
     """Trainable tokens in one forward and backward pass at most (one sequence at least); bounds memory only."""
     eval_every: Count = 10
     """Steps between evaluations on held-out prompts, 1 or more."""
     eval_prompts: Count = 512
     """Held-out prompts of one evaluation, 1 or more."""
+    eval_samples: Natural = 0
+    """Sampled answers to each held-out prompt at the end, for avg@k and pass@k; 0: greedy only."""
     early_stop: EarlyStop | Literal["never"] = EarlyStop()
     """When to stop before `steps`; "never" runs them all."""
+    max_minutes: Annotated[float, Field(ge=0)] = 0.0
+    """Stop after this long, checkpoint written; 0: no limit."""
+    checkpoint_every: Natural = 25
+    """Steps between checkpoints; 0: only at the end."""
+    keep_checkpoints: Count = 2
+    """Latest checkpoints kept; the best one is kept besides."""
     dump_batches: bool = False
-    """Write every batch the signal saw to `batches/step_NNNN.safetensors`."""
+    """Write every batch the signal saw to `batches/step_NNNN.safetensors`, for `trimtab replay`."""
+    log_to: tuple[Sink, ...] = ()
+    """Where metrics go besides `metrics.jsonl`: tensorboard, wandb, trackio."""
     threads: Count = 1
-    """CPU threads of torch. With 1, equal seeds give equal numbers; more are faster on an idle machine."""
+    """CPU threads of torch, for sampler and learner each. With 1, equal seeds give equal numbers."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _folder_starts_as_it_is(cls, given: Any) -> Any:
+        """Whoever brings a trained model did not ask for another 50 steps on it."""
+        if isinstance(given, dict) and "warm_start_steps" not in given:
+            model: Any = given.get("model")
+            path = model.get("path") if isinstance(model, dict) else getattr(model, "path", model)
+            if isinstance(path, str | Path):
+                return {**given, "warm_start_steps": 0}
+        return given
 
     @model_validator(mode="after")
     def _updates_fit_the_batch(self) -> "TrainSettings":

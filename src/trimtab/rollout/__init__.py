@@ -3,24 +3,36 @@
 This package does not know the policy's optimiser, the loss, or the run folder.
 """
 
-from trimtab.rollout.assemble import Assembled, Episode, Rows, assemble
-from trimtab.rollout.engine import Engine, Greedy, Sample, Sampling
-from trimtab.rollout.task import Problem, Reverse, Split, Task, draw, split_of, task
+from trimtab.rollout.assemble import Assembled, Rows, assemble
+from trimtab.rollout.buffer import Buffer
+from trimtab.rollout.collect import Collector
+from trimtab.rollout.engine import Engine, Greedy, Request, Sample, Sampling
+from trimtab.rollout.episode import Episode, Group
+from trimtab.rollout.reward import Attempt, Scorer, Verdict, open_scorer
+from trimtab.rollout.task import Environment, Problem, Split, Task, Turn, open_task, split_of
 
 __all__ = [
     "Assembled",
+    "Attempt",
+    "Buffer",
+    "Collector",
     "Engine",
+    "Environment",
     "Episode",
     "Greedy",
+    "Group",
     "Problem",
-    "Reverse",
+    "Request",
     "Rows",
     "Sample",
     "Sampling",
+    "Scorer",
     "Split",
     "Task",
+    "Turn",
+    "Verdict",
     "assemble",
-    "draw",
+    "open_scorer",
+    "open_task",
     "split_of",
-    "task",
 ]

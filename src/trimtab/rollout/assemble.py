@@ -1,9 +1,10 @@
-"""The only place that knows which tokens train: an engine's samples become rows for the model, a batch for the signal.
+"""The only place that knows which tokens train: episodes become rows for the model and a batch for the signal.
 
-A sequence is a prompt and its answer. The answer's tokens were chosen by the policy and train; the prompt's were not.
+An episode is one sequence: prompt, then turns and observations. What the policy chose trains; the rest does not.
 Every per-token field lies in the cell of its own token (never shifted): the log-prob of token 7 is in cell 7.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,24 +13,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trimtab.errors import SignalError
-from trimtab.rollout.engine import Sample
+from trimtab.rollout.episode import Episode, Group, Status
 from trimtab.signal import SignalBatch
 
 UNTRAINABLE = float("nan")
 """The fill of cells that do not train. A value that leaks out of them cannot go unnoticed."""
-
-
-@dataclass(frozen=True)
-class Episode:
-    """One attempt at a prompt: a sample, its group (the prompt it answers) and its reward.
-
-    `scored` is False when no reward could be had (an error, a timeout); `reward` is then not read.
-    """
-
-    sample: Sample
-    group: int
-    reward: float
-    scored: bool = True
 
 
 @dataclass(frozen=True)
@@ -45,40 +33,63 @@ class Rows:
     column_of_token: Tensor
     last_column: Tensor
     """The column of each row's last real token."""
+    support: tuple[Tensor, Tensor] | None = None
+    """Where the sampler drew from fewer tokens: their ids, flat, and how many for each trainable token."""
 
 
 @dataclass(frozen=True)
 class Assembled:
     """The episodes of one batch, as the model and the signal want them."""
 
-    ids: tuple[Tensor, ...]
-    trainable: tuple[Tensor, ...]
-    token_counts: tuple[int, ...]
-    """Trainable tokens of each sequence."""
+    episodes: tuple[Episode, ...]
+    group: Tensor
+    """The place of each sequence's prompt in the batch."""
+    sequence_id: Tensor
+    """Names the sequences of a run apart; random selection in the signal hashes it."""
     logp_rollout: Tensor
     """Flat over trainable tokens, sequence after sequence, as every per-token field of this class."""
     version: Tensor
+    turn: Tensor
     reward: Tensor
-    group: Tensor
     scored: Tensor
     ended: Tensor
-    sequence_id: Tensor
-    """Names the sequences of a run apart; random selection in the signal hashes it."""
     pad_id: int
+
+    @property
+    def ids(self) -> tuple[Tensor, ...]:
+        return tuple(episode.ids for episode in self.episodes)
+
+    @property
+    def trainable(self) -> tuple[Tensor, ...]:
+        return tuple(episode.trainable for episode in self.episodes)
+
+    @property
+    def token_counts(self) -> tuple[int, ...]:
+        """Trainable tokens of each sequence."""
+        return tuple(episode.num_tokens for episode in self.episodes)
 
     @property
     def num_tokens(self) -> int:
         """Trainable tokens in all."""
         return len(self.logp_rollout)
 
+    @property
+    def reward_mean(self) -> float:
+        """Over episodes that have a reward; nan where none has."""
+        return float(self.reward[self.scored].mean()) if bool(self.scored.any()) else float("nan")
+
+    def statuses(self) -> Counter[Status]:
+        """How many rewards were had, and how many were not, by reason."""
+        return Counter(episode.status for episode in self.episodes)
+
     def rows(self, sequences: Sequence[int] | Tensor) -> Rows:
         """These sequences in this order, padded on the right: under causal attention no real token sees the padding."""
-        chosen = [int(index) for index in sequences]
-        ids = pad_sequence([self.ids[index] for index in chosen], batch_first=True, padding_value=self.pad_id)
-        trains = pad_sequence([self.trainable[index] for index in chosen], batch_first=True, padding_value=False)
+        chosen = [self.episodes[int(index)] for index in sequences]
+        ids = pad_sequence([episode.ids for episode in chosen], batch_first=True, padding_value=self.pad_id)
+        trains = pad_sequence([episode.trainable for episode in chosen], batch_first=True, padding_value=False)
         row_of_token, column_of_token = trains.nonzero(as_tuple=True)
-        last_column = torch.tensor([len(self.ids[index]) - 1 for index in chosen])
-        return Rows(ids=ids, row_of_token=row_of_token, column_of_token=column_of_token, last_column=last_column)
+        last_column = torch.tensor([len(episode.ids) - 1 for episode in chosen])
+        return Rows(ids, row_of_token, column_of_token, last_column, _support(chosen))
 
     def cells(self, flat: Tensor) -> list[Tensor]:
         """A flat per-token field put back into the cells of every sequence; other cells are nan (-1 for integers)."""
@@ -115,26 +126,51 @@ class Assembled:
             value=values,
             value_after=value_after,
             version=self.cells(self.version),
+            turn=self.cells(self.turn),
         )
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The batch as plain tensors, for the record: whole sequences, and per-token fields without gaps."""
+        return {
+            "ids": torch.cat(self.ids),
+            "trainable": torch.cat(self.trainable),
+            "id_counts": torch.tensor([len(ids) for ids in self.ids]),
+            "token_counts": torch.tensor(self.token_counts),
+            "logp_rollout": self.logp_rollout,
+            "version": self.version,
+            "turn": self.turn,
+            "reward": self.reward,
+            "group": self.group,
+            "scored": self.scored,
+            "ended": self.ended,
+            "sequence_id": self.sequence_id,
+        }
 
-def assemble(episodes: Sequence[Episode], *, pad_id: int, first_id: int = 0) -> Assembled:
-    """One sequence for each episode: prompt, then answer; the answer trains. Sequences are numbered from `first_id`."""
-    if not episodes:
+
+def assemble(groups: Sequence[Group], *, pad_id: int) -> Assembled:
+    """One sequence for each episode, group after group. A sequence's name comes from its ticket and its place."""
+    placed = [(place, group, number) for place, group in enumerate(groups) for number in range(len(group.episodes))]
+    if not placed:
         raise SignalError("assemble: there are no episodes, so there is no batch. Sample at least one prompt.")
-    samples = [episode.sample for episode in episodes]
+    largest = max(len(group.episodes) for group in groups)
+    episodes = tuple(group.episodes[number] for _, group, number in placed)
     return Assembled(
-        ids=tuple(torch.tensor([*sample.prompt_ids, *sample.ids]) for sample in samples),
-        trainable=tuple(
-            torch.tensor([False] * len(sample.prompt_ids) + [True] * len(sample.ids)) for sample in samples
-        ),
-        token_counts=tuple(len(sample.ids) for sample in samples),
-        logp_rollout=torch.cat([sample.logp for sample in samples]).float(),
-        version=torch.tensor([version for sample in samples for version in sample.version]),
-        reward=torch.tensor([episode.reward if episode.scored else UNTRAINABLE for episode in episodes]),
-        group=torch.tensor([episode.group for episode in episodes]),
-        scored=torch.tensor([episode.scored for episode in episodes]),
-        ended=torch.tensor([sample.finish == "eos" for sample in samples]),
-        sequence_id=first_id + torch.arange(len(episodes)),
+        episodes=episodes,
+        group=torch.tensor([place for place, _, _ in placed]),
+        sequence_id=torch.tensor([group.ticket * largest + number for _, group, number in placed]),
+        logp_rollout=torch.cat([episode.logp for episode in episodes]).float(),
+        version=torch.cat([episode.version for episode in episodes]),
+        turn=torch.cat([episode.turn for episode in episodes]),
+        reward=torch.tensor([episode.reward if episode.is_scored else UNTRAINABLE for episode in episodes]),
+        scored=torch.tensor([episode.is_scored for episode in episodes]),
+        ended=torch.tensor([episode.ended for episode in episodes]),
         pad_id=pad_id,
     )
+
+
+def _support(episodes: Sequence[Episode]) -> tuple[Tensor, Tensor] | None:
+    """Recorded for all of them or for none: one sampling setting holds for a run."""
+    supports = [episode.support for episode in episodes if episode.support is not None]
+    if len(supports) != len(episodes):
+        return None
+    return torch.cat([ids for ids, _ in supports]), torch.cat([counts for _, counts in supports])

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,6 +82,17 @@ class Guard:
         self.alarms.append(alarm)
         if self.strict:
             raise SignalError(f"guard: {alarm.text}")
+
+    def state(self) -> dict[str, object]:
+        """What a checkpoint needs to go on watching, as JSON."""
+        effects = {name: list(seen) for name, seen in self._effects.items()}
+        return {"steps": self.steps, "said": sorted(self._said), "effects": effects}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken; alarms of before are not told again."""
+        self.steps = int(state["steps"])
+        self._said = {(invariant, about) for invariant, about in state["said"]}
+        self._effects = {name: deque(seen, maxlen=self.window) for name, seen in state["effects"].items()}
 
     def _split(self, loss: Callable[[Tensor], Tensor], rows: int) -> None:
         if rows < 2:

@@ -1,17 +1,28 @@
 """The trainer: runs the signal for real. `train(settings)` is all of it; the rest of this package is how."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trimtab.config.train import EarlyStop, ModelSettings, TrainSettings
+from trimtab.config.train import EarlyStop, EngineSettings, ModelSettings, TaskSettings, TrainSettings
 
 if TYPE_CHECKING:
     from trimtab.signal import Recipe
     from trimtab.train.progress import Progress
     from trimtab.train.record import Summary
 
-__all__ = ["DEFAULT_RECIPE", "EarlyStop", "ModelSettings", "TrainSettings", "train"]
+__all__ = [
+    "DEFAULT_RECIPE",
+    "EarlyStop",
+    "EngineSettings",
+    "ModelSettings",
+    "TaskSettings",
+    "TrainSettings",
+    "resume",
+    "train",
+]
 
-DEFAULT_RECIPE = "start_on_policy"
+DEFAULT_RECIPE = "start_async"
 
 NEEDED = ("transformers", "tokenizers", "safetensors", "matplotlib")
 
@@ -22,21 +33,45 @@ def train(
     *,
     quiet: bool = False,
     progress: "Progress | None" = None,
+    origin: Mapping[str, object] | None = None,
 ) -> "Summary":
     """Run to the end and return the summary; the run folder holds everything else.
 
-    Tells its course on the terminal; with `quiet` only the result. `progress` takes the place of both.
+    Tells its course on the terminal; with `quiet` only the result. `progress` takes the place of both. `origin` is the
+    part of a run file that made the recipe; with it, `resume` needs no recipe.
 
     >>> train(TrainSettings(seed=1), "dapo").held_out_accuracy     # doctest: +SKIP
     0.988
     """
     _check_extras()
     from trimtab.signal import recipe as named
-    from trimtab.train.loop import train_run
     from trimtab.train.progress import terminal_progress
+    from trimtab.train.whole import train_run
 
-    chosen = named(recipe) if isinstance(recipe, str) else recipe
-    return train_run(settings or TrainSettings(), chosen, progress or terminal_progress(quiet=quiet))
+    if isinstance(recipe, str):
+        origin, recipe = origin or {"recipe": recipe}, named(recipe)
+    return train_run(settings or TrainSettings(), recipe, progress or terminal_progress(quiet=quiet), origin)
+
+
+def resume(
+    folder: Path,
+    recipe: "Recipe | None" = None,
+    *,
+    changes: Mapping[str, object] | None = None,
+    last_good: bool = False,
+    quiet: bool = False,
+    progress: "Progress | None" = None,
+) -> "Summary":
+    """Go on with a run from its last checkpoint, as if it had never stopped (`inline`: bit for bit).
+
+    `changes` may name settings that touch nothing computed so far (`{"steps": 300}`). A damaged checkpoint is refused;
+    `last_good` goes on from the newest one that is whole. `recipe` is needed only if the run began with one of your own.
+    """
+    _check_extras()
+    from trimtab.train.progress import terminal_progress
+    from trimtab.train.whole import resume_run
+
+    return resume_run(folder, recipe, changes or {}, progress or terminal_progress(quiet=quiet), last_good=last_good)
 
 
 def _check_extras() -> None:

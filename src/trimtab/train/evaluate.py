@@ -1,11 +1,16 @@
-"""The only place that measures accuracy: greedy answers to held-out prompts, through the engine that samples."""
+"""The only place that measures accuracy: answers to held-out problems, greedy or several sampled ones for each."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
 
-from trimtab.rollout.engine import Engine, Greedy
-from trimtab.rollout.task import Problem, Task
-from trimtab.rollout.tokenizer import decode, encode
-from trimtab.train.policy import Policy
+from trimtab.rollout.collect import Collector, Played
+from trimtab.rollout.engine import Greedy, Sampling
+from trimtab.rollout.seed import stream_seed
+from trimtab.rollout.task import Problem
+
+RIGHT = 1.0
+"""A reward that counts as right; rewards with partial credit reach it only for the whole answer."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +33,42 @@ class Evaluation:
         return sum(answer.is_right for answer in self.answers) / len(self.answers)
 
 
-def evaluate(engine: Engine, policy: Policy, task: Task, problems: list[Problem], *, max_new_tokens: int) -> Evaluation:
-    """Right means full reward, so an answer must also end."""
-    prompts = [encode(policy.tokenizer, problem.prompt) for problem in problems]
-    answers: list[Answer] = []
-    for problem, sample in zip(problems, engine.sample(prompts, Greedy(max_new_tokens)), strict=True):
-        ended = sample.finish == "eos"
-        text = decode(policy.tokenizer, list(sample.ids[:-1] if ended else sample.ids))
-        answers.append(Answer(problem, text, task.reward(problem, text, ended=ended) == 1.0))
-    return Evaluation(tuple(answers))
+@dataclass(frozen=True)
+class Repeated:
+    """k sampled answers to each problem: their mean accuracy, and the share of problems with a right one."""
+
+    avg_at_k: float
+    pass_at_k: float
+    k: int
+
+
+def evaluate(collector: Collector, problems: Sequence[Problem], *, max_new_tokens: int) -> Evaluation:
+    """Right means full reward. An answer whose reward could not be had is not right."""
+    played = collector.play(problems, [0] * len(problems), Greedy(max_new_tokens))
+    right = _right(collector, played)
+    return Evaluation(
+        tuple(Answer(one.problem, "".join(one.answers), ok) for one, ok in zip(played, right, strict=True))
+    )
+
+
+def evaluate_repeated(collector: Collector, problems: Sequence[Problem], how: Sampling, *, k: int) -> Repeated:
+    """Always the same random streams, so that two policies are compared on the same luck."""
+    seeds = [stream_seed("held out", place, number) for place in range(len(problems)) for number in range(k)]
+    played = collector.play([problem for problem in problems for _ in range(k)], seeds, how)
+    right = _right(collector, played)
+    counts = [sum(right[first : first + k]) for first in range(0, len(right), k)]
+    return Repeated(sum(right) / len(right), sum(pass_at(k, k, count) for count in counts) / len(counts), k)
+
+
+def pass_at(k: int, n: int, right: int) -> float:
+    """The chance that one of k answers drawn from n without replacement is right (Chen et al. 2021, arXiv:2107.03374).
+
+    >>> pass_at(1, 4, 1), pass_at(4, 4, 1), pass_at(4, 4, 0)
+    (0.25, 1.0, 0.0)
+    """
+    return 1.0 - comb(n - right, k) / comb(n, k)
+
+
+def _right(collector: Collector, played: Sequence[Played]) -> list[bool]:
+    verdicts = collector.scorer.score([one.attempt for one in played])
+    return [verdict.status == "ok" and verdict.reward >= RIGHT for verdict in verdicts]

@@ -4,13 +4,12 @@ It does not know where the batch came from, nor what happens to the new paramete
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from trimtab.errors import SignalError
 from trimtab.rollout.assemble import Assembled
 from trimtab.sentinel.live import Guard
 from trimtab.signal import (
@@ -29,6 +28,7 @@ from trimtab.signal import (
     token_loss,
 )
 from trimtab.train.logp import TokenPass, token_pass
+from trimtab.train.optimize import Optimizer, scheduled
 from trimtab.train.policy import Policy, frozen_copy
 
 if TYPE_CHECKING:
@@ -44,8 +44,26 @@ class Learned:
     metrics: dict[str, float]
     warnings: tuple[str, ...]
     skipped_updates: int
+    """Optimiser steps left out because nothing was kept."""
+    nonfinite: tuple[Tensor, ...]
+    """The sequences behind each optimiser step that was refused because its loss or gradient was not finite."""
     fields: Mapping[str, Tensor]
-    """The flat batch as the signal saw it, for the record."""
+    """The flat batch as the signal saw it, for the record, with what the current policy said of each token."""
+    advantage: Tensor
+    state_before: SignalState
+
+
+@dataclass
+class Seen:
+    """What the updates of one batch produced, as they go by."""
+
+    metrics: Metrics = field(default_factory=Metrics.empty)
+    losses: list[float] = field(default_factory=list[float])
+    norms: list[float] = field(default_factory=list[float])
+    nonfinite: list[Tensor] = field(default_factory=list[Tensor])
+    update: Tensor | None = None
+    """Which update trained each sequence; -1 where none did."""
+    current: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
 class Learner:
@@ -57,48 +75,69 @@ class Learner:
         self._settings: TrainSettings = settings
         self._has_old: bool = "logp_old" in recipe.needs
         self._has_value: bool = "value" in recipe.needs
-        self._reference: PreTrainedModel | None = frozen_copy(policy.model) if "logp_ref" in recipe.needs else None
-        self._state: SignalState | None = None
-        self._guard: Guard = Guard(every=0)
-        groups: list[dict[str, Any]] = [{"params": list(policy.model.parameters()), "lr": settings.lr}]
-        if self._has_value:
-            groups.append({"params": list(policy.critic.parameters()), "lr": settings.critic_lr})
-        self._optimizer: torch.optim.AdamW = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
+        self.reference: PreTrainedModel | None = frozen_copy(policy.model) if "logp_ref" in recipe.needs else None
+        self.signal: SignalState = SignalState()
+        self.guard: Guard = Guard(every=0)
+        self.optimizer: Optimizer = Optimizer(policy, settings, with_critic=self._has_value)
 
     def learn(self, assembled: Assembled, *, version: int) -> Learned:
         """Every optimiser step on this batch, watched; `version` is that of the parameters it starts with."""
         batch, fields = self._scored(assembled)
-        known = len(self._guard.alarms)
-        with self._guard.step(batch=fields) as seen:
+        known = len(self.guard.alarms)
+        with self.guard.step(batch=fields) as seen:
             learned = self._learned(assembled, batch, fields, version)
             seen.metrics(learned.metrics)
-        alarms = tuple(alarm.text for alarm in self._guard.alarms[known:])
+        alarms = tuple(alarm.text for alarm in self.guard.alarms[known:])
         return replace(learned, warnings=(*learned.warnings, *alarms))
 
+    def score(self, assembled: Assembled, model: "PreTrainedModel | None" = None) -> Tensor:
+        """Log-probs of the batch's tokens by this model, or by the policy as it is; no gradient."""
+        slices = self._slices(assembled, torch.arange(len(assembled.episodes)))
+        with torch.no_grad():
+            return torch.cat([self._pass(assembled, part, model).logp for part in slices])
+
     def _learned(self, assembled: Assembled, batch: SignalBatch, fields: dict[str, Tensor], version: int) -> Learned:
-        prepared, self._state = prepare(batch, self.recipe, self._state, version=version)
-        metrics = prepared.metrics
-        stepped = Metrics.empty()
-        norms: list[float] = []
-        losses: list[float] = []
+        before = self.signal
+        prepared, state = prepare(batch, self.recipe, before, version=version)
+        seen = _nothing_seen(assembled)
         num_updates = min(self._settings.updates_per_batch, _groups_that_train(prepared))
-        for update in prepared.updates(num_updates) if num_updates else ():
-            result = self._backward(assembled, decide(update, logp_now=self._now(assembled, update)))
-            stepped = stepped.merge(result.metrics)
-            losses.append(float(result.loss))
-            if not result.is_empty:
-                norms.append(self._optimizer_step())
-        self._state, said = self._state.observe(stepped.values(), self.recipe)
-        metrics = metrics.merge(stepped)
-        own = {"train/updates": float(len(norms))}
-        if losses:
-            own["train/loss"] = sum(losses) / len(losses)
-        if norms:
-            own["train/grad_norm"] = sum(norms) / len(norms)
+        for number, update in enumerate(prepared.updates(num_updates) if num_updates else ()):
+            result = self._backward(assembled, decide(update, logp_now=self._now(assembled, update)), seen, number)
+            seen.metrics = seen.metrics.merge(result.metrics)
+            seen.losses.append(float(result.loss))
+            if result.is_empty:
+                continue
+            stepped = self.optimizer.step(float(result.loss), version)
+            if stepped.taken:
+                seen.norms.append(stepped.norm)
+            else:
+                seen.nonfinite.append(update.sequences)
+        self.signal, said = state.observe(seen.metrics.values(), self.recipe)
+        skipped = self._settings.updates_per_batch - len(seen.norms) - len(seen.nonfinite)
+        return Learned(
+            metrics={**prepared.metrics.merge(seen.metrics).values(), **self._own(seen, prepared, version)},
+            warnings=(*prepared.warnings, *said),
+            skipped_updates=skipped,
+            nonfinite=tuple(seen.nonfinite),
+            fields={**fields, **seen.current, **({} if seen.update is None else {"update": seen.update})},
+            advantage=prepared.advantage,
+            state_before=before,
+        )
+
+    def _own(self, seen: Seen, prepared: Prepared, version: int) -> dict[str, float]:
+        own = {
+            "train/updates": float(len(seen.norms)),
+            "train/nonfinite": float(len(seen.nonfinite)),
+            "train/lr": self._settings.lr * scheduled(self._settings, version),
+        }
+        finite = [loss for loss in seen.losses if loss - loss == 0]
+        if finite:
+            own["train/loss"] = sum(finite) / len(finite)
+        if seen.norms:
+            own["train/grad_norm"] = sum(seen.norms) / len(seen.norms)
         if prepared.kl is not None:
             own["rollout/kl"] = float(prepared.kl.double().mean())
-        skipped = self._settings.updates_per_batch - len(norms)
-        return Learned({**metrics.values(), **own}, (*prepared.warnings, *said), skipped, fields)
+        return own
 
     def _now(self, assembled: Assembled, update: Update) -> Tensor | None:
         """Log-probs before a later step on the same batch, where the recipe decides on them."""
@@ -107,81 +146,87 @@ class Learner:
         with torch.no_grad():
             return torch.cat([self._pass(assembled, part).logp for part in self._slices(assembled, update.sequences)])
 
-    def _backward(self, assembled: Assembled, decided: Decided) -> StepResult:
+    def _backward(self, assembled: Assembled, decided: Decided, seen: Seen, number: int) -> StepResult:
         """Gradients of one whole update, micro-batch after micro-batch; nothing is divided here."""
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         outs: list[TokenLoss] = []
         for micro in decided.split(max_tokens=self._settings.max_tokens_per_micro_batch):
             passed = self._pass(assembled, micro.sequences)
-            out = token_loss(micro, passed.logp, entropy=passed.entropy, value=self._value(passed.state))
+            value = self._value(passed.state)
+            value = None if value is None else value.cpu()
+            out = token_loss(micro, passed.logp, entropy=passed.entropy, value=value)
             out.loss.backward()
             outs.append(out)
+            _keep_current(seen, assembled, micro.sequences, number, passed, value)
         decided.check_spent()
         return step(outs)
 
-    def _optimizer_step(self) -> float:
-        """Clip and step; returns the norm before clipping. Policy and critic are clipped apart: they share no units."""
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), self._settings.grad_clip)
-        if self._has_value:
-            _ = torch.nn.utils.clip_grad_norm_(self.policy.critic.parameters(), self._settings.grad_clip)
-        if not bool(norm.isfinite()):
-            raise SignalError(
-                f"train: the gradient norm is {float(norm)}, so a step would destroy the parameters; they are still "
-                "those of the last good step. Look at the end of metrics.jsonl, and lower lr or the bound on the ratio."
-            )
-        self._optimizer.step()
-        return float(norm)
-
     def _pass(self, assembled: Assembled, sequences: Tensor, model: "PreTrainedModel | None" = None) -> TokenPass:
-        rows = assembled.rows(sequences)
-        return token_pass(
+        """One forward pass; the few numbers a token that the signal works on are brought to the CPU."""
+        passed = token_pass(
             model or self.policy.model,
-            rows,
+            assembled.rows(sequences),
             temperature=self._settings.temperature,
             with_state_after=self._has_value and not torch.is_grad_enabled(),
         )
+        return replace(passed, logp=passed.logp.cpu(), entropy=passed.entropy.cpu())
 
     def _value(self, state: Tensor) -> Tensor | None:
         """The critic reads the state without moving it: its error must not steer the policy's features."""
-        return self.policy.critic(state.detach())[:, 0] if self._has_value else None
+        return self.policy.critic(state.detach().float())[:, 0] if self._has_value else None
 
     def _scored(self, assembled: Assembled) -> tuple[SignalBatch, dict[str, Tensor]]:
         """The batch with the numbers its recipe needs and no others, from the parameters that it starts with."""
         given: dict[str, Tensor] = {}
-        slices = self._slices(assembled, torch.arange(len(assembled.ids)))
+        slices = self._slices(assembled, torch.arange(len(assembled.episodes)))
         with torch.no_grad():
             if self._has_old or self._has_value:
                 own = [self._pass(assembled, part) for part in slices]
                 given["logp_old"] = torch.cat([part.logp for part in own])
                 if self._has_value:
                     after = torch.cat([part.state_after for part in own if part.state_after is not None])
-                    given["value"] = self.policy.critic(torch.cat([part.state for part in own]))[:, 0]
-                    given["value_after"] = self.policy.critic(after)[:, 0]
-            if self._reference is not None:
-                given["logp_ref"] = torch.cat([self._pass(assembled, part, self._reference).logp for part in slices])
-        fields = {
-            **given,
-            "logp_rollout": assembled.logp_rollout,
-            "version": assembled.version,
-            "reward": assembled.reward,
-            "group": assembled.group,
-            "ended": assembled.ended,
-            "token_counts": torch.tensor(assembled.token_counts),
-        }
-        return assembled.batch(**given), fields
+                    value = self._value(torch.cat([part.state for part in own]))
+                    given["value"] = cast(Tensor, value).cpu()
+                    given["value_after"] = cast(Tensor, self._value(after)).cpu()
+            if self.reference is not None:
+                given["logp_ref"] = self.score(assembled, self.reference)
+        return assembled.batch(**given), {**given, **assembled.tensors()}
 
     def _slices(self, assembled: Assembled, sequences: Tensor) -> list[Tensor]:
         """These sequences in order, cut so that a slice holds no more tokens than a micro-batch may."""
         slices: list[list[int]] = [[]]
         held = 0
+        counts = assembled.token_counts
         for index in map(int, sequences):
-            count = assembled.token_counts[index]
-            if slices[-1] and held + count > self._settings.max_tokens_per_micro_batch:
+            if slices[-1] and held + counts[index] > self._settings.max_tokens_per_micro_batch:
                 slices.append([])
                 held = 0
             slices[-1].append(index)
-            held += count
+            held += counts[index]
         return [torch.tensor(part) for part in slices]
+
+
+def _nothing_seen(assembled: Assembled) -> Seen:
+    blank = torch.full((assembled.num_tokens,), float("nan"))
+    return Seen(
+        update=torch.full((len(assembled.episodes),), -1),
+        current={"logp_current": blank, "entropy": blank.clone()},
+    )
+
+
+def _keep_current(
+    seen: Seen, assembled: Assembled, sequences: Tensor, number: int, passed: TokenPass, value: Tensor | None
+) -> None:
+    """What the current policy said of these sequences when they were trained on: what a replay needs."""
+    starts = torch.tensor((0, *assembled.token_counts)).cumsum(0)
+    places = torch.cat([torch.arange(int(starts[i]), int(starts[i + 1])) for i in sequences.tolist()])
+    assert seen.update is not None
+    seen.update[sequences] = number
+    seen.current["logp_current"][places] = passed.logp.detach().float().cpu()
+    seen.current["entropy"][places] = passed.entropy.detach().float().cpu()
+    if value is not None:
+        held = seen.current.setdefault("value_current", torch.full((assembled.num_tokens,), float("nan")))
+        held[places] = value.detach().float().cpu()
 
 
 def _groups_that_train(prepared: Prepared) -> int:

@@ -1,226 +1,185 @@
-"""The only place that knows the order of a synchronous run: sample, learn, publish, and again.
+"""The only place that knows the order of a run: batch, learn, publish, record, checkpoint, and again.
 
-Step k samples with version k, trains on what it sampled, and publishes version k + 1. An evaluation at step k measures
-version k, the policy that samples this step.
+Step k trains version k on a batch sampled with version k - staleness or newer, and publishes version k + 1. An
+evaluation at step k measures version k.
 """
 
-import random
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
-import torch
-
-from trimtab.config.train import EarlyStop, TrainSettings
-from trimtab.rollout.assemble import Assembled, Episode, assemble
-from trimtab.rollout.embedded import Embedded
-from trimtab.rollout.engine import Engine, Sampling
-from trimtab.rollout.seed import stream_seed
-from trimtab.rollout.task import Problem, Split, Task, draw
-from trimtab.rollout.task import task as named_task
-from trimtab.rollout.tokenizer import decode, encode
-from trimtab.signal import Recipe
-from trimtab.train.describe import described
+from trimtab.config.train import EarlyStop
+from trimtab.errors import SignalError
+from trimtab.rollout.assemble import Assembled, assemble
+from trimtab.rollout.task import Problem
+from trimtab.train.checkpoint import write_checkpoint
+from trimtab.train.diagnose import diagnostics, measured_now, split_drift, staleness
 from trimtab.train.evaluate import Evaluation, evaluate
-from trimtab.train.interrupt import StopRequest, stop_on_interrupt
-from trimtab.train.learn import Learner
-from trimtab.train.policy import Policy, frozen_copy, new_policy, published, save
-from trimtab.train.progress import Progress
-from trimtab.train.record import Outcome, Record, Summary, manifest, open_record
-from trimtab.train.warmstart import warm_start
+from trimtab.train.learn import Learned
+from trimtab.train.policy import published, save
+from trimtab.train.record import Outcome
+from trimtab.train.run import Run, snapshot
+from trimtab.train.runtime import Delivered
+from trimtab.train.transcript import transcripts
 
 SHOWN_ANSWERS = 8
 """Held-out answers kept at each evaluation, for people to read."""
 
 
-@dataclass
-class Run:
-    """Everything a run holds, and what it has counted so far."""
-
-    settings: TrainSettings
-    task: Task
-    policy: Policy
-    engine: Engine
-    learner: Learner
-    record: Record
-    progress: Progress
-    started: float
-    steps: int = 0
-    tokens: int = 0
-    step_seconds: float = 0.0
-    skipped_updates: int = 0
-    accuracies: list[float] = field(default_factory=list[float])
-    evaluated_step: int = -1
-    shown: frozenset[str] = frozenset()
-    warnings: Counter[str] = field(default_factory=Counter[str])
+def publish(run: Run) -> None:
+    """Hand the policy as it is to the sampler, under the number of steps it has taken."""
+    version = run.tally.steps
+    if version % run.settings.eval_every == 0:
+        run.probe.mark(version)
+    run.runtime.publish(published(run.policy.model), version)
 
 
-def train_run(settings: TrainSettings, recipe: Recipe, progress: Progress) -> Summary:
-    """The whole run, from random parameters to its summary."""
-    started = time.perf_counter()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(settings.threads)
-    try:
-        with stop_on_interrupt() as stop, progress:
-            run = _opened(settings, recipe, progress, started, stop)
-            outcome = _loop(run, stop)
-            return _finished(run, outcome)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _opened(settings: TrainSettings, recipe: Recipe, progress: Progress, started: float, stop: StopRequest) -> Run:
-    """Folder, model, warm start, engine: all that comes before the first step."""
-    task = named_task(settings.task)
-    record = open_record(settings.run_dir, settings.seed)
-    progress.opened(settings, recipe.name, record.folder)
-    record.write_json("config.json", {**settings.model_dump(mode="json"), "recipe": described(recipe)})
-    policy = new_policy(settings.model, task.alphabet, settings.seed)
-    engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id)
-    record.write_json(
-        "manifest.json",
-        manifest(seed=settings.seed, trainer_dtype=policy.dtype, engine_dtype=engine.dtype, threads=settings.threads),
-    )
-    progress.stage(f"warm start: {settings.warm_start_steps} supervised steps")
-    _ = warm_start(
-        policy, task, steps=settings.warm_start_steps, lr=settings.warm_start_lr, seed=settings.seed, stopped=stop
-    )
-    engine.load(published(policy.model), 0)
-    learner = Learner(policy, recipe, settings)  # its reference, if any, is the policy as it is now
-    return Run(settings, task, policy, engine, learner, record, progress, started)
-
-
-def _loop(run: Run, stop: StopRequest) -> Outcome:
-    """Steps until there are enough, the policy is good enough, or somebody asks to stop."""
-    validation = _held_out(run, "validation")
-    for index in range(run.settings.steps):
-        if stop():
+def loop(run: Run, stopped: Callable[[], bool]) -> Outcome:
+    """Steps until there are enough, the policy is good enough, time is up, or somebody asks to stop."""
+    validation = run.task.held_out("validation", run.settings.eval_prompts)
+    while run.tally.steps < run.settings.steps:
+        if stopped():
             return "interrupted"
-        line: dict[str, object] = {"step": index, "version": run.engine.version}
+        if run.settings.max_minutes and time.perf_counter() - run.started > 60 * run.settings.max_minutes:
+            return "time_limit"
+        index = run.tally.steps
+        line: dict[str, object] = {"step": index, "version": index}
         if index % run.settings.eval_every == 0:
-            line["eval/accuracy"] = _evaluated(run, validation, index)
+            line |= evaluated(run, validation)
             if _good_enough(run):
+                run.record.append("metrics.jsonl", line)
                 return "early_stop"
-        line |= _stepped(run, index)
+        line |= _stepped(run)
         run.record.append("metrics.jsonl", line)
         run.progress.step(line)
+        run.sinks.log(index, {name: float(value) for name, value in line.items() if isinstance(value, int | float)})
+        if run.tally.nonfinite_in_row >= run.settings.nonfinite_limit:
+            return "nonfinite"
+        if run.settings.checkpoint_every and run.tally.steps % run.settings.checkpoint_every == 0:
+            checkpoint(run)
     return "finished"
 
 
-def _stepped(run: Run, index: int) -> dict[str, object]:
-    """Sample, learn, publish; the metrics of the step."""
+def checkpoint(run: Run) -> None:
+    """Write one; the run can go on from here, bit for bit."""
+    saved = snapshot(run)
+    _ = write_checkpoint(run.record.folder / "checkpoints", saved, keep=run.settings.keep_checkpoints)
+
+
+def evaluated(run: Run, problems: list[Problem]) -> dict[str, object]:
+    """Validation accuracy now; the best policy so far is kept, and a few answers, always to the same prompts."""
     began = time.perf_counter()
-    assembled = _sampled(run, index)
+    step = run.tally.steps
+    evaluation = measured(run, problems)
+    if not run.tally.shown:
+        wrong_first = sorted(evaluation.answers, key=lambda answer: answer.is_right)
+        run.tally.shown = [answer.problem.text for answer in wrong_first[:SHOWN_ANSWERS]]
+    for answer in evaluation.answers:
+        if answer.problem.text in run.tally.shown:
+            line = {"step": step, "prompt": answer.problem.text, "answer": answer.text, "is_right": answer.is_right}
+            run.record.append("samples.jsonl", line)
+    run.tally.evaluations.append((step, evaluation.accuracy))
+    if run.tally.best[0] == step:
+        save(run.policy, run.record.folder / "best")
+    return {"eval/accuracy": evaluation.accuracy, "time/eval_seconds": time.perf_counter() - began}
+
+
+def measured(run: Run, problems: list[Problem]) -> Evaluation:
+    """Greedy answers of the policy as it is."""
+    from trimtab.rollout.weights import digest
+
+    state = published(run.policy.model)
+    if run.judge.engine.version < run.tally.steps:
+        run.judge.engine.load(state, run.tally.steps, digest(state))
+    return evaluate(run.judge, problems, max_new_tokens=run.settings.max_new_tokens)
+
+
+def _stepped(run: Run) -> dict[str, object]:
+    """One batch: wait for it, learn from it, publish; the metrics of the step."""
+    began = time.perf_counter()
+    version = run.tally.steps
+    delivered = run.runtime.batch(run.probe.measured)
+    assembled = assemble(delivered.groups, pad_id=run.policy.pad_id)
+    _check_fresh(assembled, version, run.settings.staleness)
     sampled = time.perf_counter()
-    learned = run.learner.learn(assembled, version=index)
-    run.engine.load(published(run.policy.model), index + 1)
+    learned = run.learner.learn(assembled, version=version)
+    run.tally.steps += 1
+    publish(run)
     ended = time.perf_counter()
-    run.steps += 1
-    run.tokens += assembled.num_tokens
-    run.step_seconds += ended - began
-    run.skipped_updates += learned.skipped_updates
-    run.warnings.update(learned.warnings)
-    if run.settings.dump_batches:
-        run.record.dump_batch(index, learned.fields)
+    _count(run, assembled, learned, ended - began)
+    if version % run.settings.eval_every == 0:
+        run.record.append("diagnostics.jsonl", {"step": version, **diagnostics(assembled, learned, version)})
+        for episode in transcripts(delivered.groups, assembled, learned, run.policy.tokenizer):
+            run.record.append("transcripts.jsonl", {"step": version, **episode})
+    if run.settings.dump_batches or learned.nonfinite:
+        _dump(run, version, assembled, learned)
     return {
-        "rollout/reward_mean": float(assembled.reward.mean()),
-        "rollout/ended_fraction": float(assembled.ended.float().mean()),
-        "rollout/tokens": assembled.num_tokens,
+        **_rollout_metrics(assembled, delivered),
+        **staleness(assembled, version),
+        **split_drift(assembled, measured_now(learned)),
         "train/skipped_updates": learned.skipped_updates,
         **learned.metrics,
-        "time/sample_seconds": sampled - began,
+        "time/sample_seconds": delivered.sample_seconds,
+        "time/wait_seconds": delivered.wait_seconds,
         "time/learn_seconds": ended - sampled,
-        "time/elapsed_seconds": ended - run.started,
+        "time/elapsed_seconds": run.elapsed,
         "time/tokens_per_second": assembled.num_tokens / (ended - began),
     }
 
 
-def _sampled(run: Run, index: int) -> Assembled:
-    """The batch of one step: prompts, their answers, their rewards."""
-    settings = run.settings
-    stream = random.Random(stream_seed(settings.seed, "prompts", index))
-    problems = draw(run.task, stream, settings.prompts_per_step, "train")
-    how = Sampling(
-        max_new_tokens=settings.max_new_tokens,
-        temperature=settings.temperature,
-        seed=stream_seed(settings.seed, "rollout", index),
-        samples_per_prompt=settings.samples_per_prompt,
-    )
-    samples = run.engine.sample([encode(run.policy.tokenizer, problem.prompt) for problem in problems], how)
-    episodes: list[Episode] = []
-    for number, sample in enumerate(samples):
-        group = number // settings.samples_per_prompt
-        ended = sample.finish == "eos"
-        text = decode(run.policy.tokenizer, list(sample.ids[:-1] if ended else sample.ids))
-        reward = run.task.reward(problems[group], text, ended=ended)
-        episodes.append(Episode(sample=sample, group=group, reward=reward))
-    first_id = stream_seed(settings.seed, "sequences", index) >> 1  # half the range leaves room to count on
-    return assemble(episodes, pad_id=run.policy.pad_id, first_id=first_id)
+def _check_fresh(assembled: Assembled, version: int, limit: int) -> None:
+    """The buffer promises it; a run that broke the promise would be corrected for the wrong thing."""
+    oldest = int(assembled.version.min())
+    if version - oldest > limit:
+        raise SignalError(
+            f"train: step {version} got tokens of version {oldest}, {version - oldest} updates old, where the limit is "
+            f"{limit}. This is a fault of trimtab; please report it with the run folder."
+        )
 
 
-def _held_out(run: Run, split: Split) -> list[Problem]:
-    """The same prompts in every run, whatever its seed: accuracies of different seeds can be compared."""
-    return draw(run.task, random.Random(stream_seed("held out", split)), run.settings.eval_prompts, split)
+def _rollout_metrics(assembled: Assembled, delivered: Delivered) -> dict[str, object]:
+    statuses = assembled.statuses()
+    return {
+        "rollout/reward_mean": assembled.reward_mean,
+        "rollout/ended_fraction": float(assembled.ended.float().mean()),
+        "rollout/tokens": assembled.num_tokens,
+        "rollout/groups_dropped": delivered.dropped,
+        "buffer/groups": delivered.buffered,
+        "publish/lag_seconds": delivered.lag_seconds,
+        "publish/lag_versions": delivered.lag_versions,
+        **{f"reward/{status}": statuses[status] for status in ("ok", "error", "timeout", "abstain")},
+    }
 
 
-def _evaluated(run: Run, problems: list[Problem], index: int) -> float:
-    """Validation accuracy now; the record keeps the answers to a few prompts, always the same, wrong ones first."""
-    evaluation = _measured(run, problems)
-    if not run.shown:
-        wrong_first = sorted(evaluation.answers, key=lambda answer: answer.is_right)
-        run.shown = frozenset(answer.problem.prompt for answer in wrong_first[:SHOWN_ANSWERS])
-    for answer in evaluation.answers:
-        if answer.problem.prompt in run.shown:
-            line = {"step": index, "prompt": answer.problem.prompt, "answer": answer.text, "is_right": answer.is_right}
-            run.record.append("samples.jsonl", line)
-    run.accuracies.append(evaluation.accuracy)
-    run.evaluated_step = index
-    return evaluation.accuracy
+def _count(run: Run, assembled: Assembled, learned: Learned, seconds: float) -> None:
+    tally = run.tally
+    age = (tally.steps - 1 - assembled.version).double()
+    tally.tokens += assembled.num_tokens
+    tally.step_seconds += seconds
+    tally.skipped_updates += learned.skipped_updates
+    tally.nonfinite += len(learned.nonfinite)
+    tally.nonfinite_in_row = tally.nonfinite_in_row + len(learned.nonfinite) if learned.nonfinite else 0
+    tally.staleness_total += float(age.sum())
+    tally.staleness_max = max(tally.staleness_max, float(age.max()))
+    tally.warn(learned.warnings)
+    for status, count in assembled.statuses().items():
+        tally.statuses[status] = tally.statuses.get(status, 0) + count
 
 
-def _measured(run: Run, problems: list[Problem]) -> Evaluation:
-    return evaluate(run.engine, run.policy, run.task, problems, max_new_tokens=run.settings.max_new_tokens)
+def _dump(run: Run, version: int, assembled: Assembled, learned: Learned) -> None:
+    """What the signal saw, for `trimtab replay`; of a refused step always, and which sequences were behind it."""
+    meta = {
+        "step": version,
+        "metrics": learned.metrics,
+        "state": {"effects": dict(learned.state_before.effects), "window": learned.state_before.window},
+        "nonfinite": [sequences.tolist() for sequences in learned.nonfinite],
+        "pad_id": assembled.pad_id,
+    }
+    run.record.dump_batch(version, learned.fields, meta, "nonfinite" if learned.nonfinite else "batches")
 
 
 def _good_enough(run: Run) -> bool:
     wanted = run.settings.early_stop
-    if not isinstance(wanted, EarlyStop) or len(run.accuracies) < wanted.evaluations:
+    recent = [accuracy for _, accuracy in run.tally.evaluations]
+    if not isinstance(wanted, EarlyStop) or len(recent) < wanted.evaluations:
         return False
-    return min(run.accuracies[-wanted.evaluations :]) >= wanted.accuracy
-
-
-def _finished(run: Run, outcome: Outcome) -> Summary:
-    """Measure once on test prompts, save the policy, write summary and report."""
-    from trimtab.report import write_report
-
-    run.progress.stage("measuring on test prompts and writing the report")
-    if run.evaluated_step != run.steps:
-        _ = _evaluated(run, _held_out(run, "validation"), run.steps)
-    accuracy = _measured(run, _held_out(run, "test")).accuracy
-    save(run.policy, run.record.folder / "model")
-    summary = Summary(
-        held_out_accuracy=accuracy,
-        seconds=time.perf_counter() - run.started,
-        tokens_per_second=run.tokens / run.step_seconds if run.step_seconds else 0.0,
-        warnings=_told(run),
-        steps=run.steps,
-        seed=run.settings.seed,
-        outcome=outcome,
-        start_accuracy=run.accuracies[0],
-        validation_accuracy=run.accuracies[-1],
-        tokens=run.tokens,
-        skipped_updates=run.skipped_updates,
-        num_parameters=run.policy.num_parameters,
-        recipe=run.learner.recipe.name,
-        task=run.task.name,
-        run_dir=run.record.folder,
-    )
-    run.record.write_json("summary.json", summary.to_json())
-    _ = write_report(run.record.folder)
-    run.progress.finished(summary)
-    return summary
-
-
-def _told(run: Run) -> tuple[str, ...]:
-    """Each warning once, with how often it came."""
-    return tuple(f"{text} ({count} of {run.steps} steps)" for text, count in run.warnings.items())
+    return min(recent[-wanted.evaluations :]) >= wanted.accuracy

@@ -62,7 +62,7 @@ class Lines(Silent):
 
     def opened(self, settings: "TrainSettings", recipe: str, run_dir: Path) -> None:
         print(f"run     {run_dir}", flush=True)
-        print(f"recipe  {recipe}, task {settings.task}, seed {settings.seed}", flush=True)
+        print(f"recipe  {recipe}, task {settings.task.name}, seed {settings.seed}", flush=True)
 
     def stage(self, text: str) -> None:
         print(f"        {text}", flush=True)
@@ -107,7 +107,7 @@ class Live(Silent):
     def opened(self, settings: "TrainSettings", recipe: str, run_dir: Path) -> None:
         self._steps = settings.steps
         self._console.print(
-            f"[bold]trimtab train[/]  {settings.task} · {recipe} · seed {settings.seed}", highlight=False
+            f"[bold]trimtab train[/]  {settings.task.name} · {recipe} · seed {settings.seed}", highlight=False
         )
 
     def stage(self, text: str) -> None:

@@ -1,29 +1,37 @@
-"""The only place that writes a run folder: JSON, safetensors and text, whole files at once, nothing pickled.
+"""The only place that says what a run folder holds. JSON, safetensors and text; nothing pickled.
 
-config.json     every setting, defaults included        manifest.json   versions, seed, dtype pair, hardware
-metrics.jsonl   one line a step                         samples.jsonl   held-out answers at every evaluation
-summary.json    the result in a few numbers             report.html     the same for people
-model/          the policy, for plain transformers      batches/        what the signal saw, when asked for
+config.json     every setting, defaults included        manifest.json      versions, seed, dtype pair, hardware
+metrics.jsonl   one line a step                         samples.jsonl      held-out answers at every evaluation
+summary.json    the result in a few numbers             transcripts.jsonl  a few training episodes, as they were
+report.html     the same for people                     diagnostics.jsonl  drift by position and age
+model/          the policy, for plain transformers      best/              the same at its best validation accuracy
+checkpoints/    all it takes to go on                   batches/           what the signal saw, when asked for
+nonfinite/      batches whose step was refused          twin/              the run without correction, when asked for
 """
 
+import hashlib
 import json
-import math
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from trimtab.errors import ConfigError
+from trimtab.train.disk import append_line, keep_lines, write_json, write_tensors
 
+if TYPE_CHECKING:
+    from trimtab.config.train import TrainSettings
+
+LINE_FILES = ("metrics.jsonl", "samples.jsonl", "transcripts.jsonl", "diagnostics.jsonl")
 PACKAGES = ("trimtab", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
-Outcome = Literal["finished", "early_stop", "interrupted"]
+Outcome = Literal["finished", "early_stop", "interrupted", "time_limit", "nonfinite"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,25 @@ class Summary:
     recipe: str
     task: str
     run_dir: Path
+    runtime: str = "inline"
+    format: str = "fp32"
+    """Number format of the sampler's weights."""
+    best_step: int = 0
+    best_accuracy: float = 0.0
+    """The best validation accuracy; `best/` holds that policy."""
+    reward_status: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Rewards had, and not had, by reason."""
+    staleness: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Updates between sampling and learning, over tokens: mean and max."""
+    nonfinite: int = 0
+    """Optimiser steps refused because loss or gradient was not finite."""
+    resumed: int = 0
+    """How often the run was resumed."""
+    eval_samples: int = 0
+    avg_at_k: float | None = None
+    """Mean accuracy of `eval_samples` sampled answers to each test prompt."""
+    pass_at_k: float | None = None
+    """Share of test prompts of which one of these is right."""
 
     def to_json(self) -> dict[str, object]:
         return {**asdict(self), "warnings": list(self.warnings), "run_dir": str(self.run_dir)}
@@ -65,20 +92,22 @@ class Record:
         self.folder: Path = folder
 
     def write_json(self, name: str, content: Mapping[str, object]) -> None:
-        write_whole(self.folder / name, json.dumps(_plain(content), indent=2, sort_keys=True) + "\n")
+        write_json(self.folder / name, content)
 
     def append(self, name: str, line: Mapping[str, object]) -> None:
-        """One line, in one write, so that a reader never sees half of one that was finished."""
-        with (self.folder / name).open("a", encoding="utf-8") as file:
-            _ = file.write(json.dumps(_plain(line)) + "\n")
+        append_line(self.folder / name, line)
 
-    def dump_batch(self, step: int, fields: Mapping[str, Tensor]) -> None:
+    def dump_batch(self, step: int, fields: Mapping[str, Tensor], meta: Mapping[str, object], to: str) -> None:
         """The flat batch of one step: per-token fields sequence after sequence, cut by `token_counts`."""
-        from safetensors.torch import save_file
+        folder = self.folder / to
+        folder.mkdir(exist_ok=True)
+        write_json(folder / f"step_{step:04d}.json", meta)
+        write_tensors(folder / f"step_{step:04d}.safetensors", fields)
 
-        (self.folder / "batches").mkdir(exist_ok=True)
-        tensors = {name: field.detach().contiguous().clone() for name, field in fields.items()}
-        save_file(tensors, self.folder / "batches" / f"step_{step:04d}.safetensors")
+    def cut_back(self, step: int) -> None:
+        """Forget every line from this step on: they will be written again."""
+        for name in LINE_FILES:
+            keep_lines(self.folder / name, before_step=step)
 
 
 def open_record(run_dir: Path | None, seed: int) -> Record:
@@ -114,41 +143,29 @@ def _new_folder(parent: Path, name: str) -> Path:
             attempt += 1
 
 
-def manifest(*, seed: int, trainer_dtype: str, engine_dtype: str, threads: int) -> dict[str, object]:
+def manifest(settings: "TrainSettings", trainer_dtype: str) -> dict[str, object]:
     """What it takes to understand a difference between two runs of the same config."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seed": seed,
+        "seed": settings.seed,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "dtype_pair": {"trainer": trainer_dtype, "engine": engine_dtype},
+        "dtype_pair": {"trainer": trainer_dtype, "engine": settings.engine.format},
         "hardware": {
             "machine": platform.machine(),
             "system": platform.platform(),
             "processor": _processor(),
             "cores": os.cpu_count(),
-            "threads": threads,
+            "threads": settings.threads,
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "gpus": torch.cuda.device_count(),
         },
     }
 
 
-def write_whole(path: Path, text: str) -> None:
-    """The new file or the old one, never half of either."""
-    draft = path.with_name(f".{path.name}.draft")
-    _ = draft.write_text(text, encoding="utf-8")
-    _ = draft.replace(path)
-
-
-def _plain(content: object) -> object:
-    """JSON has no nan and no infinity: such numbers become null, which no reader mistakes for a value."""
-    if isinstance(content, Mapping):
-        return {str(key): _plain(value) for key, value in content.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    if isinstance(content, list | tuple):
-        return [_plain(value) for value in content]  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(content, float) and not math.isfinite(content):
-        return None
-    return str(content) if isinstance(content, Path) else content
+def fingerprint(content: Mapping[str, object]) -> str:
+    """A short name for plain data: equal content, equal name."""
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _version(package: str) -> str:

@@ -1,51 +1,84 @@
 """The only place that trains on given answers: a few supervised steps, so that sampling finds a reward at all."""
 
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from trimtab.rollout.assemble import Assembled, Episode, assemble
-from trimtab.rollout.engine import Sample
+from trimtab.rollout.assemble import Assembled, assemble
+from trimtab.rollout.episode import Episode, Group
 from trimtab.rollout.seed import stream_seed
-from trimtab.rollout.task import Problem, Task, draw
-from trimtab.rollout.tokenizer import encode
+from trimtab.rollout.task import Problem, Task, open_task
+from trimtab.rollout.tokenizer import encode, encode_prompt
 from trimtab.train.logp import token_pass
 from trimtab.train.policy import Policy
+
+if TYPE_CHECKING:
+    from trimtab.config.train import TrainSettings
 
 PROMPTS_PER_STEP = 128
 """Right answers behind one supervised step; 50 steps of these teach the shape of an answer and half of the task."""
 
 
-def warm_start(
-    policy: Policy, task: Task, *, steps: int, lr: float, seed: int, stopped: Callable[[], bool] = lambda: False
-) -> float:
+def warm_start(policy: Policy, settings: "TrainSettings", *, stopped: Callable[[], bool] = lambda: False) -> float:
     """Cross entropy on right answers to training prompts; returns the last loss in nats a token."""
-    stream = random.Random(stream_seed(seed, "warm start"))
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, weight_decay=0.0, fused=True)
-    loss = torch.zeros(())
-    for _ in range(steps):
+    # A task of another seed: the run itself does not meet the same prompts in the same order again.
+    task = open_task(settings.task, stream_seed(settings.seed, "warm start"))
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=settings.warm_start_lr, weight_decay=0.0, fused=True)
+    loss = 0.0
+    for step in range(settings.warm_start_steps):
         if stopped():
             break
-        given = answered(policy, draw(task, stream, PROMPTS_PER_STEP, "train"))
-        loss = -token_pass(policy.model, given.rows(range(len(given.ids))), temperature=1.0).logp.mean()
+        problems = [task.train(step * PROMPTS_PER_STEP + number) for number in range(PROMPTS_PER_STEP)]
+        given = answered(policy, task, problems)
         optimizer.zero_grad()
-        loss.backward()
+        loss = _backward(policy, given, settings.max_tokens_per_micro_batch)
         optimizer.step()
-    return float(loss.detach())
+    return loss
 
 
-def answered(policy: Policy, problems: list[Problem]) -> Assembled:
-    """The problems with their right answers, in the layout that sampled ones have."""
-    episodes: list[Episode] = []
-    for index, problem in enumerate(problems):
-        ids = (*encode(policy.tokenizer, problem.answer), policy.eos_id)
-        given = Sample(
-            prompt_ids=tuple(encode(policy.tokenizer, problem.prompt)),
-            ids=ids,
-            logp=torch.zeros(len(ids)),
-            version=(0,) * len(ids),
-            finish="eos",
-        )
-        episodes.append(Episode(sample=given, group=index, reward=1.0))
-    return assemble(episodes, pad_id=policy.pad_id)
+def answered(policy: Policy, task: Task, problems: Sequence[Problem]) -> Assembled:
+    """The problems with their right turns, in the layout that sampled ones have."""
+    groups = [Group(number, problem.text, (_shown(policy, task, problem),)) for number, problem in enumerate(problems)]
+    return assemble(groups, pad_id=policy.pad_id)
+
+
+def _shown(policy: Policy, task: Task, problem: Problem) -> Episode:
+    """The episode that a perfect policy would have: its turns train, the environment's words do not."""
+    environment = task.environment(problem)
+    ids = encode_prompt(policy.tokenizer, environment.reset())
+    trainable = [False] * len(ids)
+    turns: list[int] = []
+    for number, text in enumerate(task.demonstration(problem)):
+        written = [*encode(policy.tokenizer, text), policy.eos_id]
+        ids += written
+        trainable += [True] * len(written)
+        turns += [number] * len(written)
+        reply = environment.step(text, ended=True)
+        if reply.done:
+            break
+        observed = encode(policy.tokenizer, reply.observation)
+        ids += observed
+        trainable += [False] * len(observed)
+    return Episode(
+        ids=torch.tensor(ids),
+        trainable=torch.tensor(trainable),
+        logp=torch.zeros(len(turns)),
+        version=torch.zeros(len(turns), dtype=torch.int64),
+        turn=torch.tensor(turns),
+        ended=True,
+        reward=1.0,
+        status="ok",
+    )
+
+
+def _backward(policy: Policy, given: Assembled, max_tokens: int) -> float:
+    """Gradient of the mean over tokens, in portions that fit into memory."""
+    per_part = max(1, max_tokens // max(given.token_counts))
+    total = 0.0
+    for first in range(0, len(given.episodes), per_part):
+        rows = given.rows(range(first, min(first + per_part, len(given.episodes))))
+        loss = -token_pass(policy.model, rows, temperature=1.0).logp.sum() / given.num_tokens
+        loss.backward()
+        total += float(loss.detach())
+    return total

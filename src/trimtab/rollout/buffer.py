@@ -1,0 +1,88 @@
+"""The only place that decides which prompts may be sampled, and which groups make the next batch.
+
+A ticket is a prompt's number in the run; batch b is made of the next `groups_per_batch` groups in the order of their
+tickets. A group that would land in batch b may be sampled with version v only if b <= v + staleness: the learner starts
+batch b with version b, so no batch is ever staler than the limit, and finished work never has to be thrown away.
+Order matters: a group that overtook another would make that one staler than the limit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trimtab.errors import EngineError
+from trimtab.rollout.episode import Group
+
+
+@dataclass
+class Buffer:
+    """Groups between sampler and learner.
+
+    Two groups a batch, staleness 1, version 0: tickets 0..3 are admitted (batches 0 and 1). When batch 0 is trained
+    and version 1 is in use, 4 and 5 are. With `refills` 1, a batch may drop up to two groups that teach nothing.
+    """
+
+    groups_per_batch: int
+    staleness: int
+    refills: int = 0
+    next_ticket: int = 0
+    batches_taken: int = 0
+    waiting: set[int] = field(default_factory=set[int])
+    """Admitted tickets whose groups are not here yet."""
+    ready: dict[int, Group] = field(default_factory=dict[int, Group])
+    dropped: dict[int, int] = field(default_factory=dict[int, int])
+    """Groups dropped so far for each batch that is not yet taken."""
+
+    def admit(self, version: int) -> list[int]:
+        """Tickets that may now be sampled with this version; each is given out once."""
+        room = (version + self.staleness + 1 - self.batches_taken) * self.groups_per_batch
+        count = max(0, room - len(self.waiting) - len(self.ready))
+        tickets = list(range(self.next_ticket, self.next_ticket + count))
+        self.next_ticket += count
+        self.waiting.update(tickets)
+        return tickets
+
+    def put(self, group: Group) -> None:
+        """A group has arrived. One that teaches nothing is dropped while its batch may still refill."""
+        if group.ticket not in self.waiting:
+            raise EngineError(
+                f"Buffer.put: ticket {group.ticket} was not being waited for, so a group would train twice. "
+                "Put each admitted ticket once."
+            )
+        self.waiting.remove(group.ticket)
+        if self.refills and group.is_constant:
+            batch = self._batch_of(group.ticket)
+            if self.dropped.get(batch, 0) < self.refills * self.groups_per_batch:
+                self.dropped[batch] = self.dropped.get(batch, 0) + 1
+                return
+        self.ready[group.ticket] = group
+
+    def take(self) -> tuple[list[Group], int] | None:
+        """The next batch and how many groups were dropped for it; None while one of its groups is on its way."""
+        order = sorted([*self.waiting, *self.ready])[: self.groups_per_batch]
+        if len(order) < self.groups_per_batch or any(ticket in self.waiting for ticket in order):
+            return None
+        groups = [self.ready.pop(ticket) for ticket in order]
+        dropped = self.dropped.pop(self.batches_taken, 0)
+        self.batches_taken += 1
+        return groups, dropped
+
+    def _batch_of(self, ticket: int) -> int:
+        ahead = sum(other < ticket for other in (*self.waiting, *self.ready))
+        return self.batches_taken + ahead // self.groups_per_batch
+
+    def state(self) -> dict[str, Any]:
+        """All but the ready groups, as JSON."""
+        return {
+            "next_ticket": self.next_ticket,
+            "batches_taken": self.batches_taken,
+            "waiting": sorted(self.waiting),
+            "dropped": {str(batch): count for batch, count in self.dropped.items()},
+        }
+
+    def restore(self, state: dict[str, Any], ready: Sequence[Group]) -> None:
+        """Go on where `state` was taken; tickets that were on their way must be sampled again."""
+        self.next_ticket, self.batches_taken = int(state["next_ticket"]), int(state["batches_taken"])
+        self.waiting = set(state["waiting"])
+        self.dropped = {int(batch): int(count) for batch, count in state["dropped"].items()}
+        self.ready = {group.ticket: group for group in ready}

@@ -1,0 +1,131 @@
+"""The only place that turns tickets into groups: prompts, turns with the engine and the environment, rewards.
+
+It does not know batches, staleness or the learner; it runs beside the learner or in a process of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from trimtab.rollout.engine import Engine, Greedy, Request, Sample, Sampling
+from trimtab.rollout.episode import Episode, Group
+from trimtab.rollout.reward import Attempt, Scorer, Verdict
+from trimtab.rollout.seed import stream_seed
+from trimtab.rollout.task import Environment, Problem, Task
+from trimtab.rollout.tokenizer import decode, encode, encode_prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+@dataclass
+class Played:
+    """One attempt while it is being made: everything read and written so far."""
+
+    problem: Problem
+    environment: Environment
+    seed: int
+    ids: list[int]
+    trainable: list[bool]
+    samples: list[Sample] = field(default_factory=list[Sample])
+    answers: list[str] = field(default_factory=list[str])
+    is_done: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.samples[-1].finish == "eos"
+
+    @property
+    def attempt(self) -> Attempt:
+        """What a reward sees of it."""
+        written = tuple(token for sample in self.samples for token in sample.ids)
+        return Attempt(self.problem, self.answers[-1], "".join(self.answers), written, self.ended)
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Tickets in, groups out. `seed` is the run's; every answer draws from (seed, ticket, sample, turn)."""
+
+    task: Task
+    scorer: Scorer
+    engine: Engine
+    tokenizer: "PreTrainedTokenizerFast"
+    how: Sampling
+    samples_per_prompt: int
+    max_turns: int
+    seed: int
+
+    def collect(self, tickets: Sequence[int]) -> list[Group]:
+        """One group for each ticket, in their order, all of it sampled with the engine's present version."""
+        problems = [self.task.train(ticket) for ticket in tickets]
+        numbers = range(self.samples_per_prompt)
+        played = self.play(
+            [problem for problem in problems for _ in numbers],
+            [stream_seed(self.seed, "rollout", ticket, number) for ticket in tickets for number in numbers],
+            self.how,
+        )
+        verdicts = self.scorer.score([one.attempt for one in played])
+        episodes = [_episode(one, verdict) for one, verdict in zip(played, verdicts, strict=True)]
+        return [
+            Group(ticket, problem.text, tuple(episodes[place * len(numbers) : (place + 1) * len(numbers)]))
+            for place, (ticket, problem) in enumerate(zip(tickets, problems, strict=True))
+        ]
+
+    def play(self, problems: Sequence[Problem], seeds: Sequence[int], how: Sampling | Greedy) -> list[Played]:
+        """One attempt at each problem, turn after turn, all attempts side by side."""
+        played = [self._opened(problem, seed) for problem, seed in zip(problems, seeds, strict=True)]
+        for turn in range(self.max_turns):
+            going = [one for one in played if not one.is_done]
+            if not going:
+                break
+            requests = [Request(tuple(one.ids), stream_seed(one.seed, turn)) for one in going]
+            for one, sample in zip(going, self.engine.sample(requests, how), strict=True):
+                self._moved(one, sample, is_last=turn + 1 == self.max_turns)
+        return played
+
+    def _opened(self, problem: Problem, seed: int) -> Played:
+        environment = self.task.environment(problem)
+        ids = encode_prompt(self.tokenizer, environment.reset())
+        return Played(problem, environment, seed, ids, [False] * len(ids))
+
+    def _moved(self, one: Played, sample: Sample, *, is_last: bool) -> None:
+        """Take the policy's turn in, and the environment's answer to it if the episode goes on."""
+        ended = sample.finish == "eos"
+        answer = decode(self.tokenizer, list(sample.ids[:-1] if ended else sample.ids))
+        one.ids += sample.ids
+        one.trainable += [True] * len(sample.ids)
+        one.samples.append(sample)
+        one.answers.append(answer)
+        reply = one.environment.step(answer, ended=ended)
+        one.is_done = reply.done or is_last
+        if not one.is_done:
+            observed = encode(self.tokenizer, reply.observation)
+            one.ids += observed
+            one.trainable += [False] * len(observed)
+
+
+def _episode(one: Played, verdict: Verdict) -> Episode:
+    versions = [version for sample in one.samples for version in sample.version]
+    turns = [number for number, sample in enumerate(one.samples) for _ in sample.ids]
+    return Episode(
+        ids=torch.tensor(one.ids),
+        trainable=torch.tensor(one.trainable),
+        logp=torch.cat([sample.logp for sample in one.samples]).float().cpu(),
+        version=torch.tensor(versions),
+        turn=torch.tensor(turns),
+        ended=one.ended,
+        reward=verdict.reward,
+        status=verdict.status,
+        message=verdict.message,
+        support=_support(one.samples),
+    )
+
+
+def _support(samples: Sequence[Sample]) -> tuple[Tensor, Tensor] | None:
+    if any(sample.support is None for sample in samples):
+        return None
+    tokens = [ids for sample in samples for ids in sample.support or ()]
+    return torch.tensor([token for ids in tokens for token in ids]), torch.tensor([len(ids) for ids in tokens])

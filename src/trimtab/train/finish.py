@@ -1,0 +1,60 @@
+"""The only place that ends a run: the last measurements, the policy, the summary, the report."""
+
+from trimtab.rollout.engine import Sampling
+from trimtab.train.evaluate import Repeated, evaluate_repeated
+from trimtab.train.loop import checkpoint, evaluated, measured
+from trimtab.train.policy import save
+from trimtab.train.record import Outcome, Summary
+from trimtab.train.run import Run
+
+
+def finish(run: Run, outcome: Outcome) -> Summary:
+    """Checkpoint first, so that nothing is lost; then measure once on test prompts, and write what people read."""
+    run.progress.stage("measuring on test prompts and writing the report")
+    checkpoint(run)
+    settings, tally = run.settings, run.tally
+    if not tally.evaluations or tally.evaluations[-1][0] != tally.steps:
+        found = evaluated(run, run.task.held_out("validation", settings.eval_prompts))
+        run.record.append("metrics.jsonl", {"step": tally.steps, "version": tally.steps, **found})
+    test = run.task.held_out("test", settings.eval_prompts)
+    accuracy = measured(run, test).accuracy
+    repeated = _repeated(run) if settings.eval_samples else None
+    save(run.policy, run.record.folder / "model")
+    best_step, best_accuracy = tally.best
+    summary = Summary(
+        held_out_accuracy=accuracy,
+        seconds=run.elapsed,
+        tokens_per_second=tally.tokens / tally.step_seconds if tally.step_seconds else 0.0,
+        warnings=tuple(f"{text} ({count} of {tally.steps} steps)" for text, count in tally.warnings.items()),
+        steps=tally.steps,
+        seed=settings.seed,
+        outcome=outcome,
+        start_accuracy=tally.evaluations[0][1],
+        validation_accuracy=tally.evaluations[-1][1],
+        tokens=tally.tokens,
+        skipped_updates=tally.skipped_updates,
+        num_parameters=run.policy.num_parameters,
+        recipe=run.learner.recipe.name,
+        task=run.task.name,
+        run_dir=run.record.folder,
+        runtime=settings.runtime,
+        format=settings.engine.format,
+        best_step=best_step,
+        best_accuracy=best_accuracy,
+        reward_status=tally.statuses,
+        staleness={"mean": tally.staleness_total / max(1, tally.tokens), "max": tally.staleness_max},
+        nonfinite=tally.nonfinite,
+        resumed=tally.resumed,
+        eval_samples=settings.eval_samples,
+        avg_at_k=None if repeated is None else repeated.avg_at_k,
+        pass_at_k=None if repeated is None else repeated.pass_at_k,
+    )
+    run.record.write_json("summary.json", summary.to_json())
+    return summary
+
+
+def _repeated(run: Run) -> Repeated:
+    settings = run.settings
+    how = Sampling(settings.max_new_tokens, settings.temperature, settings.engine.top_p, settings.engine.top_k)
+    problems = run.task.held_out("test", settings.eval_prompts)
+    return evaluate_repeated(run.judge, problems, how, k=settings.eval_samples)

@@ -1,0 +1,190 @@
+"""The only place that runs the sampler in a process of its own, so that sampling and learning overlap.
+
+One child, one pipe each way. One thread listens, another sends: parameters, of which a newer version replaces one not
+yet sent, and the tickets that the buffer admits for the version the child has confirmed. Nobody sends while holding the
+lock: the child may be waiting for its own words to be read.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+from torch import Tensor
+
+from trimtab.errors import EngineError
+from trimtab.rollout.buffer import Buffer
+from trimtab.rollout.episode import Group, unpack
+from trimtab.rollout.weights import digest
+from trimtab.rollout.wire import receive, send
+from trimtab.train.runtime import Arrived, Delivered, in_batches
+
+CLOSE_SECONDS = 5.0
+"""How long the child may take to finish what it is sampling when the run is over."""
+SHOWN_LINES = 12
+"""Lines of a dead sampler's last words that are worth showing."""
+
+
+class Processes:
+    """A sampler process, and the buffer between it and the learner."""
+
+    def __init__(self, opening: Mapping[str, object], buffer: Buffer) -> None:
+        self._buffer: Buffer = buffer
+        self._arrived: list[Group] = []
+        self._error: str = ""
+        self._engine_version: int = -1
+        self._learner_version: int = -1
+        self._published: dict[int, float] = {}
+        self._outbox: tuple[dict[str, Tensor], int, str] | None = None
+        self._orders: deque[dict[str, object]] = deque([dict(opening)])
+        self._sample_seconds: float = 0.0
+        self._lag: tuple[float, int] = (0.0, 0)
+        self._again: list[int] = sorted(buffer.waiting)
+        self._closing: bool = False
+        self._changed: threading.Condition = threading.Condition()
+        self._words: IO[bytes] = tempfile.TemporaryFile()
+        self._child: subprocess.Popen[bytes] = _start(self._words)
+        for target in (self._listen, self._send):
+            threading.Thread(target=target, daemon=True).start()
+
+    @property
+    def buffer(self) -> Buffer:
+        return self._buffer
+
+    def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+        """Copied at once, so that the learner may go on changing its own; sent by the other thread."""
+        copied = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+        with self._changed:
+            self._outbox = (copied, version, digest(copied))
+            self._learner_version = version
+            self._published[version] = time.perf_counter()
+            self._changed.notify_all()
+
+    def batch(self, arrived: Arrived) -> Delivered:
+        began = time.perf_counter()
+        while True:
+            fresh = arrived(self._received())
+            with self._changed:
+                for group in fresh:
+                    self._buffer.put(group)
+                self._admit()
+                taken = self._buffer.take()
+                if taken is not None:
+                    sampled, self._sample_seconds = self._sample_seconds, 0.0
+                    waited = time.perf_counter() - began
+                    groups, dropped = taken
+                    return Delivered(tuple(groups), dropped, sampled, waited, *self._lag, len(self._buffer.ready))
+                if not self._arrived and not self._error:
+                    _ = self._changed.wait()
+
+    def _received(self) -> list[Group]:
+        """What has arrived since the last look."""
+        with self._changed:
+            if self._error:
+                raise EngineError(self._error)
+            fresh, self._arrived = self._arrived, []
+            return fresh
+
+    def ready(self) -> tuple[dict[str, object], list[Group]]:
+        with self._changed:
+            return self._buffer.state(), [self._buffer.ready[ticket] for ticket in sorted(self._buffer.ready)]
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._orders.append({"do": "close"})
+            self._changed.notify_all()
+        try:
+            _ = self._child.wait(timeout=CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            _ = self._child.wait()
+        self._words.close()
+
+    def _admit(self) -> None:
+        """Order what may be sampled with the version the child has. The caller holds the lock."""
+        if self._engine_version < 0:
+            return
+        tickets = self._again + self._buffer.admit(self._engine_version)
+        self._again = []
+        for part in in_batches(tickets, self._buffer.groups_per_batch):
+            self._orders.append({"do": "collect", "tickets": part})
+        if tickets:
+            self._changed.notify_all()
+
+    def _send(self) -> None:
+        """Orders and parameters, parameters first, until the last order. A child that is gone is the listener's news."""
+        try:
+            head: dict[str, object] = {}
+            while head.get("do") != "close":
+                head, tensors = self._next_order()
+                send(cast(BinaryIO, self._child.stdin), head, tensors)
+        except (OSError, ValueError):
+            return
+
+    def _next_order(self) -> tuple[dict[str, object], dict[str, Tensor] | None]:
+        with self._changed:
+            while self._outbox is None and not self._orders:
+                _ = self._changed.wait()
+            is_open = self._orders and "settings" in self._orders[0]
+            if self._outbox is None or is_open or self._closing:
+                return self._orders.popleft(), None
+            state, version, checksum = self._outbox
+            self._outbox = None
+            return {"do": "load", "version": version, "digest": checksum}, state
+
+    def _listen(self) -> None:
+        """What the child says, until it closes its pipe."""
+        while (message := receive(cast(BinaryIO, self._child.stdout))) is not None:
+            head, tensors = message
+            with self._changed:
+                self._hear(head, tensors)
+                self._changed.notify_all()
+        with self._changed:
+            if not self._closing and not self._error:
+                self._error = self._last_words()
+            self._changed.notify_all()
+
+    def _hear(self, head: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        if head["say"] == "loaded":
+            self._engine_version = int(head["version"])
+            published = self._published.pop(self._engine_version, None)
+            self._published = {v: at for v, at in self._published.items() if v > self._engine_version}
+            if published is not None:
+                self._lag = (time.perf_counter() - published, self._learner_version - self._engine_version)
+            self._admit()
+        elif head["say"] == "groups":
+            self._sample_seconds += float(head["seconds"])
+            self._arrived += unpack(tensors, head["meta"])
+        else:
+            self._error = str(head["error"])
+
+    def _last_words(self) -> str:
+        code = self._child.wait()
+        _ = self._words.seek(0)
+        lines = self._words.read().decode(errors="replace").strip().splitlines()
+        said = "\n".join(lines[-SHOWN_LINES:]) or "(it said nothing)"
+        return (
+            f"processes: the sampler ended with exit code {code}, so no batch can come. The run can be resumed from its "
+            f"last checkpoint; if it happens again, train.runtime=inline shows the error in place. Its last words:\n{said}"
+        )
+
+
+def _start(words: IO[bytes]) -> "subprocess.Popen[bytes]":
+    """The child: this Python, this package; one thread unless told otherwise; its words go to a file."""
+    package = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join(part for part in (str(package), os.environ.get("PYTHONPATH", "")) if part)
+    return subprocess.Popen(
+        [sys.executable, "-m", "trimtab.train.sampler"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=words,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,  # Ctrl-C is for the learner, which then closes the sampler in order
+    )

@@ -1,0 +1,128 @@
+"""What a run holds while it goes: its parts, and everything it has counted. The only place that knows a checkpoint's content."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trimtab.config.train import TrainSettings
+from trimtab.rollout.collect import Collector
+from trimtab.rollout.episode import Group, pack, unpack
+from trimtab.rollout.task import Task
+from trimtab.signal import SignalState
+from trimtab.train.checkpoint import Checkpoint
+from trimtab.train.diagnose import Probe
+from trimtab.train.learn import Learner
+from trimtab.train.policy import Policy
+from trimtab.train.progress import Progress
+from trimtab.train.record import Record
+from trimtab.train.runtime import Runtime
+
+if TYPE_CHECKING:
+    from trimtab.train.sink import Sinks
+
+
+@dataclass
+class Tally:
+    """What a run has counted so far; a checkpoint holds it whole."""
+
+    steps: int = 0
+    tokens: int = 0
+    step_seconds: float = 0.0
+    seconds: float = 0.0
+    """Wall-clock time before this process took over."""
+    skipped_updates: int = 0
+    nonfinite: int = 0
+    nonfinite_in_row: int = 0
+    evaluations: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    """Step and validation accuracy."""
+    shown: list[str] = field(default_factory=list[str])
+    """Held-out prompts whose answers people get to read."""
+    warnings: dict[str, int] = field(default_factory=dict[str, int])
+    statuses: dict[str, int] = field(default_factory=dict[str, int])
+    staleness_total: float = 0.0
+    staleness_max: float = 0.0
+    resumed: int = 0
+
+    def warn(self, texts: tuple[str, ...]) -> None:
+        self.warnings = dict(Counter(self.warnings) + Counter(texts))
+
+    @property
+    def best(self) -> tuple[int, float]:
+        """The step and accuracy of the best evaluation, the first of equals."""
+        return max(self.evaluations, key=lambda evaluation: (evaluation[1], -evaluation[0]), default=(0, 0.0))
+
+
+@dataclass
+class Run:
+    """The parts of a run."""
+
+    settings: TrainSettings
+    run_id: str
+    task: Task
+    policy: Policy
+    learner: Learner
+    runtime: Runtime
+    judge: Collector
+    """Answers held-out prompts, with the policy's own parameters."""
+    probe: Probe
+    record: Record
+    progress: Progress
+    sinks: "Sinks"
+    tally: Tally
+    started: float
+
+    @property
+    def elapsed(self) -> float:
+        return self.tally.seconds + time.perf_counter() - self.started
+
+
+def snapshot(run: Run) -> Checkpoint:
+    """Everything that the rest of the run depends on, between two steps."""
+    buffer, ready = run.runtime.ready()
+    rollouts, meta = pack(ready)
+    learner = run.learner
+    tensors = {
+        "model": run.policy.model.state_dict(),
+        "critic": run.policy.critic.state_dict(),
+        "optimizer": learner.optimizer.state(),
+        "buffer": rollouts,
+        "random": {"torch": torch.get_rng_state()},
+    }
+    if learner.reference is not None:
+        tensors["reference"] = learner.reference.state_dict()
+    state = {
+        "tally": {**asdict(run.tally), "seconds": run.elapsed},
+        "buffer": buffer,
+        "rollouts": meta,
+        "signal": asdict(learner.signal),
+        "guard": learner.guard.state(),
+    }
+    return Checkpoint(run.tally.steps, run.run_id, tensors, state)
+
+
+def restored_tally(state: Mapping[str, Any], step: int) -> Tally:
+    """The tally as it was; an evaluation of the very step that is to come will be made again."""
+    tally = Tally(**state["tally"])
+    tally.evaluations = [(int(at), float(accuracy)) for at, accuracy in tally.evaluations if at < step]
+    return tally
+
+
+def restore_learner(learner: Learner, saved: Checkpoint) -> None:
+    """Parameters, optimiser and running statistics as they were."""
+    learner.policy.model.load_state_dict(dict(saved.tensors["model"]))
+    learner.policy.critic.load_state_dict(dict(saved.tensors["critic"]))
+    if learner.reference is not None:
+        learner.reference.load_state_dict(dict(saved.tensors["reference"]))
+    learner.optimizer.restore(saved.tensors["optimizer"])
+    signal = saved.state["signal"]
+    learner.signal = SignalState({name: tuple(seen) for name, seen in signal["effects"].items()}, int(signal["window"]))
+    learner.guard.restore(saved.state["guard"])
+    torch.set_rng_state(saved.tensors["random"]["torch"])
+
+
+def restored_groups(saved: Checkpoint) -> list[Group]:
+    return unpack(saved.tensors["buffer"], saved.state["rollouts"])

@@ -1,0 +1,102 @@
+"""The only place that says what a runtime is: parameters go in, batches come out, at most so stale. And the simplest one.
+
+The loop does not know whether sampling happens here or in another process.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from trimtab.rollout.buffer import Buffer
+from trimtab.rollout.collect import Collector
+from trimtab.rollout.episode import Group
+from trimtab.rollout.weights import digest
+
+Arrived = Callable[[Sequence[Group]], list[Group]]
+"""What the loop does with groups as they arrive, in its own thread: the probe looks at fresh ones."""
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """One batch and how it came."""
+
+    groups: tuple[Group, ...]
+    dropped: int
+    """Groups sampled for it that taught nothing and were replaced."""
+    sample_seconds: float
+    """Sampling behind what arrived since the last batch."""
+    wait_seconds: float
+    """How long the learner stood still for it."""
+    lag_seconds: float
+    """From the last publication until the engine used it."""
+    lag_versions: int
+    """Versions that the engine was behind when it sampled the batch's last group."""
+    buffered: int
+    """Groups that are ready beyond this batch."""
+
+
+class Runtime(Protocol):
+    """Samples with what was published last."""
+
+    @property
+    def buffer(self) -> Buffer: ...
+
+    def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+        """Hand new parameters to the engine; it may use them a little later, but never sample too stale a batch."""
+        ...
+
+    def batch(self, arrived: Arrived) -> Delivered:
+        """The next batch; waits for it."""
+        ...
+
+    def ready(self) -> tuple[dict[str, object], list[Group]]:
+        """The buffer for a checkpoint: its counters, and the groups that wait in it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Inline:
+    """Samples in the loop's own thread, as soon as the buffer admits: every batch is exactly as stale as it may be."""
+
+    def __init__(self, collector: Collector, buffer: Buffer) -> None:
+        self._collector: Collector = collector
+        self._buffer: Buffer = buffer
+        self._again: list[int] = sorted(buffer.waiting)  # after a resume: admitted, but lost on the way
+        self._lag: float = 0.0
+
+    @property
+    def buffer(self) -> Buffer:
+        return self._buffer
+
+    def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+        began = time.perf_counter()
+        self._collector.engine.load(state, version, digest(state))
+        self._lag = time.perf_counter() - began
+
+    def batch(self, arrived: Arrived) -> Delivered:
+        began = time.perf_counter()
+        while True:
+            tickets = self._again + self._buffer.admit(self._collector.engine.version)
+            self._again = []
+            for part in in_batches(tickets, self._buffer.groups_per_batch):
+                for group in arrived(self._collector.collect(part)):
+                    self._buffer.put(group)
+            taken = self._buffer.take()
+            if taken is not None:
+                seconds = time.perf_counter() - began
+                return Delivered(tuple(taken[0]), taken[1], seconds, 0.0, self._lag, 0, len(self._buffer.ready))
+
+    def ready(self) -> tuple[dict[str, object], list[Group]]:
+        return self._buffer.state(), [self._buffer.ready[ticket] for ticket in sorted(self._buffer.ready)]
+
+    def close(self) -> None:
+        self._collector.scorer.close()
+
+
+def in_batches(tickets: Sequence[int], size: int) -> list[list[int]]:
+    """Tickets cut into what is sampled at once: a batch's worth, so that both runtimes sample in the same portions."""
+    return [list(tickets[first : first + size]) for first in range(0, len(tickets), size)]

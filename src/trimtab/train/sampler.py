@@ -1,0 +1,66 @@
+"""The sampler process of the `processes` runtime: loads what it is sent, samples the tickets it is given, until told."""
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from trimtab.config.train import TrainSettings
+from trimtab.errors import TrimtabError
+from trimtab.rollout.episode import pack
+from trimtab.rollout.wire import receive, send
+
+
+def main() -> int:
+    """Messages on standard input and output; prints go to standard error, so that they cannot break a message."""
+    pipe_in = os.fdopen(os.dup(0), "rb")
+    pipe_out = os.fdopen(os.dup(1), "wb")
+    _ = os.dup2(2, 1)
+    try:
+        _serve(pipe_in, pipe_out)
+    except TrimtabError as error:
+        send(pipe_out, {"say": "error", "error": str(error)})
+        return 1
+    except BrokenPipeError:
+        return 0
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _serve(pipe_in: BinaryIO, pipe_out: BinaryIO) -> None:
+    """The first message opens; then `load` and `collect`, in the order in which they come."""
+    from trimtab.train.policy import load
+    from trimtab.train.setup import new_collector
+
+    opening = receive(pipe_in)
+    if opening is None:
+        return
+    settings = TrainSettings.model_validate_json(json.dumps(opening[0]["settings"]))
+    torch.set_num_threads(settings.threads)
+    policy = load(Path(opening[0]["model"]))
+    collector = new_collector(policy, settings)
+    try:
+        while (message := receive(pipe_in)) is not None:
+            head: dict[str, Any] = message[0]
+            began = time.perf_counter()
+            if head["do"] == "load":
+                collector.engine.load(message[1], int(head["version"]), str(head["digest"]))
+                send(pipe_out, {"say": "loaded", "version": int(head["version"])})
+            elif head["do"] == "collect":
+                tensors, meta = pack(collector.collect([int(ticket) for ticket in head["tickets"]]))
+                send(pipe_out, {"say": "groups", "meta": meta, "seconds": time.perf_counter() - began}, tensors)
+            else:
+                return
+    finally:
+        collector.scorer.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""The only place that puts the parts of a run together from its settings: task, policy, engine, collector, runtime."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trimtab.rollout.buffer import Buffer
+from trimtab.rollout.collect import Collector
+from trimtab.rollout.embedded import Embedded
+from trimtab.rollout.engine import Engine, Sampling
+from trimtab.rollout.reward import open_scorer
+from trimtab.rollout.task import Task, open_task
+from trimtab.train.policy import Policy, frozen_copy, load, new_policy, save
+from trimtab.train.processes import Processes
+from trimtab.train.runtime import Inline, Runtime
+
+if TYPE_CHECKING:
+    from trimtab.config.train import TrainSettings
+
+
+def task_and_policy(settings: "TrainSettings") -> tuple[Task, Policy]:
+    """What is asked, and who answers: the folder that was named, or a small model for the task's characters."""
+    task = open_task(settings.task, settings.seed)
+    if settings.model.path is not None:
+        return task, load(settings.model.path, settings.model)
+    return task, new_policy(settings.model, task.alphabet, settings.seed)
+
+
+def new_engine(policy: Policy, settings: "TrainSettings", *, exact: bool = False) -> Embedded:
+    """An engine with a copy of the policy's model; `exact` ones keep the policy's own number format."""
+    return Embedded(
+        frozen_copy(policy.model),
+        pad_id=policy.pad_id,
+        eos_id=policy.eos_id,
+        format="fp32" if exact else settings.engine.format,
+        max_rows=settings.engine.max_rows,
+    )
+
+
+def new_collector(policy: Policy, settings: "TrainSettings", *, engine: Engine | None = None) -> Collector:
+    """Task, reward and engine of one run, ready to answer tickets."""
+    task = open_task(settings.task, settings.seed)
+    return Collector(
+        task=task,
+        scorer=open_scorer(settings.task, task),
+        engine=engine or new_engine(policy, settings),
+        tokenizer=policy.tokenizer,
+        how=Sampling(
+            max_new_tokens=settings.max_new_tokens,
+            temperature=settings.temperature,
+            top_p=settings.engine.top_p,
+            top_k=settings.engine.top_k,
+            record_support=settings.engine.record_support,
+        ),
+        samples_per_prompt=settings.samples_per_prompt,
+        max_turns=settings.task.max_turns,
+        seed=settings.seed,
+    )
+
+
+def new_buffer(settings: "TrainSettings") -> Buffer:
+    return Buffer(settings.prompts_per_step, settings.staleness, settings.dynamic_sampling)
+
+
+def open_runtime(policy: Policy, settings: "TrainSettings", buffer: Buffer, folder: Path) -> Runtime:
+    """Nothing is published yet; the loop does that. `folder` holds what a sampler process starts from."""
+    if settings.runtime == "inline":
+        return Inline(new_collector(policy, settings), buffer)
+    save(policy, folder)
+    return Processes({"settings": settings.model_dump(mode="json"), "model": str(folder)}, buffer)

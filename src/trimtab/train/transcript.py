@@ -1,0 +1,54 @@
+"""The only place that writes episodes out for people: who wrote what, turn after turn, and what it earned."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from trimtab.rollout.assemble import Assembled
+from trimtab.rollout.episode import Episode, Group
+from trimtab.rollout.tokenizer import decode
+from trimtab.train.learn import Learned
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SHOWN_GROUPS = 2
+SHOWN_EPISODES = 2
+"""Of each group, the best and the worst: what the policy is pushed towards, and away from."""
+
+
+def transcripts(
+    groups: Sequence[Group], assembled: Assembled, learned: Learned, tokenizer: "PreTrainedTokenizerFast"
+) -> list[dict[str, object]]:
+    """A few episodes of a batch; groups whose answers earned different rewards first."""
+    advantage = learned.advantage.split(list(assembled.token_counts))
+    number_of = {id(episode): number for number, episode in enumerate(assembled.episodes)}
+    told: list[dict[str, object]] = []
+    for group in sorted(groups, key=lambda group: group.is_constant)[:SHOWN_GROUPS]:
+        ranked = sorted(group.episodes, key=lambda episode: (not episode.is_scored, -episode.reward))
+        for episode in {id(one): one for one in (ranked[0], ranked[-1])}.values():
+            mine = advantage[number_of[id(episode)]]
+            told.append(
+                {
+                    "ticket": group.ticket,
+                    "version": group.version,
+                    "prompt": group.prompt,
+                    "turns": _turns(episode, tokenizer),
+                    "reward": episode.reward,
+                    "status": episode.status,
+                    "message": episode.message,
+                    "advantage": float(mine.mean()) if len(mine) else 0.0,
+                }
+            )
+    return told
+
+
+def _turns(episode: Episode, tokenizer: "PreTrainedTokenizerFast") -> list[dict[str, str]]:
+    """Runs of cells with the same author; the prompt, the first of them, is told apart."""
+    cells = zip(episode.trainable.tolist(), episode.ids.tolist(), strict=True)
+    parts = [(trains, [token for _, token in part]) for trains, part in groupby(cells, key=lambda cell: cell[0])]
+    return [
+        {"by": "policy" if trains else "environment", "text": decode(tokenizer, ids)}
+        for place, (trains, ids) in enumerate(parts)
+        if trains or place > 0
+    ]
