@@ -1,9 +1,10 @@
-"""The only place that builds, copies, saves and loads the policy: a Hugging Face causal LM, its tokenizer, a critic.
+"""The only place that builds, copies and saves the policy: a Hugging Face causal LM, its tokenizer, a critic.
 
-It does not know how a log-prob is computed nor how the policy is trained.
+It does not know how a log-prob is computed nor how the policy is trained; `folder.py` reads what others saved.
 """
 
 import copy
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,16 +14,19 @@ from torch import Tensor, nn
 
 from trimtab.errors import ConfigError
 from trimtab.rollout.seed import stream_seed
-from trimtab.rollout.tokenizer import character_tokenizer
+from trimtab.rollout.tokenizer import character_tokenizer, encode_prompt
+from trimtab.train.disk import whole_folder, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from trimtab.config.train import ModelSettings
+    from trimtab.rollout.task import Prompt
 
+WEIGHTS_FILE = "model.safetensors"
 CRITIC_FILE = "critic.safetensors"
-MAX_POSITIONS = 1024
-"""What the saved config tells other tools; rotary positions have no table that could overflow."""
+MAX_POSITIONS = 32768
+"""The longest sequence that the saved config allows; rotary positions have no table, so it costs nothing."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,16 @@ class Policy:
         return str(next(self.model.parameters()).dtype).removeprefix("torch.")
 
     @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
 
 
 def new_policy(settings: "ModelSettings", alphabet: str, seed: int) -> Policy:
@@ -75,7 +87,40 @@ def new_policy(settings: "ModelSettings", alphabet: str, seed: int) -> Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "parameters"))
         model = Qwen3ForCausalLM(config)
-    return Policy(model=model, tokenizer=tokenizer, critic=new_critic(settings.hidden_size))
+    return fitted(model, tokenizer, settings)
+
+
+def fitted(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", settings: "ModelSettings | None") -> Policy:
+    """A policy in the number format and on the device that the settings ask for, with a new critic."""
+    width = cast(nn.Linear, model.get_output_embeddings()).weight.shape[1]
+    critic = new_critic(width)
+    if settings is not None:
+        device = checked_device(settings.device)
+        model = cast("PreTrainedModel", model.to(device=device, dtype=getattr(torch, settings.dtype)))  # pyright: ignore[reportCallIssue]
+        critic = critic.to(device)
+    # A dropped activation would make the log-prob of a token a matter of chance, and every ratio with it.
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, float) and (name == "p" if isinstance(module, nn.Dropout) else "dropout" in name):
+                setattr(module, name, 0.0)
+    _ = model.eval()
+    if settings is not None and settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _ = model.train()  # transformers checkpoints in this mode only
+    return Policy(model=model, tokenizer=tokenizer, critic=critic)
+
+
+def checked_device(name: str) -> torch.device:
+    """The device of that name, if this machine has it."""
+    there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    there += ["mps"] if torch.backends.mps.is_available() else []
+    asked = "cuda:0" if name == "cuda" else name
+    if asked not in there:
+        raise ConfigError(
+            f"model.device: {name!r} is not on this machine, so the policy has no place to be. "
+            f"There is: {', '.join(there)}."
+        )
+    return torch.device(asked)
 
 
 def new_critic(hidden_size: int) -> nn.Linear:
@@ -86,45 +131,60 @@ def new_critic(hidden_size: int) -> nn.Linear:
     return critic
 
 
+def prompt_ids(policy: Policy, prompt: "Prompt") -> tuple[int, ...]:
+    """What the policy reads before it answers: the text, or the messages as its chat template writes them."""
+    return tuple(encode_prompt(policy.tokenizer, prompt))
+
+
 def frozen_copy(model: "PreTrainedModel") -> "PreTrainedModel":
     """The same model with parameters of its own that never change by training: a reference, or an engine's model."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
 def published(model: "PreTrainedModel") -> dict[str, Tensor]:
-    """The parameters as an engine takes them."""
-    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    """The parameters as an engine takes them. A parameter that is tied under several names appears once."""
+    state: dict[str, Tensor] = {}
+    seen: set[tuple[int, torch.Size]] = set()
+    for name, tensor in model.state_dict().items():
+        place = (tensor.data_ptr(), tensor.shape)
+        if place not in seen:
+            seen.add(place)
+            state[name] = tensor.detach()
+    return state
 
 
 def save(policy: Policy, folder: Path) -> None:
-    """Write a folder that plain transformers loads; the critic lies beside it. Safetensors and JSON only."""
-    folder.mkdir(parents=True, exist_ok=True)
-    policy.model.config.architectures = [type(policy.model).__name__]
-    policy.model.config.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-    # Not model.save_pretrained: it draws a progress bar of its own on the terminal.
-    _save_file(policy.model.state_dict(), folder / "model.safetensors")
-    _save_file(policy.critic.state_dict(), folder / CRITIC_FILE)
+    """Write a folder that plain transformers loads, all of it or nothing; the critic lies beside the model."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(policy.model.config)
+    config.architectures = [type(policy.model).__name__]
+    config.dtype = next(policy.model.parameters()).dtype
+    with whole_folder(folder) as draft:
+        config.save_pretrained(draft)
+        _ = policy.tokenizer.save_pretrained(draft)
+        write_json(draft / "generation_config.json", policy.model.generation_config.to_diff_dict())
+        # Not model.save_pretrained: it draws a progress bar of its own on the terminal.
+        _save_file(published(policy.model), draft / WEIGHTS_FILE)
+        _save_file(policy.critic.state_dict(), draft / CRITIC_FILE)
 
 
 def _save_file(state: dict[str, Tensor], path: Path) -> None:
+    """On the disk when this returns, so that the folder's rename never shows a file that is not there yet."""
     from safetensors.torch import save_file
 
-    save_file({name: tensor.detach().clone() for name, tensor in state.items()}, path, metadata={"format": "pt"})
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path, metadata={"format": "pt"})
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
-def load(folder: Path) -> Policy:
-    """Read what `save` wrote."""
+def load(folder: Path, settings: "ModelSettings | None" = None) -> Policy:
+    """A policy from a model folder, with the critic that lies beside it if there is one. See `folder.opened`."""
     from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"load: {folder} holds no config.json, so there is no policy in it. Give the `model` folder of a run."
-        )
-    model = cast("PreTrainedModel", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
-    tokenizer = cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(folder))
-    critic = new_critic(int(model.config.hidden_size))
+    from trimtab.train.folder import opened
+
+    model, tokenizer = opened(folder, settings)
+    policy = fitted(model, tokenizer, settings)
     if (folder / CRITIC_FILE).is_file():
-        critic.load_state_dict(load_file(folder / CRITIC_FILE))
-    return Policy(model=model, tokenizer=tokenizer, critic=critic)
+        policy.critic.load_state_dict(load_file(folder / CRITIC_FILE))
+    return policy

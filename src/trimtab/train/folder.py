@@ -1,0 +1,215 @@
+"""The only place that reads a model folder that others may have written, and says what is wrong with it.
+
+It reads safetensors only: other weight files are pickles, and opening one runs whatever code it holds.
+"""
+
+import json
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from trimtab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from trimtab.config.train import ModelSettings
+
+INDEX_FILE = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<pad_token>", "<|finetune_right_pad_id|>", "<|pad_id|>", "<|padding|>")
+"""What published tokenizers call a padding token that their settings forget to name."""
+OWN_PAD = "<|trimtab_pad|>"
+
+
+def opened(folder: Path, settings: "ModelSettings | None") -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
+    """Model and tokenizer of a folder, after every check that a person would want before hours of training."""
+    described = _config(folder)
+    _check_weights(folder)
+    model = _model(folder, described, torch.float32 if settings is None else getattr(torch, settings.dtype))
+    tokenizer = _tokenizer(folder)
+    rows = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ConfigError(
+            f"{folder}: the tokenizer has {len(tokenizer)} tokens and the model embeds {rows}, so some have no meaning "
+            "to it. Save model and tokenizer together, after resizing the embeddings."
+        )
+    _give_end(folder, tokenizer)
+    _give_padding(folder, tokenizer, rows)
+    _check_head(folder, model)
+    return model, tokenizer
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: is not a folder, so there is no model in it. Give the path of a model folder.")
+    if not path.is_file():
+        raise ConfigError(
+            f"{folder}: holds no config.json, so there is no policy in it. Give a model folder as transformers saves "
+            "it, or the `model` folder of a run."
+        )
+    return _json(path)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: is not JSON ({error}), so the model cannot be read. Copy the file again."
+        ) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds {type(content).__name__} instead of settings, so the model cannot be read.")
+    return cast("dict[str, Any]", content)
+
+
+def _check_weights(folder: Path) -> None:
+    """Every weight file is there and whole, by its own table of contents."""
+    from safetensors import SafetensorError, safe_open
+
+    index = folder / INDEX_FILE
+    if index.is_file():
+        paths = sorted({folder / str(name) for name in _json(index).get("weight_map", {}).values()})
+    else:
+        paths = [folder / "model.safetensors"]
+    missing = [path.name for path in paths if not path.is_file()]
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if missing and pickles and not index.is_file():
+        raise ConfigError(
+            f"{folder}: holds {pickles[0]} and no safetensors; that file is a pickle, and opening it would run the "
+            "code in it, so it is not read. Load it where you trust it, and save it with "
+            "model.save_pretrained(folder, safe_serialization=True)."
+        )
+    if missing or not paths:
+        raise ConfigError(
+            f"{folder}: {', '.join(missing) or 'every weight file'} is missing, so the model has no "
+            "parameters. Copy the folder again."
+        )
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt") as file:
+                _ = file.keys()
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(
+                f"{path}: is damaged or cut short ({error}), so the parameters in it are lost. Copy the file again."
+            ) from error
+
+
+def _model(folder: Path, described: dict[str, Any], dtype: torch.dtype) -> "PreTrainedModel":
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    named = cast("list[str]", described.get("architectures") or [])
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    if described.get("is_encoder_decoder") or (named and not known & set(named)):
+        raise ConfigError(
+            f"{folder}: config.json names {', '.join(named) or described.get('model_type')}, which is not a causal "
+            "language model that transformers knows, so it cannot be sampled token by token. Use a ...ForCausalLM."
+        )
+    try:
+        with _quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+            )
+    except (ValueError, KeyError, OSError, RuntimeError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{folder}: transformers cannot build this model ({_first_line(error)}), so there is no policy. Look at "
+            "its config.json."
+        ) from error
+    model, info = loaded
+    lost = sorted(info["missing_keys"])
+    if lost:
+        raise ConfigError(
+            f"{folder}: the weight files lack {len(lost)} parameters (first: {lost[0]}), so they would be random. "
+            "Copy the folder again, or take the weights that belong to this config.json."
+        )
+    return cast("PreTrainedModel", model)
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """transformers draws a bar and prints a table while it loads; what matters of it, we say ourselves."""
+    from transformers.utils import logging
+
+    verbosity, shows_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shows_bar:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]
+
+
+def _tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
+    from transformers import AutoTokenizer
+
+    if not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
+        raise ConfigError(
+            f"{folder}: holds no tokenizer, so the model's ids have no text. Save one beside the model: "
+            "tokenizer.save_pretrained(folder)."
+        )
+    try:
+        return cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    except Exception as error:  # the readers of tokenizer files raise bare Exception, too
+        raise ConfigError(
+            f"{folder}: transformers cannot read the tokenizer ({_first_line(error)}), so the ids have no text. "
+            "Copy the tokenizer files again."
+        ) from error
+
+
+def _give_end(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"{folder}: the tokenizer names no end token, so no answer could ever end. Set eos_token in "
+            "tokenizer_config.json."
+        )
+
+
+def _give_padding(folder: Path, tokenizer: "PreTrainedTokenizerFast", rows: int) -> None:
+    """A padding token that is not the end token: one the tokenizer has, its unknown token, or a row nobody uses.
+
+    Padding is hidden from every real token here, so any id gives the same numbers; but other tools take an end token
+    that equals the padding for padding, and then never learn to end.
+    """
+    if tokenizer.pad_token_id not in (None, tokenizer.eos_token_id):
+        return
+    vocabulary = tokenizer.get_vocab()
+    names = [name for name in PAD_NAMES if vocabulary.get(name, rows) < rows]
+    names += [str(tokenizer.unk_token)] if tokenizer.unk_token_id not in (None, tokenizer.eos_token_id) else []
+    if names:
+        tokenizer.pad_token = names[0]
+    elif len(tokenizer) < rows:
+        _ = tokenizer.add_special_tokens({"pad_token": OWN_PAD})
+    else:
+        tokenizer.pad_token = tokenizer.eos_token
+        warnings.warn(
+            f"{folder}: the tokenizer has no padding token, no unknown token and no free row, so its end token "
+            f"{tokenizer.eos_token!r} pads too. That is safe here, but a tool that hides padding by id hides ends.",
+            stacklevel=2,
+        )
+
+
+def _check_head(folder: Path, model: "PreTrainedModel") -> None:
+    """The trainer takes logits as the output head of the last hidden state; some models do more to them."""
+    head = cast(nn.Linear, model.get_output_embeddings())
+    ids = torch.arange(4)[None]
+    with torch.no_grad():
+        logits = cast(torch.Tensor, model(input_ids=ids, use_cache=False).logits)
+        own = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    if not torch.allclose(logits.float(), own.float(), atol=1e-4, rtol=1e-3):
+        raise ConfigError(
+            f"{folder}: {type(model).__name__} changes its logits after the output head (a scale or a soft cap), so "
+            "log-probs of the trainer would be wrong. Use a model without it."
+        )
