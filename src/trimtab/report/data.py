@@ -1,12 +1,19 @@
-"""The only place that reads a run folder back: plain JSON in, series and numbers out."""
+"""The only place that reads a run folder back: plain JSON in, series and numbers out.
+
+A folder may come from a run that was cut off, from an older version or from a full disk. Whatever is missing or torn is
+noted and left out; only a folder that holds nothing of a run is refused.
+"""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from trimtab.errors import ConfigError
+
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -16,8 +23,8 @@ class Series:
     `eval/accuracy` measured every ten steps: steps = (0, 10, 20), values = (0.5, 0.8, 0.9).
     """
 
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
+    steps: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.values)
@@ -26,40 +33,112 @@ class Series:
     def is_constant(self) -> bool:
         return len(set(self.values)) < 2
 
+    @property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
+
 
 @dataclass(frozen=True)
 class RunData:
-    """A run folder as plain data."""
+    """A run folder as plain data; `notes` say what of it could not be read."""
 
-    config: dict[str, Any]
-    manifest: dict[str, Any]
-    summary: dict[str, Any]
-    metrics: tuple[dict[str, Any], ...]
-    samples: tuple[dict[str, Any], ...]
+    name: str
+    config: Json
+    manifest: Json
+    summary: Json
+    metrics: tuple[Json, ...]
+    samples: tuple[Json, ...]
+    transcripts: tuple[Json, ...]
+    diagnostics: tuple[Json, ...]
+    notes: tuple[str, ...]
+    twin: "RunData | None" = None
 
-    def series(self, name: str) -> Series:
-        """A metric's course; empty when no step measured it."""
-        points = [(int(line["step"]), float(line[name])) for line in self.metrics if line.get(name) is not None]
-        return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
-
-    def gap(self, which: str) -> Series:
-        """|trainer's log-prob - sampler's|: of the old policy where the recipe has one, else of the current one."""
-        return self.series(f"logratio_engine/token_abs_{which}") or self.series(f"logratio_total/token_abs_{which}")
+    def series(self, *names: str) -> Series:
+        """The course of the first of these metrics that any step measured; empty when none did."""
+        for name in names:
+            points = [
+                (int(line["step"]), value) for line in self.metrics if (value := number(line.get(name))) is not None
+            ]
+            if points:
+                return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
+        return Series()
 
     def names(self, ending: str) -> list[str]:
         """The metrics whose name ends so, in order."""
         return sorted({name for line in self.metrics for name in line if name.endswith(ending)})
 
+    def setting(self, *path: str) -> Any:
+        """A setting by its keys, or None; a run file's table `train` counts as the settings themselves."""
+        for start in (self.config, self.config.get("train")):
+            found: Any = start
+            for key in path:
+                found = cast(Json, found).get(key) if isinstance(found, dict) else None
+            if found is not None:
+                return found
+        return None
 
-def read_run(folder: Path) -> RunData:
-    """Everything the page needs. A run that was cut off may lack metrics and samples, nothing else."""
+    def result(self, name: str) -> float | None:
+        """A number of the summary, top level or under `final`."""
+        final = self.summary.get("final")
+        found = number(self.summary.get(name))
+        return number(cast(Json, final).get(name)) if found is None and isinstance(final, dict) else found
+
+    @property
+    def recipe(self) -> Json:
+        recipe = self.config.get("recipe")
+        return cast(Json, recipe) if isinstance(recipe, dict) else {"name": recipe or self.summary.get("recipe")}
+
+    @property
+    def task(self) -> str:
+        task = self.setting("task")
+        name = cast(Json, task).get("name") if isinstance(task, dict) else task
+        return str(self.summary.get("task") or name or "unknown")
+
+    @property
+    def num_steps(self) -> int:
+        """Steps done: the summary's word, or the last line."""
+        told = number(self.summary.get("steps"))
+        return int(told) if told is not None else (int(self.metrics[-1]["step"]) + 1 if self.metrics else 0)
+
+    @property
+    def asked(self) -> int:
+        """Held-out prompts behind one accuracy; 512, the default, where the settings are lost."""
+        return int(number(self.setting("eval_prompts")) or 512)
+
+    @property
+    def label(self) -> str:
+        """Recipe and task, for a title."""
+        return f"{self.recipe.get('name') or 'unknown recipe'} on {self.task}"
+
+
+def read_run(folder: Path, *, with_twin: bool = True) -> RunData:
+    """Everything the pages need."""
+    notes: list[str] = []
+    if not folder.is_dir() or not any((folder / name).is_file() for name in ("config.json", "metrics.jsonl")):
+        raise ConfigError(
+            f"report: {folder} holds neither config.json nor metrics.jsonl, so it is not the folder of a run. "
+            "Give the folder that `trimtab train` named at its end."
+        )
+    twin = folder / "twin"
     return RunData(
-        config=_object(folder / "config.json"),
-        manifest=_object(folder / "manifest.json"),
-        summary=_object(folder / "summary.json"),
-        metrics=_lines(folder / "metrics.jsonl"),
-        samples=_lines(folder / "samples.jsonl"),
+        name=folder.resolve().name,
+        config=_object(folder / "config.json", notes),
+        manifest=_object(folder / "manifest.json", notes),
+        summary=_object(folder / "summary.json", notes),
+        metrics=_by_step(_lines(folder / "metrics.jsonl", notes)),
+        samples=tuple(_lines(folder / "samples.jsonl", notes)),
+        transcripts=tuple(_lines(folder / "transcripts.jsonl", notes)),
+        diagnostics=_by_step(_lines(folder / "diagnostics.jsonl", notes)),
+        notes=tuple(notes),
+        twin=_twin(twin, notes) if with_twin and twin.is_dir() else None,
     )
+
+
+def number(value: object) -> float | None:
+    """A finite number as such, anything else as None: null, nan, text and flags are not measurements."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
@@ -67,16 +146,66 @@ def smoothed(values: Sequence[float], window: int) -> list[float]:
     return [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
 
 
-def _object(path: Path) -> dict[str, Any]:
+def thinned(series: Series, most: int) -> Series:
+    """At most `most` points, each the mean of its neighbours, so that long runs stay small; short ones as they are."""
+    size = -(-len(series.values) // most)
+    if size <= 1:
+        return series
+    cuts = range(0, len(series.values), size)
+    parts = [series.values[cut : cut + size] for cut in cuts]
+    return Series(tuple(series.steps[cut] for cut in cuts), tuple(sum(part) / len(part) for part in parts))
+
+
+def objects(value: object) -> list[Json]:
+    """The objects of a list, whatever else is in its place."""
+    found = cast("list[object]", value) if isinstance(value, list) else []
+    return [cast(Json, item) for item in found if isinstance(item, dict)]
+
+
+def _twin(folder: Path, notes: list[str]) -> RunData | None:
     try:
-        return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"report: {path} is missing, so this is not a finished run. Give the folder of one."
-        ) from error
+        return read_run(folder, with_twin=False)
+    except ConfigError:
+        notes.append("twin/ is there but holds no run: it is left out.")
+        return None
 
 
-def _lines(path: Path) -> tuple[dict[str, Any], ...]:
+def _object(path: Path, notes: list[str]) -> Json:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        notes.append(f"{path.name} is missing.")
+        return {}
+    except (ValueError, OSError) as error:
+        notes.append(f"{path.name} cannot be read ({error}): it is left out.")
+        return {}
+    return cast(Json, content) if isinstance(content, dict) else {}
+
+
+def _lines(path: Path, notes: list[str]) -> list[Json]:
+    """Every whole line; a process that is killed may leave half of one."""
     if not path.is_file():
-        return ()
-    return tuple(cast(dict[str, Any], json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines())
+        return []
+    found, torn = list[Json](), 0
+    for line in _text(path):
+        try:
+            content = json.loads(line)
+        except ValueError:
+            torn += 1
+            continue
+        if isinstance(content, dict):
+            found.append(cast(Json, content))
+    if torn:
+        notes.append(f"{torn} line{'s' if torn > 1 else ''} of {path.name} cannot be read: left out.")
+    return found
+
+
+def _text(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        yield from (line for line in file if line.strip())
+
+
+def _by_step(lines: list[Json]) -> tuple[Json, ...]:
+    """In order of steps; of a step that a resumed run wrote again, the later line."""
+    last = {int(step): line for line in lines if (step := number(line.get("step"))) is not None}
+    return tuple(last[step] for step in sorted(last))

@@ -1,40 +1,137 @@
 """The only place that draws: matplotlib figures as inline SVG whose colours are the page's own.
 
 Figures are drawn in stand-in colours, one for each role, which then become CSS variables. So one drawing serves the
-light page and the dark one.
+light page and the dark one. What a figure means is said in text beside it, never inside it.
 """
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from trimtab.report.data import RunData, Series, smoothed
+from trimtab.errors import MissingExtra
+from trimtab.report.data import Series, smoothed, thinned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROLES = {
-    "ink": "#010101",
-    "faint": "#020202",
-    "line": "#030303",
-    "first": "#040404",
-    "second": "#050505",
-    "third": "#060606",
-    "card": "#070707",
+    name: f"#{i:02x}{i:02x}{i:02x}"
+    for i, name in enumerate(
+        ("ink", "faint", "line", "card", "warn", "bad", "first", "second", "third", "fourth", "fifth", "sixth"), start=1
+    )
 }
 """Colours nobody would draw with, each standing for a CSS variable of the same name."""
-
+PALETTE = ("first", "second", "third", "fourth", "fifth", "sixth")
+"""Roles for lines of equal rank, in the order in which they are given out."""
 WINDOW = 10
 """Steps behind a smoothed point; 10 steps of 32 x 8 answers move by about 0.01."""
+MOST_POINTS = 400
+"""Points of a line at most: more than a screen shows, few enough for a page of 2 MB."""
+Scale = Literal["plain", "share", "log"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve and what it is called; `smooth` draws its mean over the last steps and the raw values thin behind."""
+
+    label: str
+    role: str
+    series: Series
+    smooth: bool = False
+    dots: bool = False
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One point or level of its own: a level where `step` is None."""
+
+    label: str
+    role: str
+    value: float
+    step: int | None = None
+
+
+def curves(
+    name: str,
+    lines: Sequence[Line],
+    *,
+    scale: Scale = "plain",
+    marks: Sequence[Mark] = (),
+    top: float | None = None,
+    height: float = 2.5,
+) -> str:
+    """Lines over steps with their key; empty when there is nothing to draw."""
+    shown = [line for line in lines if line.series]
+    if not shown:
+        return ""
+
+    def paint(axes: list[Any]) -> None:
+        draw_lines(axes[0], shown, scale=scale, marks=marks, top=top)
+
+    entries = [(line.role, line.label + (f", mean over {WINDOW} steps" if line.smooth else "")) for line in shown]
+    entries += [(mark.role, mark.label) for mark in marks if mark.label]
+    return drawn(name, 1, paint, height=height) + key(entries)
+
+
+def draw_lines(
+    axis: Any, lines: Sequence[Line], *, scale: Scale = "plain", marks: Sequence[Mark] = (), top: float | None = None
+) -> None:
+    """Curves, levels and points on one axis, with limits that leave room and never cut a line."""
+    floor = _floor(lines) if scale == "log" else None
+    for line in lines:
+        _line(axis, line, floor)
+    for mark in marks:
+        if mark.step is None:
+            _ = axis.axhline(mark.value, color=ROLES[mark.role], linewidth=1, linestyle=(0, (4, 3)))
+        else:
+            style = {"marker": "D", "markersize": 8, "markeredgecolor": ROLES["card"], "zorder": 5}
+            _ = axis.plot([mark.step], [mark.value], color=ROLES[mark.role], **style)
+    if scale == "share":
+        axis.set_ylim(-0.03, 1.06)
+        axis.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0", "25 %", "50 %", "75 %", "100 %"])
+    elif scale == "log":
+        axis.set_yscale("log")
+    else:
+        values = [value for line in lines for value in line.series.values] + [m.value for m in marks]
+        low, high = min(0.0, *values), max(*values, 1e-9) if top is None else top
+        axis.set_ylim(low * 1.08, high * 1.08)
+    axis.set_xlabel("step")
+
+
+def bars(
+    name: str, heights: dict[str, list[float]], ticks: Sequence[str], *, xlabel: str, scale: Scale = "plain"
+) -> str:
+    """Groups of bars over named ticks, one colour for each series of heights."""
+    wide = 0.8 / max(1, len(heights))
+
+    def paint(axes: list[Any]) -> None:
+        axis = axes[0]
+        for i, (role, values) in enumerate(zip(PALETTE, heights.values(), strict=False)):
+            places = [place - 0.4 + (i + 0.5) * wide for place in range(len(values))]
+            _ = axis.bar(places, values, width=0.9 * wide, color=ROLES[role], linewidth=0)
+        every = -(-len(ticks) // 16)
+        axis.set_xticks(list(range(len(ticks)))[::every], list(ticks)[::every])
+        axis.set_xlabel(xlabel)
+        if scale == "share":
+            high = max([value for values in heights.values() for value in values], default=1.0)
+            axis.set_ylim(0, min(1.0, 1.15 * high) or 1.0)
+            axis.yaxis.set_major_formatter(_as_percent)
+
+    return drawn(name, 1, paint, height=2.4) + key(list(zip(PALETTE, heights, strict=False)))
 
 
 def drawn(name: str, panels: int, paint: Callable[[list[Any]], None], *, height: float = 2.9) -> str:
     """An SVG element with `panels` axes side by side, painted by the caller."""
-    import matplotlib as mpl
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
+    try:
+        import matplotlib as mpl
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra('report: figures need matplotlib: pip install "trimtab[report]"') from error
 
     with mpl.rc_context(cast(Any, _style(name))):
         figure = Figure(figsize=(8.2, height), layout="constrained")
@@ -45,95 +142,38 @@ def drawn(name: str, panels: int, paint: Callable[[list[Any]], None], *, height:
         paint(axes)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    return _inline(text.getvalue(), name)
+    return f'<div class="figure">{_inline(text.getvalue(), name)}</div>'
 
 
-def key(entries: list[tuple[str, str]]) -> str:
+def key(entries: Sequence[tuple[str, str]]) -> str:
     """What the colours mean, as text of the page: it wraps, it can be read aloud, and it never covers a curve."""
     items = "".join(f'<li><i style="background: var(--{role})"></i>{escape(text)}</li>' for role, text in entries)
     return f'<ul class="key">{items}</ul>'
 
 
-def learning_curve(run: RunData) -> str:
-    """Held-out accuracy and sampled reward over steps, and the final test accuracy."""
-    accuracy, reward = run.series("eval/accuracy"), run.series("rollout/reward_mean")
-
-    def paint(axes: list[Any]) -> None:
-        axis = axes[0]
-        _ = axis.plot(reward.steps, reward.values, color=ROLES["second"], linewidth=0.8, alpha=0.35)
-        _ = axis.plot(reward.steps, smoothed(reward.values, WINDOW), color=ROLES["second"], linewidth=1.8)
-        end, final = int(run.summary["steps"]), float(run.summary["held_out_accuracy"])
-        steps, values = [*accuracy.steps, end], [*accuracy.values, float(run.summary["validation_accuracy"])]
-        _ = axis.plot(steps, values, color=ROLES["first"], linewidth=2.2, marker="o", markersize=4.5)
-        _ = axis.plot([end], [final], marker="D", markersize=8, color=ROLES["third"], markeredgecolor=ROLES["card"])
-        axis.set_ylim(0, 1.04)
-        axis.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0", "25 %", "50 %", "75 %", "100 %"])
-        axis.set_xlabel("step")
-
-    return drawn("learning", 1, paint, height=3.3) + key(
-        [
-            ("first", "held-out accuracy, greedy, on validation prompts"),
-            ("third", f"on test prompts: {float(run.summary['held_out_accuracy']):.3f}"),
-            ("second", f"reward while sampling, and its mean over {WINDOW} steps"),
-        ]
-    )
+def _as_percent(value: float, _: object) -> str:
+    return f"{100 * value:.3g} %"
 
 
-def agreement(run: RunData) -> str:
-    """How far the sampler's log-probs are from the trainer's, mean and largest, over steps."""
-    mean, largest = run.gap("mean"), run.gap("max")
-    floor = 1e-9  # equal numbers have no place on a log axis; float32 log-probs never differ by so little
-
-    def paint(axes: list[Any]) -> None:
-        axis = axes[0]
-        for series, role in ((largest, "second"), (mean, "first")):
-            if series:
-                values = tuple(max(value, floor) for value in series.values)
-                _ = axis.plot(series.steps, values, color=ROLES[role], linewidth=1.8)
-        _ = axis.axhspan(floor, 1e-4, color=ROLES["third"], alpha=0.10, linewidth=0)
-        axis.set_yscale("log")
-        top = max([1e-3, *(3 * value for value in largest.values)])
-        axis.set_ylim(max(floor, 0.2 * max(floor, min(mean.values))), top)
-        axis.set_xlabel("step")
-        axis.set_ylabel("|logp trainer − logp sampler|")
-
-    return drawn("agreement", 1, paint, height=2.6) + key(
-        [("second", "largest of a batch"), ("first", "mean of a batch"), ("third", "the region of rounding")]
-    )
+def _line(axis: Any, line: Line, floor: float | None) -> None:
+    kept = thinned(line.series, MOST_POINTS)
+    raw = [max(value, floor) for value in kept.values] if floor is not None else list(kept.values)
+    look: dict[str, Any] = {"color": ROLES[line.role]}
+    if line.dots:
+        look |= {"marker": "o", "markersize": 4.5}
+    if line.dashed:
+        look |= {"linestyle": (0, (4, 2))}
+    if line.smooth:
+        _ = axis.plot(kept.steps, raw, color=ROLES[line.role], linewidth=0.8, alpha=0.35)
+        course = thinned(Series(line.series.steps, tuple(smoothed(line.series.values, WINDOW))), MOST_POINTS)
+        raw = [max(value, floor) for value in course.values] if floor is not None else list(course.values)
+    _ = axis.plot(kept.steps, raw, linewidth=2.2 if line.dots else 1.8, **look)
 
 
-def use_of_data(lines: list[tuple[str, str, Series]]) -> str:
-    """Shares of tokens over steps: lines of (name, role, series)."""
-
-    def paint(axes: list[Any]) -> None:
-        axis = axes[0]
-        for _, role, series in lines:
-            _ = axis.plot(series.steps, series.values, color=ROLES[role], linewidth=1.8)
-        axis.set_ylim(-0.03, 1.06)
-        axis.set_yticks([0, 0.5, 1.0], ["0", "50 %", "100 %"])
-        axis.set_xlabel("step")
-
-    return drawn("use", 1, paint, height=2.3) + key([(role, name) for name, role, _ in lines])
-
-
-def steadiness(run: RunData) -> str:
-    """Entropy, and the length of the gradient against its bound."""
-    entropy, norm = run.series("entropy/token_mean"), run.series("train/grad_norm")
-
-    def paint(axes: list[Any]) -> None:
-        left, right = axes
-        _ = left.plot(entropy.steps, entropy.values, color=ROLES["first"], linewidth=1.8)
-        left.set_title("entropy, nats a token", loc="left")
-        left.set_ylim(0, 1.08 * max(1e-3, *entropy.values))
-        _ = right.plot(norm.steps, norm.values, color=ROLES["second"], linewidth=1.4)
-        bound = float(run.config["grad_clip"])
-        _ = right.axhline(bound, color=ROLES["faint"], linewidth=1, linestyle=(0, (4, 3)))
-        right.set_title("gradient norm before clipping", loc="left")
-        right.set_ylim(0, 1.08 * max(bound, *norm.values))
-        for axis in axes:
-            axis.set_xlabel("step")
-
-    return drawn("steadiness", 2, paint, height=2.5)
+def _floor(lines: Sequence[Line]) -> float:
+    """Equal numbers have no place on a log axis: they lie at its foot, a little below the smallest that has."""
+    above = [value for line in lines for value in line.series.values if value > 0]
+    return max(1e-9, 0.5 * min(above)) if above else 1e-9
 
 
 def _plain_axis(axis: "Axes") -> None:
@@ -175,6 +215,8 @@ def _inline(svg: str, name: str) -> str:
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{name}"', 1).replace("xlink:href", "href")
     svg = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", svg)
     svg = re.sub(r"font-family: [^;\"]*;?", "", svg)
+    # ids such as figure_1 and axes_1 repeat from figure to figure; no part refers to them
+    svg = re.sub(r'\sid="(?![mp][0-9a-f]{6,})[^"]*"', "", svg)
     for role, colour in ROLES.items():
         svg = svg.replace(colour, f"var(--{role})")
     return svg

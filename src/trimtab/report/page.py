@@ -1,173 +1,125 @@
 """The only place that lays out a run's page: one self-contained file, a question, a sentence and a figure at a time."""
 
-import json
 from html import escape
 from pathlib import Path
-from typing import Any
 
-from trimtab.report import figure, sentence
+from trimtab.report import course, drift, facts, fault, transcript, verdict, work
 from trimtab.report.data import RunData, read_run
+from trimtab.report.section import question
 from trimtab.report.style import CSS
+from trimtab.report.words import duration, percent
 
-SHARE_ROLES = ("first", "second", "faint")
+SHORT = {"fine": "no", "watch": "perhaps", "fault": "probably", "unknown": "not known"}
+LEARNED = {"better": "yes", "worse": "no, it got worse", "same": "not beyond noise", "unknown": "not known"}
 
 
 def write_report(folder: Path) -> Path:
     """Make `report.html` from the other files of a run folder; it asks nothing of the network."""
-    path = folder / "report.html"
-    draft = folder / ".report.html.draft"
-    _ = draft.write_text(page(read_run(folder)), encoding="utf-8")
+    return write_page(folder / "report.html", page(read_run(folder), folder))
+
+
+def write_page(path: Path, text: str) -> Path:
+    """The new page or the old one, never half of either."""
+    draft = path.with_name(f".{path.name}.draft")
+    _ = draft.write_text(text, encoding="utf-8", errors="replace")
     return draft.replace(path)
 
 
-def page(run: RunData) -> str:
-    """The whole page as text."""
-    title = f"{run.summary['task']} · {run.summary['recipe']} · seed {run.summary['seed']}"
-    blocks = [
+def page(run: RunData, folder: Path | None = None) -> str:
+    """The whole page as text; `folder` is where it will lie, for links into a checkout."""
+    return document(
+        run.label,
         _head(run),
-        _tiles(run),
-        _warnings(run),
-        _question("Did it learn?", sentence.learned(run), figure.learning_curve(run)),
-        _agreement(run),
-        _use(run),
-        _steadiness(run),
-        _question("Where did the time go?", sentence.timed(run), _time_bar(run)),
-        _answers(run),
-        _recipe(run),
-        _facts(run),
-    ]
+        _glance(run),
+        facts.warnings(run),
+        question("learned", "Did it learn?", course.learned(run) + course.beside_twin(run), course.learning_curve(run)),
+        fault.is_the_signal_at_fault(run),
+        fault.since_which_step(run),
+        fault.which_stage(run),
+        drift.agreement(run),
+        drift.ratios(run),
+        drift.sample_size(run),
+        drift.by_position(run),
+        drift.by_age(run),
+        drift.staleness(run),
+        work.use_of_data(run),
+        question("steady", "Is training steady?", course.steady(run), course.steadiness(run)),
+        work.rewards(run),
+        work.time(run),
+        transcript.episodes(run),
+        transcript.answers(run),
+        facts.recipe(run),
+        facts.facts(run),
+        facts.explanations(_anchors(run), folder),
+    )
+
+
+def document(title: str, *blocks: str) -> str:
+    """A page that runs no script and loads nothing, even if a text of the run should get through as HTML."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<style>{CSS}</style>\n</head>\n<body>\n<main>\n{''.join(blocks)}</main>\n</body>\n</html>\n"
     )
 
 
 def _head(run: RunData) -> str:
-    summary = run.summary
-    gained = float(summary["held_out_accuracy"])
     started = str(run.manifest.get("started", "")).replace("T", " ").removesuffix("+00:00")
+    seed = run.summary.get("seed", run.setting("seed"))
+    when = f" · {escape(started)} UTC" if started else ""
+    title = f"{run.label}, seed {seed}" if seed is not None else run.label
     return (
-        f'<header><p class="over">trimtab train · {escape(started)} UTC</p>'
-        f"<h1>Task {escape(str(summary['task']))}, recipe {escape(str(summary['recipe']))}, seed {summary['seed']}</h1>"
-        f'<p class="lead">A model of {int(summary["num_parameters"]):,} parameters answers {sentence.percent(gained)} '
-        "of the prompts it has never seen.</p></header>\n"
+        f'<header><p class="over">trimtab train · {escape(run.name)}{when}</p>'
+        f'<h1>{escape(title)}</h1><p class="lead">{escape(_lead(run))}</p></header>\n'
     )
+
+
+def _lead(run: RunData) -> str:
+    size, last = run.result("num_parameters"), course.end(run)
+    who = f"A model of {size:,.0f} parameters" if size else "The policy"
+    if last is None:
+        return f"{who}; its accuracy was never measured."
+    seen = "prompts it has never seen" if last.split == "test" else "validation prompts"
+    return f"{who} answers {percent(last.share)} of the {seen}."
+
+
+def _glance(run: RunData) -> str:
+    """The four questions with answers of one word, and the numbers people ask for."""
+    status, _ = verdict.answer(run)
+    found = fault.changes(run)
+    asked = [
+        ("learned", "Did it learn?", LEARNED[course.verdict(run)], course.verdict(run)),
+        ("signal", "Is the signal at fault?", SHORT[status], status),
+        ("since", "Since which step?", f"step {found[0][2].step}" if found else "none", ""),
+        ("stage", "Which stage?", fault.acting(run) or ("none acts" if fault.stages(run) else "no correction"), ""),
+    ]
+    links = "".join(
+        f'<a class="ask {kind}" href="#{anchor}"><span>{title}</span><b>{escape(short)}</b></a>'
+        for anchor, title, short, kind in asked
+    )
+    return f'<nav class="asks">{links}</nav><div class="tiles">{_tiles(run)}</div>\n'
 
 
 def _tiles(run: RunData) -> str:
-    summary = run.summary
+    last, speed, seconds = course.end(run), run.result("tokens_per_second"), work.elapsed(run)
     tiles = [
-        ("main", f"{float(summary['held_out_accuracy']):.3f}", "held-out accuracy"),
-        ("", f"{summary['steps']}", "steps"),
-        ("", f"{float(summary['seconds']):.1f} s", "in all"),
-        ("", f"{float(summary['tokens_per_second']):,.0f}", "tokens a second"),
-        ("", f"{len(summary['warnings'])}", "warning" if len(summary["warnings"]) == 1 else "warnings"),
+        ("main", f"{last.share:.3f}" if last else "–", f"{last.split} accuracy" if last else "no accuracy"),
+        ("", f"{run.num_steps:,}", "steps"),
+        ("", duration(seconds) if seconds else "–", "in all"),
+        ("", f"{speed:,.0f}" if speed else "–", "tokens a second"),
+        ("", f"{len(facts.told(run))}", "warning" if len(facts.told(run)) == 1 else "warnings"),
     ]
-    cells = "".join(f'<div class="tile {kind}"><b>{value}</b><span>{text}</span></div>' for kind, value, text in tiles)
-    return f'<div class="tiles">{cells}</div>\n'
-
-
-def _warnings(run: RunData) -> str:
-    if not run.summary["warnings"]:
-        return ""
-    items = "".join(f"<li>{escape(str(text))}</li>" for text in run.summary["warnings"])
-    return f'<section class="warnings"><h2>Warnings</h2><ul>{items}</ul></section>\n'
-
-
-def _question(title: str, said: str, drawing: str) -> str:
-    return f"<section><h2>{escape(title)}</h2><p>{escape(said)}</p>{drawing}</section>\n"
-
-
-def _agreement(run: RunData) -> str:
-    measured = run.gap("mean")
-    return _question("Do sampler and trainer agree?", sentence.agreed(run), figure.agreement(run) if measured else "")
-
-
-def _use(run: RunData) -> str:
-    """Kept, clipped and effective shares; a share that never moves is said, not drawn."""
-    kept, effective = run.series("kept/token_fraction"), run.series("effective_batch/token_fraction")
-    clipped = {name.removesuffix("/clipped_tokens"): run.series(name) for name in run.names("/clipped_tokens")}
-    if not kept and not clipped and not effective:
-        return ""
-    said = " ".join(text for text in (sentence.used(run), sentence.rejected(run, kept, clipped)) if text)
-    lines = [("tokens with a gradient", "third", effective), ("tokens kept by corrections", "first", kept)]
-    lines += [(f"tokens clipped by {name}", "second", series) for name, series in clipped.items()]
-    moving = [line for line in lines if not line[2].is_constant]
-    return _question("How much of the data was used?", said, figure.use_of_data(moving) if moving else "")
-
-
-def _steadiness(run: RunData) -> str:
-    if not run.series("entropy/token_mean") or not run.series("train/grad_norm"):
-        return ""
-    return _question("Is training steady?", sentence.settled(run), figure.steadiness(run))
-
-
-def _time_bar(run: RunData) -> str:
-    shares = sentence.spent(run)
-    bar = "".join(
-        f'<i style="flex: {share:.4f}; background: var(--{role})"></i>'
-        for role, share in zip(SHARE_ROLES, shares.values(), strict=True)
+    return "".join(
+        f'<div class="tile {kind}"><b>{escape(value)}</b><span>{text}</span></div>' for kind, value, text in tiles
     )
-    names = [
-        (role, f"{name} {sentence.percent(share)}")
-        for role, (name, share) in zip(SHARE_ROLES, shares.items(), strict=True)
-    ]
-    return f'<div class="bar">{bar}</div>{figure.key(names)}'
 
 
-def _answers(run: RunData) -> str:
-    """The same held-out prompts, answered at the first evaluation and at the last one that asked them."""
-    if not run.samples:
-        return ""
-    first = {str(sample["prompt"]): sample for sample in reversed(run.samples)}
-    last = {str(sample["prompt"]): sample for sample in run.samples}
-    start = int(run.samples[0]["step"])
-    prompts = [str(sample["prompt"]) for sample in run.samples if int(sample["step"]) == start]
-    end = int(last[prompts[0]]["step"])
-    rows = "".join(
-        f'<tr><td class="code">{escape(prompt)}</td>{_answer(first[prompt])}{_answer(last[prompt])}</tr>'
-        for prompt in prompts
-    )
-    said = f"Greedy answers to {len(prompts)} validation prompts, those first that it got wrong after the warm start."
-    top = f"<tr><th>prompt</th><th>step {start}</th><th>step {end}</th></tr>"
-    return _question("What does it write?", said, f'<div class="scroll"><table>{top}{rows}</table></div>')
-
-
-def _answer(sample: dict[str, Any]) -> str:
-    kind, sign = ("right", "✓") if sample["is_right"] else ("wrong", "✗")
-    return f'<td class="code {kind}">{escape(str(sample["answer"]))} {sign}</td>'
-
-
-def _recipe(run: RunData) -> str:
-    recipe = run.config["recipe"]
-    rows = "".join(
-        f"<tr><th>{escape(part['does'])}</th><td><code>{escape(part['formula'])}</code>{_settings(part)}"
-        f"<small>{escape(part['means'])}</small></td><td><small>{escape(part['source'])}</small></td></tr>"
-        for part in recipe.get("parts", [])
-    )
-    said = str(recipe.get("summary", "")) + (f" Source: {recipe['source']}." if recipe.get("source") else "")
-    return _question(f"What is {recipe['name']}?", said, f'<div class="scroll"><table>{rows}</table></div>')
-
-
-def _settings(part: dict[str, Any]) -> str:
-    pairs = [f"{name} = {value}" for name, value in part["settings"].items()]
-    if part["how"]:
-        pairs.append(str(part["how"]))
-    return f" · {escape(', '.join(pairs))}" if pairs else ""
-
-
-def _facts(run: RunData) -> str:
-    """Everything else, folded away: the numbers, the settings, the machine."""
-    hardware, pair = run.manifest.get("hardware", {}), run.manifest.get("dtype_pair", {})
-    machine = f"{hardware.get('processor', '')}, {hardware.get('threads', '')} of {hardware.get('cores', '')} cores"
-    said = f"{machine}; trainer {pair.get('trainer', '')}, sampler {pair.get('engine', '')}."
-    folded = "".join(
-        f"<details><summary>{name}</summary><pre>{escape(json.dumps(content, indent=2))}</pre></details>"
-        for name, content in (
-            ("summary.json", run.summary),
-            ("config.json", run.config),
-            ("manifest.json", run.manifest),
-        )
-    )
-    return _question("How can it be repeated?", said, folded)
+def _anchors(run: RunData) -> list[str]:
+    """Every symptom the page links to, causes before effects."""
+    judged = [check.anchor for check in verdict.checks(run) if check.status in ("watch", "fault")]
+    named = [anchor for text in facts.told(run) if (anchor := facts.anchor_of(text))]
+    fell = {"worse": ["accuracy-falls"], "same": ["accuracy-stays"]}.get(course.verdict(run), [])
+    cut_off = ["interrupted"] if not run.summary else []
+    return [*cut_off, *named, *judged, *fell]

@@ -1,0 +1,239 @@
+"""The only place that shows how far sampler and trainer are apart: over steps, by ratio, position, age, staleness."""
+
+from statistics import median
+
+from trimtab.report import verdict
+from trimtab.report.data import Json, RunData, Series, number, objects
+from trimtab.report.figure import Line, Mark, bars, curves
+from trimtab.report.section import question
+from trimtab.report.words import percent, small
+
+ROUNDING = 1e-4
+"""Mean |log-ratio| below which float32 arithmetic in another order explains the difference."""
+SMALL = 1e-2
+"""Mean |log-ratio| below which formats such as bf16 or fp8 are the usual cause, and training was not harmed."""
+DRIFT = "mean |log-ratio| a token, at the last evaluation"
+AGE = "updates between sampling and learning"
+MANY_TIMES = 1.5
+"""One end of a course this many times the other counts as growth."""
+
+
+def agreement(run: RunData) -> str:
+    """Drift split into engine and staleness, over steps, on a log axis."""
+    engine, stale, total, largest = _parts(run)
+    lines = [
+        Line("largest of a batch", "faint", largest),
+        Line("in all", "first", total),
+        Line("engine: the same version, sampler against trainer", "second", engine, dots=len(engine.values) < 40),
+        Line("staleness: trainer now against trainer at sampling", "fourth", stale, dots=len(stale.values) < 40),
+    ]
+    drawing = curves("drift", lines, scale="log", marks=[Mark("0.01: worth a look", "warn", SMALL)], height=2.8)
+    return question("drift", "Do sampler and trainer agree?", agreed(run), drawing)
+
+
+def agreed(run: RunData) -> str:
+    """A verdict on the mean gap, and which part of it weighs more."""
+    engine, stale, total, largest = _parts(run)
+    whole = total or engine
+    if not whole:
+        return "Not measured: no step compared the trainer's log-probs with the sampler's."
+    average = whole.mean
+    said = f"their log-probs of the sampled tokens differ by {small(average)} on average"
+    if largest:
+        said += f" and by {small(max(largest.values))} at most"
+    split = _split(engine, stale)
+    if average < ROUNDING:
+        return f"Yes: {said}, which is rounding."
+    if average < SMALL:
+        return (
+            f"Nearly: {said}. Low-precision sampling looks like this; a truncated importance ratio costs little.{split}"
+        )
+    held = "the recipe corrects for that; see the sample size below." if verdict.corrects(run) else (
+        "use a recipe with a correction, and look for the cause."
+    )  # fmt: skip
+    return f"No: {said}. Sampled tokens are off-policy; {held}{split}"
+
+
+def _split(engine: Series, stale: Series) -> str:
+    if not engine or not stale:
+        return ""
+    larger, lesser, name = (engine, stale, "engine") if engine.mean > stale.mean else (stale, engine, "staleness")
+    return f" Most of it is {name}: {small(larger.mean)} a token against {small(lesser.mean)}."
+
+
+def _parts(run: RunData) -> tuple[Series, Series, Series, Series]:
+    """Engine, staleness, total, largest; runs that probed nothing have the last two only."""
+    return (
+        run.series("drift/engine_abs_mean", "drift/engine_token_abs_mean"),
+        run.series("drift/staleness_abs_mean", "drift/staleness_token_abs_mean"),
+        run.series("logratio_engine/token_abs_mean", "logratio_total/token_abs_mean", "drift/total_abs_mean"),
+        run.series("logratio_engine/token_abs_max", "logratio_total/token_abs_max"),
+    )
+
+
+def ratios(run: RunData) -> str:
+    """The histogram of log-ratios at the first, a middle and the last evaluation."""
+    lines = [line for line in run.diagnostics if _histogram(line) is not None]
+    if not lines:
+        return _missing("ratios", "How are the ratios spread?", "diagnostics.jsonl holds no histogram of ratios")
+    chosen = [lines[i] for i in sorted({0, len(lines) // 2, len(lines) - 1})]
+    shares = {f"step {int(line['step'])}": _histogram(line) or ([], []) for line in chosen}
+    ticks = next(iter(shares.values()))[0]
+    drawing = bars(
+        "ratios", {name: part for name, (_, part) in shares.items()}, ticks, xlabel="log-ratio, from", scale="share"
+    )
+    return question("ratios", "How are the ratios spread?", spread(lines[-1]), drawing)
+
+
+def spread(line: Json) -> str:
+    """How many tokens lie near 1, and how many far off."""
+    found = line["ratio_histogram"]
+    edges, counts = [float(edge) for edge in found["edges"]], [float(count) for count in found["counts"]]
+    total = sum(counts) or 1.0
+    lows, highs = _bins(edges, len(counts))
+    near = sum(c for c, low, high in zip(counts, lows, highs, strict=True) if low >= -0.1001 and high <= 0.1001) / total
+    far = sum(c for c, low, high in zip(counts, lows, highs, strict=True) if low >= 0.999 or high <= -0.999) / total
+    told = "none lies beyond a factor of e" if far == 0 else f"{percent(far)} beyond a factor of e (log-ratio ±1)"
+    within = f"{percent(near)} of the tokens have a ratio within about ten percent of 1"
+    return f"At step {int(line['step'])}, {within}; {told}."
+
+
+def _bins(edges: list[float], count: int) -> tuple[list[float], list[float]]:
+    """Lower and upper end of each bin; one more bin than gaps means that the outer two are open."""
+    inf = float("inf")
+    cuts = [-inf, *edges, inf] if count == len(edges) + 1 else edges
+    return cuts[:-1], cuts[1:]
+
+
+def _histogram(line: Json) -> tuple[list[str], list[float]] | None:
+    found = line.get("ratio_histogram")
+    if not isinstance(found, dict):
+        return None
+    edges, counts = ([number(v) for v in found.get(name) or []] for name in ("edges", "counts"))
+    sizes = (len(edges) + 1, len(edges) - 1)
+    if None in edges or None in counts or len(counts) not in sizes or not sum(c or 0 for c in counts):
+        return None
+    lows, _ = _bins([float(e or 0) for e in edges], len(counts))
+    total = sum(c or 0 for c in counts)
+    return [f"{low:g}".replace("-inf", "less") for low in lows], [(c or 0) / total for c in counts]
+
+
+def sample_size(run: RunData) -> str:
+    """Effective sample size over steps, of tokens and of sequences."""
+    lines = [
+        Line(name.replace("ess_", "").replace("/", " ratio, by "), role, run.series(name))
+        for role, name in zip(("second", "first", "fifth", "fourth"), _sizes(run), strict=False)
+    ]
+    drawing = curves("ess", lines, scale="share", marks=[Mark("0.3: worth a look", "warn", 0.3)], height=2.3)
+    return question("ess", "How many answers does a batch count as?", sized(run), drawing if lines else "")
+
+
+def _sizes(run: RunData) -> list[str]:
+    return [
+        name
+        for pair in ("total", "engine")
+        for level in ("token", "sequence")
+        if run.series(name := f"ess_{pair}/{level}")
+    ]
+
+
+def sized(run: RunData) -> str:
+    """The sample size at the level on which the recipe corrects."""
+    series = verdict.effective(run)
+    if not series:
+        return "Not measured: the effective sample size needs the sampler's log-probs."
+    last, lowest = median(series.values[-5:]), min(series.values)
+    return (
+        f"At the end a batch weighs as much as {percent(last)} of it would if all ratios were equal; at its lowest, "
+        f"step {series.steps[series.values.index(lowest)]}, {percent(lowest)}."
+    )
+
+
+def by_position(run: RunData) -> str:
+    """Does drift come from the first token or does it grow along the answer?"""
+    rows = _rows(run, "drift_by_position")
+    if not rows:
+        return _missing(
+            "position", "Where in an answer does drift arise?", "diagnostics.jsonl holds no drift by position"
+        )
+    names = [_range(row) for row in rows]
+    values = [number(row.get("abs_mean")) or 0.0 for row in rows]
+    first, last, mean = small(values[0]), small(values[-1]), small(sum(values) / len(values))
+    said = {
+        "grows": f"It grows along the answer, from {first} to {last} a token: differences add up.",
+        "falls": f"It is largest at the start, {first} against {last} at the end: look at prompts and templates.",
+        "flat": f"It is about the same all along, {mean} a token.",
+        "none": "There is none.",
+    }[_growth(values)]
+    drawing = bars("position", {DRIFT: values}, names, xlabel="position in the answer")
+    return question("position", "Where in an answer does drift arise?", said, drawing)
+
+
+def by_age(run: RunData) -> str:
+    """Does older data drift more?"""
+    rows = _rows(run, "drift_by_age")
+    if not rows:
+        return _missing("age", "Does older data drift more?", "diagnostics.jsonl holds no drift by version age")
+    names = [f"{int(number(row.get('age')) or 0)}" for row in rows]
+    values = [number(row.get("abs_mean")) or 0.0 for row in rows]
+    first, last, mean = small(values[0]), small(values[-1]), small(sum(values) / len(values))
+    said = {
+        "grows": f"Yes: {first} a token at age {names[0]}, {last} at age {names[-1]}.",
+        "falls": f"No: {first} a token at age {names[0]}, only {last} at age {names[-1]}.",
+        "flat": f"Hardly: about {mean} a token at every age, so the engine is what differs.",
+        "none": "No drift at any age.",
+    }[_growth(values)]
+    if len(rows) == 1:
+        said = f"All tokens measured are {names[0]} updates old and differ by {first}: there is nothing to compare."
+    drawing = bars("age", {DRIFT: values}, names, xlabel=AGE)
+    return question("age", "Does older data drift more?", said, drawing)
+
+
+def staleness(run: RunData) -> str:
+    """How old was what it learned from? All evaluations together."""
+    tokens: dict[int, float] = {}
+    for line in run.diagnostics:
+        for row in objects(line.get("staleness_histogram")):
+            age = int(number(row.get("age")) or 0)
+            tokens[age] = tokens.get(age, 0.0) + (number(row.get("tokens")) or 0.0)
+    total = sum(tokens.values())
+    if not total:
+        return _missing("staleness", "How stale was the data?", "no staleness was recorded")
+    ages = sorted(tokens)
+    mean = sum(age * tokens[age] for age in ages) / total
+    limit = number(run.setting("staleness"))
+    bound = "" if limit is None else f", the limit {limit:.0f}" + (" (exceeded)" if ages[-1] > limit else "")
+    said = f"{mean:.1f} updates old on average, {ages[-1]} at most{bound}."
+    if not ages[-1]:
+        said = "Not at all: every token was sampled by the policy that learned from it."
+    everything = range(ages[0], min(ages[-1], ages[0] + 200) + 1)
+    shares = {"share of the tokens, all evaluations together": [tokens.get(age, 0.0) / total for age in everything]}
+    drawing = bars("staleness", shares, [str(age) for age in everything], xlabel=AGE, scale="share")
+    return question("staleness", "How stale was the data?", said, drawing if ages[-1] else "")
+
+
+def _rows(run: RunData, name: str) -> list[Json]:
+    """Of the last evaluation that has any."""
+    for line in reversed(run.diagnostics):
+        rows = [row for row in objects(line.get(name)) if number(row.get("abs_mean")) is not None]
+        if rows:
+            return rows
+    return []
+
+
+def _range(row: Json) -> str:
+    first, last = (number(row.get(name)) for name in ("from", "to"))
+    start = int(first or 0)
+    return f"{start}" if last is None or int(last) <= start + 1 else f"{start}–{int(last) - 1}"
+
+
+def _growth(values: list[float]) -> str:
+    third = max(1, len(values) // 3)
+    first, last = sum(values[:third]) / third, sum(values[-third:]) / third
+    if max(values) < ROUNDING:
+        return "none"
+    return "grows" if last > MANY_TIMES * first else "falls" if first > MANY_TIMES * last else "flat"
+
+
+def _missing(anchor: str, title: str, why: str) -> str:
+    return question(anchor, title, f"Not known: {why}.")

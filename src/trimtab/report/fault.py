@@ -1,0 +1,194 @@
+"""The only place that lays out what went wrong: is the signal at fault, since which step, which stage."""
+
+from html import escape
+from typing import Any
+
+from trimtab.report import course, verdict
+from trimtab.report.change import LEAST, Change, change_point
+from trimtab.report.data import RunData, Series
+from trimtab.report.figure import PALETTE, ROLES, Line, curves, draw_lines, drawn, key
+from trimtab.report.section import question, table
+from trimtab.report.symptom import link
+from trimtab.report.symptoms import SYMPTOMS
+from trimtab.report.words import capital, listed, percent, small
+
+ROLE_OF = {"fine": "third", "watch": "warn", "fault": "bad"}
+SIGN_OF = {"fine": "✓", "watch": "!", "fault": "✗", "unknown": "–"}
+WORST_WAY = {
+    "eval/accuracy": "below",
+    "rollout/reward_mean": "below",
+    "drift/engine_abs_mean": "above",
+    "drift/staleness_abs_mean": "above",
+    "ess_total/sequence": "below",
+    "ess_engine/sequence": "below",
+    "kept/token_fraction": "below",
+    "entropy/token_mean": "below",
+    "rollout/ended_fraction": "below",
+    "train/grad_norm": "above",
+    "logratio_engine/token_abs_mean": "above",
+    "logratio_total/token_abs_mean": "above",
+}
+"""Metrics watched for a change, and the side on which a change is bad."""
+SHOWN_CHANGES = 3
+
+
+def is_the_signal_at_fault(run: RunData) -> str:
+    """One line a check: its course as a strip, how it stands, and where to read on."""
+    _, said = verdict.answer(run)
+    rows = "".join(_row(check) for check in verdict.checks(run))
+    note = '<p class="note">A strip is the run, first step to last: inside of its bound, worth a look, outside.</p>'
+    return question("signal", "Is the signal at fault?", said, f'<div class="checks">{rows}</div>', note)
+
+
+def _row(check: verdict.Check) -> str:
+    cells = "".join(f'<i class="{status}" style="flex: {count}"></i>' for status, count in check.strip)
+    more = f" {link(SYMPTOMS[check.anchor])}" if check.status in ("watch", "fault") else ""
+    since = f" Since step {check.since}." if check.since is not None and check.status in ("watch", "fault") else ""
+    return (
+        f'<div class="check {check.status}"><b><span class="sign">{SIGN_OF[check.status]}</span>'
+        f"{escape(check.name)}</b>"
+        f'<span class="strip">{cells}</span><span class="said">{escape(capital(check.said))}.{since}{more}</span></div>'
+    )
+
+
+def changes(run: RunData) -> list[tuple[str, Series, Change]]:
+    """Watched metrics that left their early range for good, to the bad side, first ones first."""
+    found: list[tuple[str, Series, Change]] = []
+    last = course.end(run)
+    for name, side in WORST_WAY.items():
+        if name.startswith("entropy") and last is not None and last.share >= verdict.SOLVED:
+            continue  # a solved task has little entropy left
+        if name.startswith("logratio") and run.series("drift/engine_abs_mean"):
+            continue  # the same drift, not split
+        series = run.series(name)
+        change = change_point(series) if series else None
+        if change is not None and change.side == side:
+            found.append((name, series, change))
+    return sorted(found, key=lambda entry: entry[2].step)
+
+
+def since_which_step(run: RunData) -> str:
+    """The change-points, and the first of them drawn with their early ranges."""
+    found = changes(run)
+    return question(
+        "since", "Since which step?", since(run, found), _drawn_changes(found[:SHOWN_CHANGES]) if found else ""
+    )
+
+
+def since(run: RunData, found: list[tuple[str, Series, Change]]) -> str:
+    watched = [name for name in WORST_WAY if len(run.series(name).values) >= 2 * LEAST]
+    if not watched:
+        return f"Too short to say: no metric has the {2 * LEAST} points that an early range and a change need."
+    if not found:
+        return (
+            f"Since none: of {len(watched)} metrics watched, none left its early range to the bad side and stayed out. "
+            "The early range is that of the first fifth of the run, widened by half."
+        )
+    told = [
+        f"{name} ({small(change.before)} before, {small(change.after)} since) at step {change.step}"
+        for name, _, change in found[:SHOWN_CHANGES]
+    ]
+    more = f"; {len(found) - SHOWN_CHANGES} more followed" if len(found) > SHOWN_CHANGES else ""
+    ended = course.verdict(run)
+    but = " Held-out accuracy rose all the same, so this is a change, not a fault." if ended == "better" else ""
+    return f"Since step {found[0][2].step}: what left its early range and stayed out is {listed(told)}{more}.{but}"
+
+
+def _drawn_changes(found: list[tuple[str, Series, Change]]) -> str:
+    def paint(axes: list[Any]) -> None:
+        for axis, (name, series, change) in zip(axes, found, strict=True):
+            draw_lines(axis, [Line("", "first", series)])
+            _ = axis.axhspan(
+                max(change.low, axis.get_ylim()[0]), change.high, color=ROLES["third"], alpha=0.16, linewidth=0
+            )
+            _ = axis.axvline(change.step, color=ROLES["second"], linewidth=1.4)
+            axis.set_title(name, loc="left")
+
+    entries = [("first", "as measured"), ("third", "its early range, widened"), ("second", "out of it since here")]
+    return drawn("changes", len(found), paint, height=2.4) + key(entries)
+
+
+def stages(run: RunData) -> list[str]:
+    """Correction stages by the effect each reports."""
+    return [name.removesuffix("/alone") for name in run.names("/alone")]
+
+
+def acting(run: RunData) -> str:
+    """The stage that decides most, by its effect on top of the others; empty when none acts or there is none."""
+    effect = {name: s.mean for name in stages(run) if (s := run.series(f"{name}/on_top", f"{name}/alone"))}
+    most = max(effect, key=lambda name: effect[name], default="")
+    return most if effect.get(most) else ""
+
+
+def which_stage(run: RunData) -> str:
+    """What each stage does by itself and on top of the others; what is rejected and clipped over steps."""
+    named = stages(run)
+    clipped = {name.removesuffix("/clipped_tokens"): run.series(name) for name in run.names("/clipped_tokens")}
+    said = " ".join(text for text in (_acting(run, named), _clipping(run, clipped), _skipped(run)) if text)
+    labels = [*named, *(name for name in clipped if name not in named)]
+    rows = [[f"<th><code>{escape(label)}</code></th>", *_effects(run, label)] for label in labels]
+    top = ("stage", "alone", "on top of the others", "rejected", "above its band", "below its band", "clipped")
+    lines = [
+        Line(f"{label}: {what}", role, series)
+        for role, (label, what, series) in zip(PALETTE[1:], _moving(run, labels), strict=False)
+    ]
+    kept = Line("kept by all", "first", run.series("kept/token_fraction"))
+    shown = [kept, *lines] if lines or not kept.series.is_constant else []
+    return question("stage", "Which stage?", said or "The recipe has no correction and no clip.",
+                    curves("stages", shown, scale="share", height=2.3), table(top, rows, kind="numbers"))  # fmt: skip
+
+
+def _effects(run: RunData, label: str) -> list[str]:
+    cells: list[str] = []
+    for what in ("alone", "on_top", "rejected_tokens", "over_high_tokens", "under_low_tokens", "clipped_tokens"):
+        series = run.series(f"{label}/{what}")
+        importance = what in ("alone", "on_top") and not label.startswith("keep")
+        cells.append((small(series.mean) if importance else percent(series.mean)) if series else "")
+    return cells
+
+
+def _moving(run: RunData, labels: list[str]) -> list[tuple[str, str, Series]]:
+    """Shares of tokens that a stage rejects, bounds or clips; one that never moves is in the table, not drawn."""
+    words = {"rejected_tokens": "rejected", "over_high_tokens": "above its band", "clipped_tokens": "clipped"}
+    entries = [(label, word, run.series(f"{label}/{what}")) for label in labels for what, word in words.items()]
+    return [entry for entry in entries if entry[2] and not entry[2].is_constant]
+
+
+def _acting(run: RunData, named: list[str]) -> str:
+    """Which stage decides most, and which never did anything."""
+    effect = {name: s for name in named if (s := run.series(f"{name}/on_top", f"{name}/alone"))}
+    idle = [name for name, series in effect.items() if max(series.values) == 0]
+    parts: list[str] = []
+    most = acting(run)
+    if most:
+        mean = effect[most].mean
+        what = (
+            f"rejects {percent(mean)} of the tokens" if most.startswith("keep") else f"moves weights by {small(mean)}"
+        )
+        parts.append(f"{most} acts{' most' if len(effect) - len(idle) > 1 else ''}: on average it {what}.")
+    if idle:
+        parts.append(f"{listed(idle)} did nothing at any step.")
+    return " ".join(parts)
+
+
+def _clipping(run: RunData, clipped: dict[str, Series]) -> str:
+    if not clipped:
+        return ""
+    single = run.setting("updates_per_batch") == 1
+    shares = {name: max(series.values) for name, series in clipped.items() if series}
+    parts = [
+        f"{name} clipped up to {percent(share)} of the tokens" if share else f"{name} never clipped"
+        for name, share in shares.items()
+    ]
+    never = not any(shares.values())
+    why = (
+        " With one update a batch the current policy is the old one, so there is nothing to clip."
+        if single and never
+        else ""
+    )
+    return f"{'; '.join(parts)}.{why}" if parts else ""
+
+
+def _skipped(run: RunData) -> str:
+    skipped = int(run.result("skipped_updates") or 0)
+    return f"{skipped} optimiser steps were left out because nothing was kept." if skipped else ""

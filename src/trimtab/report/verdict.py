@@ -1,0 +1,228 @@
+"""The only place that judges the training signal by what was measured: bounds, their reasons, and since when."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
+from typing import Any, Literal, cast
+
+from trimtab.report import course
+from trimtab.report.data import RunData, Series
+from trimtab.report.words import capital, counted, percent, small
+
+Status = Literal["fine", "watch", "fault", "unknown"]
+RANK: dict[Status, int] = {"unknown": 0, "fine": 1, "watch": 2, "fault": 3}
+LASTING = 0.1
+"""Share of its points that must lie outside of a bound, or its last five do, before a metric counts as outside."""
+NUM_CAUSES = 5
+"""The first checks of the list are causes: drift, sample size, kept share, rewards; the others follow from them."""
+SOLVED = 0.9
+"""Accuracy from which little entropy and few differing groups are the goal reached, not a fault."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Where a metric is worth a look, and where it is a fault; `above`: too much of it is bad, else too little.
+
+    Bound("effective sample size", …, watch=0.3, fault=0.1, above=False): 0.2 is worth a look, 0.05 a fault.
+    """
+
+    name: str
+    anchor: str
+    watch: float
+    fault: float
+    above: bool
+    why: str
+
+    def status(self, value: float) -> Status:
+        sign = 1 if self.above else -1
+        return "fault" if sign * value > sign * self.fault else "watch" if sign * value > sign * self.watch else "fine"
+
+
+ENGINE = Bound("engine drift", "drift-engine", 0.01, 0.1, True, "bf16 samplers stay near 0.002")
+STALENESS = Bound("staleness drift", "drift-staleness", 0.01, 0.1, True, "0.1 a token is a factor of 2.7 in ten tokens")
+ESS = Bound("effective sample size", "ess-near-zero", 0.3, 0.1, False, "a few answers then carry the batch")
+KEPT = Bound("kept tokens", "everything-rejected", 0.5, 0.1, False, "half of the work is thrown away")
+ENDED = Bound("answers that end", "answers-cut-off", 0.9, 0.5, False, "what is cut off is mostly not rewarded")
+SIGNAL = Bound("tokens with a gradient", "groups-without-signal", 0.2, 0.05, False, "few groups differ in reward")
+FAILED = Bound("failed rewards", "reward-errors", 0.01, 0.1, True, "those answers do not train, and not by chance")
+ENTROPY = Bound("entropy", "entropy-collapse", 0.25, 0.1, False, "of its early value; answers become all the same")
+SPIKES = Bound("gradient spikes", "gradient-spikes", 0.0, 0.05, True, "steps with ten times the median norm")
+NONFINITE = Bound("non-finite steps", "non-finite", 0.0, 0.05, True, "such steps are skipped")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at: how it stands, in words, since when, and its course as (status, number of points)."""
+
+    name: str
+    anchor: str
+    status: Status
+    said: str
+    since: int | None = None
+    strip: tuple[tuple[Status, int], ...] = ()
+
+
+def checks(run: RunData) -> list[Check]:
+    """Everything that can be at fault, in the order in which causes come before effects."""
+    return [
+        _drift(run, ENGINE, "drift/engine_abs_mean", "drift/engine_token_abs_mean"),
+        _drift(run, STALENESS, "drift/staleness_abs_mean", "drift/staleness_token_abs_mean"),
+        judged(ESS, effective(run), percent),
+        judged(KEPT, run.series("kept/token_fraction"), percent),
+        _rewards(run),
+        judged(ENDED, run.series("rollout/ended_fraction", "ended/sequence_fraction"), percent),
+        _unless_solved(run, judged(SIGNAL, run.series("effective_batch/token_fraction"), percent)),
+        _unless_solved(run, judged(ENTROPY, _of_early(run.series("entropy/token_mean")), percent)),
+        _counted(SPIKES, _spikes(run.series("train/grad_norm"))),
+        _counted(NONFINITE, _flags(run.series("train/nonfinite"))),
+        _gap(run),
+    ]
+
+
+def answer(run: RunData) -> tuple[Status, str]:
+    """Is the signal at fault? The worst status, and a sentence."""
+    found = checks(run)
+    worst: Status = max(found, key=lambda check: RANK[check.status]).status
+    bad = [check for check in found if check.status == worst]
+    seen = [check for check in found if check.status != "unknown"]
+    if not seen:
+        return "unknown", "Not known: nothing that would show it was measured."
+    if worst == "fine":
+        return worst, f"Nothing points at it: {counted(len(seen), 'check')} of the signal, all inside of their bounds."
+    causes = [check for check in found[:NUM_CAUSES] if check.status in ("watch", "fault") and check.since is not None]
+    first = min(causes, key=lambda check: check.since or 0, default=None)
+    came = f" {capital(first.name)} came first, at step {first.since}." if first is not None and len(causes) > 1 else ""
+    told = "; ".join(check.said for check in bad)
+    opening = "Probably" if worst == "fault" else "Perhaps"
+    learned = " It learned all the same." if course.verdict(run) == "better" else ""
+    return worst, f"{opening}: {told}.{came}{learned}"
+
+
+def judged(bound: Bound, series: Series, form: Any = small) -> Check:
+    """A course against its bound."""
+    if not series:
+        return Check(bound.name, bound.anchor, "unknown", f"{bound.name}: not measured")
+    states: list[Status] = [bound.status(value) for value in _calm(series.values)]
+    status = _lasting(states, bound.status(median(series.values[-5:])))
+    worst = max(series.values) if bound.above else min(series.values)
+    limit = f"{'above' if bound.above else 'below'} {form(bound.fault if status == 'fault' else bound.watch)}"
+    said = f"{bound.name} {form(median(series.values[-5:]))} at the end, {form(worst)} at worst"
+    said += f" ({limit}: {bound.why})" if status != "fine" else ""
+    return Check(bound.name, bound.anchor, status, said, _since(series, states, status), _strip(states))
+
+
+def effective(run: RunData) -> Series:
+    """The sample size at the level on which the recipe corrects: sequences where a stage looks at them, else tokens."""
+    parts = cast("list[dict[str, Any]]", run.recipe.get("parts") or [])
+    levels = [str(part.get("settings", {}).get("level", "")) for part in parts if part.get("does") == "correct"]
+    level = "token" if levels and "sequence" not in levels else "sequence"
+    return run.series(f"ess_total/{level}", f"ess_engine/{level}")
+
+
+def corrects(run: RunData) -> bool:
+    """Does any stage of the recipe account for a sampler that differs?"""
+    return any(part.get("does") == "correct" for part in run.recipe.get("parts") or [])
+
+
+def _drift(run: RunData, bound: Bound, *names: str) -> Check:
+    """Drift that a correction takes care of is worth a look, no more: what harms then shows in ESS and kept share."""
+    check = judged(bound, run.series(*names))
+    if check.status != "fault" or not corrects(run):
+        return check
+    softer: dict[Status, Status] = {"fault": "watch"}
+    strip: list[tuple[Status, int]] = [(softer.get(status, status), count) for status, count in check.strip]
+    return Check(
+        check.name, check.anchor, "watch", f"{check.said}, which the recipe corrects", check.since, tuple(strip)
+    )
+
+
+def failed_share(run: RunData) -> Series:
+    """Share of answers whose reward raised or ran out of time, over steps."""
+    counts = {status: dict(zip(s.steps, s.values, strict=True)) for status in ("ok", "error", "timeout", "abstain")
+              if (s := run.series(f"reward/{status}"))}  # fmt: skip
+    steps = sorted({step for count in counts.values() for step in count})
+    shares: list[float] = []
+    for step in steps:
+        total = sum(count.get(step, 0.0) for count in counts.values())
+        shares.append(sum(counts.get(s, {}).get(step, 0.0) for s in ("error", "timeout")) / total if total else 0.0)
+    return Series(tuple(steps), tuple(shares))
+
+
+def _rewards(run: RunData) -> Check:
+    return judged(FAILED, failed_share(run), percent)
+
+
+def _unless_solved(run: RunData, check: Check) -> Check:
+    last = course.end(run)
+    if last is None or last.share < SOLVED or check.status in ("fine", "unknown"):
+        return check
+    strip: tuple[tuple[Status, int], ...] = (("fine", 1),)
+    said = f"{check.name} is low, as it is where a task is solved"
+    return Check(check.name, check.anchor, "fine", said, None, strip)
+
+
+def _counted(bound: Bound, flags: Series) -> Check:
+    """Events: any is worth a look, one step in twenty is a fault."""
+    if not flags:
+        return Check(bound.name, bound.anchor, "unknown", f"{bound.name}: not measured")
+    count, of = int(sum(flags.values)), len(flags.values)
+    states: list[Status] = ["watch" if flag else "fine" for flag in flags.values]
+    status = bound.status(count / of)
+    since = next((step for step, flag in zip(flags.steps, flags.values, strict=True) if flag), None)
+    said = f"{bound.name}: {count} of {counted(of, 'step')}" + (f" ({bound.why})" if count else "")
+    return Check(bound.name, bound.anchor, status, said, since, _strip(states))
+
+
+def _gap(run: RunData) -> Check:
+    """Reward that rises while held-out accuracy does not: learned the reward, not the task."""
+    reward, accuracy = run.series("rollout/reward_mean"), course.validation(run)
+    name, anchor = "reward against held-out", "reward-without-held-out"
+    if len(reward.values) < 10 or len(accuracy.values) < 2:
+        return Check(name, anchor, "unknown", f"{name}: not measured often enough")
+    fifth = max(1, len(reward.values) // 5)
+    rise = sum(reward.values[-fifth:]) / fifth - sum(reward.values[:fifth]) / fifth
+    first, last = (course.Accuracy(accuracy.values[i], run.asked, "validation") for i in (0, -1))
+    moved = course.compared(first, last)
+    if rise <= 0.05 or moved == "better" or first.share >= SOLVED:
+        return Check(name, anchor, "fine", "reward and held-out accuracy tell the same story")
+    said = f"reward rose by {small(rise)} while held-out accuracy {'fell' if moved == 'worse' else 'stayed'}"
+    return Check(name, anchor, "fault" if moved == "worse" else "watch", said)
+
+
+def _of_early(series: Series) -> Series:
+    early = median(series.values[:10]) if series else 0.0
+    return Series(series.steps, tuple(value / early for value in series.values)) if early > 0 else Series()
+
+
+def _spikes(series: Series) -> Series:
+    usual = median(series.values) if len(series.values) >= 10 else 0.0
+    return Series(series.steps, tuple(float(value > 10 * usual) for value in series.values)) if usual > 0 else Series()
+
+
+def _flags(series: Series) -> Series:
+    return Series(series.steps, tuple(float(value > 0) for value in series.values))
+
+
+def _calm(values: tuple[float, ...]) -> Iterator[float]:
+    """Median of five: a verdict that changes with every step helps nobody."""
+    return (median(values[max(0, i - 2) : i + 3]) for i in range(len(values)))
+
+
+def _strip(states: list[Status]) -> tuple[tuple[Status, int], ...]:
+    return tuple((state, len(list(run))) for state, run in groupby(states))
+
+
+def _lasting(states: list[Status], at_end: Status) -> Status:
+    for status in ("fault", "watch"):
+        share = sum(RANK[state] >= RANK[status] for state in states) / len(states)
+        if share >= LASTING or RANK[at_end] >= RANK[status]:
+            return status
+    return "fine"
+
+
+def _since(series: Series, states: list[Status], status: Status) -> int | None:
+    """The first step that stood as badly as the verdict says."""
+    if status in ("fine", "unknown"):
+        return None
+    return next((step for step, state in zip(series.steps, states, strict=True) if RANK[state] >= RANK[status]), None)

@@ -1,0 +1,142 @@
+"""The only place that shows what was done with time and data: rewards, use of the batch, seconds and tokens."""
+
+from typing import cast
+
+from trimtab.report.data import Json, RunData, number
+from trimtab.report.figure import Line, curves, key
+from trimtab.report.section import bar, question
+from trimtab.report.words import capital, counted, duration, listed, percent
+
+STATUSES = {"ok": "judged", "abstain": "abstained from", "error": "failed", "timeout": "ran out of time"}
+STATUS_ROLES = {"ok": "third", "abstain": "faint", "error": "bad", "timeout": "warn"}
+
+
+def rewards(run: RunData) -> str:
+    """What became of every answer: judged, abstained, failed, out of time."""
+    counts = reward_counts(run)
+    total = sum(counts.values())
+    if not total:
+        return question("rewards", "Were all answers judged?", "Not known: the run counted no reward statuses.")
+    failed = {status: count for status, count in counts.items() if status != "ok" and count}
+    if not failed:
+        return question(
+            "rewards", "Were all answers judged?", f"Yes: {counted(int(total), 'answer')}, no reward failed."
+        )
+    told = listed([f"{counted(int(count), 'reward')} {STATUSES[status]}" for status, count in failed.items()])
+    share = percent(sum(failed.values()) / total)
+    said = f"No: of {counted(int(total), 'answer')}, {told} ({share}). Those neither train nor vote."
+    lines = [Line(STATUSES[status], STATUS_ROLES[status], run.series(f"reward/{status}")) for status in failed]
+    shares = [(STATUS_ROLES[status], count / total) for status, count in counts.items()]
+    names = [
+        (STATUS_ROLES[status], f"{STATUSES[status]} {percent(count / total)}")
+        for status, count in counts.items()
+        if count
+    ]
+    return question(
+        "rewards", "Were all answers judged?", said, bar(shares), key(names), curves("rewards", lines, height=2.0)
+    )
+
+
+def reward_counts(run: RunData) -> dict[str, float]:
+    """By status; the summary's word, or the sum over steps."""
+    told = run.summary.get("reward_status")
+    given = cast(Json, told) if isinstance(told, dict) else {}
+    summed = {status: sum(run.series(f"reward/{status}").values) for status in STATUSES}
+    return {
+        status: value if (value := number(given.get(status))) is not None else summed[status] for status in STATUSES
+    }
+
+
+def use_of_data(run: RunData) -> str:
+    """Which share of the tokens carried a gradient, and what was sampled in vain."""
+    effective, constant = run.series("effective_batch/token_fraction"), run.series("constant_groups/group_fraction")
+    if not effective and not constant:
+        return question("use", "How much of the data was used?", "Not known: the run measured no shares.")
+    lines = [
+        Line("tokens with a gradient", "first", effective),
+        Line("groups whose answers all earned the same", "second", constant),
+    ]
+    moving = [line for line in lines if not line.series.is_constant]
+    return question(
+        "use", "How much of the data was used?", used(run), curves("use", moving, scale="share", height=2.3)
+    )
+
+
+def used(run: RunData) -> str:
+    """How much of each batch carried a signal?"""
+    share = run.series("effective_batch/token_fraction")
+    parts: list[str] = []
+    if share:
+        if min(share.values) == 1:
+            parts.append("Every token carried a gradient.")
+        else:
+            first, last = percent(share.values[0]), percent(share.values[-1])
+            parts.append(
+                f"At the end {last} of the tokens carried a gradient, {first} at the start: where all answers to a prompt "
+                "earn the same, there is nothing to compare."
+            )
+    for name, what in (("refilled", "replaced by fresh prompts"), ("dropped", "dropped")):
+        count = int(sum(run.series(f"rollout/groups_{name}").values))
+        if count:
+            parts.append(f"{capital(counted(count, 'group'))} {'was' if count == 1 else 'were'} {what}.")
+    return " ".join(parts)
+
+
+def time(run: RunData) -> str:
+    """Where the time went, and how fast tokens came."""
+    spans = spent(run)
+    if not spans:
+        return question("time", "Where did the time go?", "Not known: the run wrote no times.")
+    whole = sum(spans.values())
+    roles = ("first", "second", "fourth", "third", "faint")
+    shares = [(role, name, seconds / whole) for role, (name, seconds) in zip(roles, spans.items(), strict=False)]
+    names = [(role, f"{name} {percent(share)}") for role, name, share in shares if share > 0]
+    speed = Line("tokens a second", "first", run.series("time/tokens_per_second"), smooth=True)
+    drawing = curves("speed", [speed], height=2.0) if len(speed.series.values) > 1 else ""
+    return question(
+        "time", "Where did the time go?", timed(run), bar([(r, s) for r, _, s in shares]), key(names), drawing
+    )
+
+
+def timed(run: RunData) -> str:
+    """The largest share, the speed, and how much ran at once."""
+    spans, seconds = spent(run), elapsed(run)
+    whole = sum(spans.values())
+    largest = max(spans, key=lambda name: spans[name])
+    speed = run.result("tokens_per_second") or (s.mean if (s := run.series("time/tokens_per_second")) else 0.0)
+    told = f"{duration(seconds)} in all, the largest share ({percent(spans[largest] / whole)}) for {largest}"
+    told += f"; {speed:,.0f} tokens a second were sampled and trained on." if speed else "."
+    if runtime(run) == "processes":
+        busy = sum(run.series("time/sample_seconds").values)
+        # both fit into the time there was, so what is over was done at once; it may have been more
+        beside = max(0.0, busy + sum(run.series("time/learn_seconds").values) - seconds)
+        share = percent(min(1.0, beside / max(seconds, 1e-9)))
+        told += (
+            f" Sampling ran in a process of its own, busy for {duration(busy)}: for at least {duration(beside)} "
+            f"({share}) both worked at once. The bar shows the learner."
+        )
+    return told
+
+
+def spent(run: RunData) -> dict[str, float]:
+    """Seconds of the learner's process by what it did; in `inline` sampling is one of them."""
+    sums = {name: sum(run.series(f"time/{name}_seconds").values) for name in ("sample", "learn", "wait", "eval")}
+    total = elapsed(run)
+    if not any(sums.values()) or not total:
+        return {}
+    spans = {"sampling": 0.0 if runtime(run) == "processes" else sums["sample"], "learning": sums["learn"]}
+    spans |= {"waiting for rollouts": sums["wait"], "evaluation": sums["eval"]}
+    rest = max(0.0, total - sum(spans.values()))
+    other = "start-up, warm start" if sums["eval"] else "start-up, warm start, evaluation"
+    return {name: seconds for name, seconds in (*spans.items(), (other, rest)) if seconds > 0}
+
+
+def elapsed(run: RunData) -> float:
+    """Seconds of the whole run, as far as it got."""
+    told = run.result("seconds")
+    course = run.series("time/elapsed_seconds")
+    return told if told is not None else max(course.values) if course else 0.0
+
+
+def runtime(run: RunData) -> str:
+    return str(run.summary.get("runtime") or run.setting("runtime") or "inline")
