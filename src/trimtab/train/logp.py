@@ -1,9 +1,11 @@
 """The only place that computes log-probs, entropies and the states they come from, with their shift and temperature.
 
 Old, current and reference numbers all come from here, so they differ by parameters and nothing else. Logits exist
-only at the positions that predict a trainable token, and only a chunk of them at a time.
+only at the positions that predict a trainable token, and only a chunk of them at a time. Results come back on the
+device of the rows, whichever device the model is on.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -17,18 +19,18 @@ from trimtab.rollout.assemble import Rows
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CHUNK_TOKENS = 8192
-"""Positions whose logits are held at once: 1 GiB of float32 at a vocabulary of 32k."""
+LOGITS_BYTES = 64 * 2**20
+"""Room for the float32 logits of one chunk: 1M tokens at a vocabulary of 16, 512 at one of 32k."""
 
 
 @dataclass(frozen=True)
 class TokenPass:
-    """What one forward pass says of the trainable tokens, flat, sequence after sequence."""
+    """What one forward pass says of the trainable tokens, flat, sequence after sequence; all float32."""
 
     logp: Tensor
-    """Of the token that stands there, under the tempered distribution; float32."""
+    """Of the token that stands there, under the tempered distribution."""
     entropy: Tensor
-    """Of that distribution, in nats; float32."""
+    """Of that distribution, in nats."""
     state: Tensor
     """The last hidden state that predicted the token, `[tokens, hidden]`."""
     state_after: Tensor | None
@@ -41,11 +43,14 @@ def token_pass(
     *,
     temperature: float,
     with_state_after: bool = False,
-    chunk_tokens: int = CHUNK_TOKENS,
+    logits_bytes: int = LOGITS_BYTES,
 ) -> TokenPass:
     """Log-prob and entropy of every trainable token of `rows`.
 
     logp_t = log_softmax(logits[column_t - 1] / temperature)[id_t]
+
+    Where `rows.support` says which tokens the sampler drew from, the softmax is over those alone. `logits_bytes`
+    bounds memory; another value changes the numbers by rounding only (1e-5 at most in float32).
 
     Undefined when a trainable token stands in the first column: nothing precedes it that could predict it.
     """
@@ -54,40 +59,102 @@ def token_pass(
         raise SignalError(
             f"token_pass: rows {first} train their first token, so nothing predicts it. Put a prompt token before it."
         )
+    target = rows.ids[rows.row_of_token, rows.column_of_token]
+    if rows.support is not None:
+        _check_support(*rows.support, target)
     # No attention mask: padding stands to the right of every real token, where causal attention cannot see it.
     # The last column predicts nothing in these rows, so it is computed only for the state after it.
     ids = rows.ids if with_state_after else rows.ids[:, :-1]
-    out = model.base_model(input_ids=ids, use_cache=False)
+    here, there = rows.ids.device, model.device
+    out = model.base_model(input_ids=ids.to(there), use_cache=False)
     hidden = cast(Tensor, out.last_hidden_state)
-    state = hidden[rows.row_of_token, rows.column_of_token - 1]
-    target = rows.ids[rows.row_of_token, rows.column_of_token]
-    logp, entropy = _chunked(model, state, target, temperature, chunk_tokens)
+    state = hidden[rows.row_of_token.to(there), rows.column_of_token.to(there) - 1]
+    logp, entropy = _chunked(model, state, target.to(there), temperature, logits_bytes, rows.support)
+    after = hidden[torch.arange(len(ids), device=there), rows.last_column.to(there)] if with_state_after else None
     return TokenPass(
-        logp=logp,
-        entropy=entropy,
-        state=state,
-        state_after=hidden[torch.arange(len(rows.ids)), rows.last_column] if with_state_after else None,
+        logp=logp.to(here),
+        entropy=entropy.to(here),
+        state=state.to(here, torch.float32),
+        state_after=None if after is None else after.to(here, torch.float32),
     )
 
 
 def _chunked(
-    model: "PreTrainedModel", state: Tensor, target: Tensor, temperature: float, chunk_tokens: int
+    model: "PreTrainedModel",
+    state: Tensor,
+    target: Tensor,
+    temperature: float,
+    logits_bytes: int,
+    support: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Chunk after chunk; with several, the backward pass computes each chunk's logits again instead of keeping them."""
     head = cast(torch.nn.Linear, model.get_output_embeddings())
+    chunk_tokens = max(1, logits_bytes // (4 * head.weight.shape[0]))
 
-    def scored(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def scored(states: Tensor, targets: Tensor, ids: Tensor | None, counts: Tensor | None) -> tuple[Tensor, Tensor]:
         logits = head(states).float() / temperature
-        normaliser = logits.logsumexp(-1)
-        logp = logits.gather(-1, targets[:, None])[:, 0] - normaliser
-        entropy = normaliser - (torch.softmax(logits, -1) * logits).sum(-1)
-        return logp, entropy
+        if ids is None or counts is None:
+            return _scored(logits, targets)
+        owner = torch.repeat_interleave(torch.arange(len(counts), device=logits.device), counts.to(logits.device))
+        ruled_out = torch.ones_like(logits, dtype=torch.bool)
+        ruled_out[owner, ids.to(logits.device)] = False
+        return _scored_among(logits, targets, ruled_out)
 
     if len(state) <= chunk_tokens:
-        return scored(state, target)
+        return scored(state, target, *(support or (None, None)))
+    parts = zip(
+        state.split(chunk_tokens),
+        target.split(chunk_tokens),
+        _cut_support(support, len(state), chunk_tokens),
+        strict=True,
+    )
     pieces = [
-        cast(tuple[Tensor, Tensor], checkpoint(scored, states, targets, use_reentrant=False))
-        for states, targets in zip(state.split(chunk_tokens), target.split(chunk_tokens), strict=True)
+        checkpoint(scored, states, targets, *left, use_reentrant=False, preserve_rng_state=False)
+        for states, targets, left in parts
     ]
-    logp, entropy = zip(*pieces, strict=True)
+    logp, entropy = zip(*cast("list[tuple[Tensor, Tensor]]", pieces), strict=True)
     return torch.cat(logp), torch.cat(entropy)
+
+
+def _scored(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-prob of the target and entropy of the distribution, a row each."""
+    normaliser = logits.logsumexp(-1)
+    logp = logits.gather(-1, target[:, None])[:, 0] - normaliser
+    return logp, normaliser - (torch.softmax(logits, -1) * logits).sum(-1)
+
+
+def _scored_among(logits: Tensor, target: Tensor, ruled_out: Tensor) -> tuple[Tensor, Tensor]:
+    """The same over the tokens that are not ruled out."""
+    among = logits.masked_fill(ruled_out, -math.inf)
+    normaliser = among.logsumexp(-1)
+    logp = logits.gather(-1, target[:, None])[:, 0] - normaliser
+    # Not `among` in the product: zero times infinity is no number.
+    return logp, normaliser - (torch.softmax(among, -1) * logits.masked_fill(ruled_out, 0.0)).sum(-1)
+
+
+def _cut_support(
+    support: tuple[Tensor, Tensor] | None, num_tokens: int, chunk_tokens: int
+) -> "list[tuple[Tensor, Tensor] | tuple[None, None]]":
+    """Ids and counts for each chunk of tokens."""
+    if support is None:
+        return [(None, None)] * -(-num_tokens // chunk_tokens)
+    ids, counts = support
+    parts = counts.split(chunk_tokens)
+    return list(zip(ids.split([int(part.sum()) for part in parts]), parts, strict=True))
+
+
+def _check_support(ids: Tensor, counts: Tensor, target: Tensor) -> None:
+    if len(counts) != len(target) or int(counts.sum()) != len(ids):
+        raise SignalError(
+            f"token_pass: support counts {len(counts)} tokens and {int(counts.sum())} ids where there are "
+            f"{len(target)} and {len(ids)}, so it cannot be read. Record it for every trainable token, or for none."
+        )
+    owner = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+    found = torch.zeros(len(counts), dtype=torch.bool, device=counts.device)
+    found[owner[ids == target[owner]]] = True
+    if not bool(found.all()):
+        lost = (~found).nonzero()[:, 0].tolist()
+        raise SignalError(
+            f"token_pass: {len(lost)} trainable tokens (first: {lost[0]}, id {int(target[lost[0]])}) are not among the "
+            "ids that their support names, so they could not have been sampled. Record the support of the same samples."
+        )

@@ -36,7 +36,9 @@ class Policy:
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerFast"
     critic: nn.Linear
-    """Value of a state from the model's last hidden state; starts at zero and stays there unless a recipe trains it."""
+    """Value of a state from the model's last hidden state; starts at zero and stays there unless a recipe trains it.
+
+    It stays on the CPU in float32, where the signal is computed."""
 
     @property
     def pad_id(self) -> int:
@@ -93,11 +95,8 @@ def new_policy(settings: "ModelSettings", alphabet: str, seed: int) -> Policy:
 def fitted(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", settings: "ModelSettings | None") -> Policy:
     """A policy in the number format and on the device that the settings ask for, with a new critic."""
     width = cast(nn.Linear, model.get_output_embeddings()).weight.shape[1]
-    critic = new_critic(width)
     if settings is not None:
-        device = checked_device(settings.device)
-        model = cast("PreTrainedModel", model.to(device=device, dtype=getattr(torch, settings.dtype)))  # pyright: ignore[reportCallIssue]
-        critic = critic.to(device)
+        model = model.to(getattr(torch, settings.dtype)).to(checked_device(settings.device))  # pyright: ignore[reportArgumentType]
     # A dropped activation would make the log-prob of a token a matter of chance, and every ratio with it.
     for module in model.modules():
         for name, value in vars(module).items():
@@ -107,7 +106,7 @@ def fitted(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", setti
     if settings is not None and settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         _ = model.train()  # transformers checkpoints in this mode only
-    return Policy(model=model, tokenizer=tokenizer, critic=critic)
+    return Policy(model=model, tokenizer=tokenizer, critic=new_critic(width))
 
 
 def checked_device(name: str) -> torch.device:
