@@ -6,22 +6,19 @@ This package does not know tokens, models or rewards of the user's own.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trimtab.rollout.tasks.arithmetic import arithmetic
-from trimtab.rollout.tasks.calculator import calculator
-from trimtab.rollout.tasks.digits import reverse, sort
+from trimtab.rollout.tasks import arithmetic, calculator, digits, gsm8k
 from trimtab.rollout.tasks.generated import Generated, Judge, Kind
-from trimtab.rollout.tasks.gsm8k import gsm8k
 
 if TYPE_CHECKING:
     from trimtab.config.train import TaskSettings
     from trimtab.rollout.task import Task
 
 GENERATED: "dict[str, Callable[[TaskSettings], Kind]]" = {
-    "arithmetic": lambda settings: arithmetic(settings.size),
-    "calculator": lambda settings: calculator(settings.size, settings.max_turns),
-    "gsm8k": lambda settings: gsm8k(settings.size),
-    "reverse": lambda settings: reverse(settings.size),
-    "sort": lambda settings: sort(settings.size),
+    "arithmetic": lambda settings: arithmetic.arithmetic(settings.size),
+    "calculator": lambda settings: calculator.calculator(settings.size, settings.max_turns),
+    "gsm8k": lambda settings: gsm8k.gsm8k(settings.size),
+    "reverse": lambda settings: digits.reverse(settings.size),
+    "sort": lambda settings: digits.sort(settings.size),
 }
 
 

@@ -163,7 +163,7 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
             raise ConfigError(
                 f"{where}: is not UTF-8 ({error.reason} at byte {error.start}). Save it as UTF-8."
             ) from error
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: is not JSON ({error}). Write one object a line.") from error
         if not isinstance(row, dict):
             raise ConfigError(f"{where}: is {_shown(row)}, not an object. Write one object a line.")
