@@ -47,7 +47,7 @@ class Child:
             os.close(fd)
         for fd in (self.requests, self.results, self.output):
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_NONBLOCK)
-        self._outbox: bytes = b""
+        self._outbox: memoryview = memoryview(b"")
         self._inbox: bytearray = bytearray()
         self._words: bytes = b""
         self._closed: set[int] = set()
@@ -71,7 +71,7 @@ class Child:
 
     def send(self, message: Mapping[str, Any], seconds: float) -> None:
         body = json.dumps(message, default=str).encode()
-        self._outbox = struct.pack(">I", len(body)) + body
+        self._outbox = memoryview(struct.pack(">I", len(body)) + body)
         self.deadline = time.monotonic() + seconds
         self.pump()
 

@@ -1,0 +1,383 @@
+"""Rewards of the user's own: what they are given, what they may do wrong, and that nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trimtab.config.train import TaskSettings
+from trimtab.errors import ConfigError
+from trimtab.rollout.reward import Attempt, Verdict, open_scorer
+from trimtab.rollout.reward_pool import GIVE_UP, RewardPool
+from trimtab.rollout.task import Problem, open_task
+
+FUNCTIONS = """
+import asyncio, ctypes, os, re, signal, subprocess, sys, threading, time
+
+def exact(prompts, completions, completion_ids, answer, **columns):
+    return [float(text == right) for text, right in zip(completions, answer)]
+
+def odd(completions, **columns):
+    return [act(text) for text in completions]
+
+def act(text):
+    if text == "loop":
+        while True: pass
+    if text == "regex": return float(bool(re.match(r"(a+)+$", "a" * 40 + "b")))  # holds the interpreter's lock
+    if text == "sleep": time.sleep(1000)
+    if text == "ignore":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True: pass
+    if text == "exit": os._exit(3)
+    if text == "segfault": ctypes.string_at(0)
+    if text == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if text == "kill group": os.killpg(0, signal.SIGKILL)
+    if text == "raise": raise ValueError("no such thing")
+    if text == "system exit": sys.exit(4)
+    if text == "interrupt": raise KeyboardInterrupt
+    if text == "recursion": return act(text)
+    if text == "memory": return float(len(bytearray(1 << 40)))
+    if text == "unspeakable": raise Unspeakable
+    if text == "close": os.closerange(0, 200)
+    if text == "reopen":
+        os.closerange(0, 200)
+        for number in range(100): os.open("/dev/null", os.O_RDWR)
+    if text == "nan": return float("nan")
+    if text == "inf": return float("inf")
+    if text == "text": return "1.0"
+    if text == "list": return [1.0]
+    if text == "none": return None
+    if text == "fork":
+        if os.fork() == 0: return 0.25  # the copy goes on as if it were the worker
+    if text == "outlive":
+        if os.fork() == 0:
+            time.sleep(1000)
+    if text == "thread exit": threading.Timer(0.05, os._exit, (9,)).start()
+    if text == "stdout":
+        sys.stdout = sys.stderr = None
+    if text == "print":
+        block = "x" * 65536
+        for _ in range(400): print(block, flush=True)
+    if text == "chdir": os.chdir("/")
+    return 1.0
+
+class Unspeakable(Exception):
+    def __str__(self): raise RuntimeError
+
+def short(completions, **columns): return [1.0] * (len(completions) - 1)
+def number(completions, **columns): return 1.0
+def nothing(completions, **columns): return None
+def table(completions, **columns): return dict.fromkeys(completions, 1.0)
+def huge(completions, **columns): return [1.0] * (1 << 26)
+def huge_text(completions, **columns): return "x" * (1 << 28)
+def huge_message(completions, **columns): raise ValueError("x" * (1 << 26))
+def slow(completions, **columns):
+    time.sleep(0.15 * len(completions))
+    return [1.0] * len(completions)
+async def later(completions, **columns):
+    await asyncio.sleep(0.001)
+    return [2.0] * len(completions)
+def plain(completions, level, ended): return [l + 10 * e for l, e in zip(level, ended)]
+def needs(completions, solution, **columns): return []
+def types(prompts, completions, completion_ids, answer, **columns):
+    assert isinstance(completion_ids[0], list), completion_ids
+    return [float(isinstance(p, list) == isinstance(c, list)) + 10 * (c == [{"role": "assistant", "content": "hi"}])
+            for p, c in zip(prompts, completions)]
+def pids(completions, **columns): time.sleep(0.02); return [os.getpid()] * len(completions)
+def forge(completions, **columns):
+    for number in range(3, 64):
+        try: os.write(number, b"\\x7f\\xff\\xff\\xff")
+        except OSError: pass
+    return [1.0] * len(completions)
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("reward") / "odd_rewards.py"
+    path.write_text(FUNCTIONS)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def odd(file: str) -> Iterator[RewardPool]:
+    with RewardPool(f"{file}:odd", workers=1, seconds=0.5) as pool:
+        yield pool
+
+
+def judged(pool: RewardPool, *texts: str) -> list[Verdict]:
+    return pool.judge({"completions": texts}, len(texts))
+
+
+def group_of(pid: int) -> list[str]:
+    """The processes of a session, zombies too."""
+    found = subprocess.run(["ps", "-eo", "pid=,sess=,stat="], capture_output=True, text=True, check=True).stdout
+    return [line for line in found.splitlines() if line.split()[1] == str(pid)]
+
+
+def is_gone(pid: int) -> bool:
+    """Wait a little: processes whose parent died are reaped by the system's first, in its own time."""
+    deadline = time.monotonic() + 5
+    while group_of(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not group_of(pid)
+
+
+def pid_of(pool: RewardPool) -> int:
+    child = pool._slots[0].child  # pyright: ignore[reportPrivateUsage]
+    assert child is not None
+    return child.pid
+
+
+WRONG = {
+    "loop": ("timeout", "no reward within 0.5 s"),
+    "regex": ("timeout", "no reward within 0.5 s"),
+    "sleep": ("timeout", "no reward within 0.5 s"),
+    "ignore": ("timeout", "no reward within 0.5 s"),
+    "exit": ("error", "its process ended with code 3"),
+    "segfault": ("error", "its process ended with signal SIGSEGV"),
+    "kill": ("error", "its process ended with signal SIGKILL"),
+    "kill group": ("error", "its process ended with signal SIGKILL"),
+    "raise": ("error", 'ValueError: no such thing (odd_rewards.py:22: if text == "raise": raise ValueError'),
+    "system exit": ("error", "SystemExit: 4 (odd_rewards.py:23:"),
+    "interrupt": ("error", "KeyboardInterrupt"),
+    "recursion": ("error", "RecursionError: maximum recursion depth exceeded"),
+    "memory": ("error", "MemoryError"),
+    "unspeakable": ("error", "Unspeakable: its text cannot be shown"),
+    "close": ("error", "its process ended with code 1"),
+    "reopen": ("error", "its process ended with code 70"),
+    "nan": ("error", "returned nan; only finite numbers can be learned from"),
+    "inf": ("error", "returned inf"),
+    "text": ("error", "returned the text '1.0' in place of a number"),
+    "list": ("error", "returned [1.0] in place of a number"),
+    "none": ("abstain", ""),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_only_the_culprit_is_marked_and_the_pool_goes_on(odd: RewardPool, text: str) -> None:
+    verdicts = judged(odd, "good", text, "fine")
+    assert (verdicts[0], verdicts[2]) == (Verdict("ok", 1.0), Verdict("ok", 1.0))
+    status, message = WRONG[text]
+    assert verdicts[1].status == status
+    assert verdicts[1].message.startswith(message)
+    assert verdicts[1].reward != verdicts[1].reward
+    assert judged(odd, "again") == [Verdict("ok", 1.0)]
+
+
+@pytest.mark.parametrize("text", ["fork", "outlive", "stdout", "print", "chdir"])
+def test_odd_behaviour_that_still_gives_a_number_is_paid(odd: RewardPool, text: str) -> None:
+    assert judged(odd, "good", text, "fine") == [Verdict("ok", 1.0)] * 3
+    assert judged(odd, "again") == [Verdict("ok", 1.0)]
+
+
+def test_a_worker_that_dies_between_two_calls_costs_no_answer(odd: RewardPool) -> None:
+    assert judged(odd, "thread exit") == [Verdict("ok", 1.0)]
+    time.sleep(0.3)
+    assert judged(odd, "good") == [Verdict("ok", 1.0)]
+
+
+def test_nothing_is_left_of_a_worker_nor_of_what_it_forked(file: str) -> None:
+    pool = RewardPool(f"{file}:odd", workers=1, seconds=0.5)
+    first = pid_of(pool)
+    assert judged(pool, "outlive", "outlive")[0].status == "ok"
+    assert len(group_of(first)) == 3
+    assert judged(pool, "loop")[0].status == "timeout"  # ends the worker, and the two that it forked
+    assert is_gone(first)
+    assert judged(pool, "outlive")[0].status == "ok"
+    second = pid_of(pool)
+    pool.close()
+    assert is_gone(second)
+    with pytest.raises(ChildProcessError):
+        _ = os.waitpid(second, os.WNOHANG)
+    pool.close()
+
+
+def test_no_descriptor_is_left_open(file: str) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for text in ("exit", "loop", "close", "good"):
+        with RewardPool(f"{file}:odd", workers=2, seconds=0.2) as pool:
+            _ = judged(pool, text)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("short", "returned 1 values for 2 answers"),
+        ("number", "returned 1.0, not a list of 2 numbers"),
+        ("nothing", "returned None, not a list of 2 numbers"),
+        ("table", "returned {'a': 1.0, 'b': 1.0}, not a list of 2 numbers"),
+        ("huge", "returned 67108864 values for 2 answers"),
+        ("huge_text", "returned 'xxx"),
+        ("huge_message", "ValueError: xxxx"),
+    ],
+)
+def test_a_result_that_is_no_list_of_numbers_is_an_error_for_every_answer(file: str, name: str, message: str) -> None:
+    with RewardPool(f"{file}:{name}", workers=1, seconds=10) as pool:
+        verdicts = judged(pool, "a", "b")
+    assert [verdict.status for verdict in verdicts] == ["error", "error"]
+    assert verdicts[0].message.startswith(message)
+    assert len(verdicts[0].message) < 1000
+
+
+def test_a_function_that_writes_into_our_pipes_is_an_error(file: str) -> None:
+    with RewardPool(f"{file}:forge", workers=1, seconds=5) as pool:
+        (verdict,) = judged(pool, "a")
+    assert verdict.status == "error"
+    assert "bytes where at most" in verdict.message
+
+
+def test_a_batch_that_takes_longer_than_one_answer_may_is_judged_in_smaller_parts(file: str) -> None:
+    with RewardPool(f"{file}:slow", workers=1, seconds=0.4) as pool:
+        assert judged(pool, *"abcd") == [Verdict("ok", 1.0)] * 4  # 0.6 s at once: taken apart
+        child = pid_of(pool)
+        assert judged(pool, *"abcd") == [Verdict("ok", 1.0)] * 4
+        assert pid_of(pool) == child  # no time limit was passed again
+
+
+def test_after_some_endless_answers_the_rest_of_the_call_is_not_tried(file: str) -> None:
+    with RewardPool(f"{file}:odd", workers=1, seconds=0.05) as pool:
+        verdicts = judged(pool, *["loop"] * 40)
+    assert {verdict.status for verdict in verdicts} == {"timeout"}
+    tried = [verdict for verdict in verdicts if verdict.message.startswith("no reward within")]
+    assert len(tried) == GIVE_UP
+    assert verdicts[-1].message.startswith("not tried: the 8 answers before it")
+
+
+def test_answers_are_spread_over_the_workers_and_come_back_in_order(file: str) -> None:
+    with RewardPool(f"{file}:pids", workers=3, seconds=5) as pool:
+        assert len({verdict.reward for verdict in judged(pool, *"abcdef")}) == 3
+    with RewardPool(f"{file}:exact", 3, 5.0, ("answer",)) as pool:
+        texts = [str(number) for number in range(50)]
+        right = [text if int(text) % 7 else "no" for text in texts]
+        columns = {"prompts": texts, "completions": texts, "completion_ids": [[1]] * 50, "answer": right}
+        assert [v.reward for v in pool.judge(columns, 50)] == [float(number % 7 != 0) for number in range(50)]
+        assert pool.judge({"completions": []}, 0) == []
+
+
+def test_a_large_call_passes_the_pipes(file: str) -> None:
+    with RewardPool(f"{file}:exact", 1, 20.0, ("answer",)) as pool:
+        texts = ["é" * 200_000] * 20
+        columns = {"prompts": texts, "completions": texts, "completion_ids": [[1]] * 20, "answer": texts}
+        assert {verdict.reward for verdict in pool.judge(columns, 20)} == {1.0}
+
+
+def test_a_call_costs_a_few_milliseconds(file: str) -> None:
+    with RewardPool(f"{file}:exact", 1, 5.0, ("answer",)) as pool:
+        texts = ["some text of an answer"] * 256
+        columns = {"prompts": texts, "completions": texts, "completion_ids": [list(range(30))] * 256, "answer": texts}
+        times: list[float] = []
+        for _ in range(9):
+            started = time.perf_counter()
+            _ = pool.judge(columns, 256)
+            times.append(time.perf_counter() - started)
+    assert min(times) < 0.02
+
+
+def test_an_interrupted_call_leaves_no_answer_for_the_next(file: str) -> None:
+    with RewardPool(f"{file}:odd", workers=1, seconds=30) as pool:
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            _ = judged(pool, "sleep")
+        signal.signal(signal.SIGALRM, before)
+        assert [verdict.status for verdict in judged(pool, "none", "a")] == ["abstain", "ok"]
+
+
+def test_workers_end_when_the_trainer_is_killed(file: str) -> None:
+    code = f"""
+import sys
+from trimtab.rollout.reward_pool import RewardPool
+pool = RewardPool({file + ":odd"!r}, workers=1, seconds=60)
+pool.judge({{"completions": ["outlive"]}}, 1)
+print(pool._slots[0].child.pid, flush=True)
+sys.stdin.read()
+"""
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    worker = int(trainer.stdout.readline())
+    assert len(group_of(worker)) == 2
+    trainer.kill()
+    _ = trainer.communicate()
+    assert is_gone(worker)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("no_such_module_y:f", "reward: no_such_module_y:f: there is no module 'no_such_module_y' in this folder"),
+        ("gone.py:f", "reward: gone.py:f: there is no file gone.py"),
+        (":f", "reward: ':f' is not module:function"),
+        ("bad.py:f", r"bad.py:f: does not import: NameError: name 'nothing' is not defined \(bad.py:1: nothing\)"),
+        ("needs.py:f", "does not import: ModuleNotFoundError: No module named 'not_there'"),
+        ("leaves.py:f", "does not import: SystemExit: 3"),
+        ("dies.py:f", r"dies.py:f: does not import: its process ended with code 5 \(last words\)"),
+        ("good.py:g", "good.py has no 'g'. It has: f"),
+        ("good.py:n", "n is a int, not a function"),
+        ("good.py:needs", r"good.py:needs: needs solution, which no column is called. There are: prompts, .*, answer"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_said_before_the_run(
+    target: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.py").write_text("nothing")
+    Path("needs.py").write_text("import not_there")
+    Path("leaves.py").write_text("raise SystemExit(3)")
+    Path("dies.py").write_text("import os\nprint('last words', flush=True)\nos._exit(5)")
+    Path("good.py").write_text("def f(**c): return []\nn = 3\ndef needs(prompts, solution): return []")
+    settings = TaskSettings(name="sort", reward=target)
+    with pytest.raises(ConfigError, match=message):
+        _ = open_scorer(settings, open_task(settings, 0))
+
+
+def scored(reward: str, *attempts: Attempt) -> list[Verdict]:
+    settings = TaskSettings(name="sort", reward=reward)
+    task = open_task(settings, 0)
+    scorer = open_scorer(settings, task)
+    try:
+        return scorer.score(attempts)
+    finally:
+        scorer.close()
+
+
+def test_completions_are_text_for_text_and_messages_for_chat(file: str) -> None:
+    chat = Problem(({"role": "user", "content": "say hi"},), "hi")
+    attempts = [Attempt(chat, "hi", "hi", (1, 2), True), Attempt(Problem("say hi", "hi"), "hi", "hi", (1, 2), True)]
+    assert [verdict.reward for verdict in scored(f"{file}:types", *attempts)] == [11.0, 1.0]
+
+
+def test_a_function_gets_all_that_the_policy_wrote(file: str) -> None:
+    problem = Problem("?", "[1]1")
+    assert scored(f"{file}:exact", Attempt(problem, "1", "[1]1", (1,), True))[0].reward == 1.0
+
+
+def test_a_function_gets_only_the_columns_it_names(file: str) -> None:
+    with RewardPool(f"{file}:plain", 1, 5.0, ("level",)) as pool:
+        columns = {"completions": ["a", "b"], "prompts": ["", ""], "level": [1, 2], "ended": [True, False]}
+        assert [verdict.reward for verdict in pool.judge(columns, 2)] == [11.0, 2.0]
+
+
+def test_a_function_may_be_a_coroutine(file: str) -> None:
+    with RewardPool(f"{file}:later", 1, 5.0) as pool:
+        assert judged(pool, "a") == [Verdict("ok", 2.0)]
+
+
+def test_numbers_of_other_packages_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "arrays.py"
+    path.write_text("import numpy\ndef f(completions, **c): return numpy.arange(len(completions))\n")
+    with RewardPool(f"{path}:f", 1, 30.0) as pool:
+        assert [verdict.reward for verdict in judged(pool, "a", "b")] == [0.0, 1.0]
+
+
+def test_a_module_of_the_folder_may_be_called_like_one_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("task.py").write_text("from seed import one\ndef f(completions, **c): return [one] * len(completions)\n")
+    Path("seed.py").write_text("one = 1\n")
+    assert scored("task:f", Attempt(Problem("?", ""), "", "", (), True)) == [Verdict("ok", 1.0)]
