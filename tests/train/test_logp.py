@@ -3,10 +3,34 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.rollout.assemble import Assembled, Episode, assemble
-from trimtab.rollout.engine import Sample
+from trimtab.rollout.assemble import Assembled, assemble
+from trimtab.rollout.embedded import Embedded
+from trimtab.rollout.engine import Request, Sampling
+from trimtab.rollout.episode import Episode, Group
+from trimtab.rollout.weights import digest
 from trimtab.train.logp import token_pass
-from trimtab.train.policy import Policy
+from trimtab.train.policy import Policy, frozen_copy, published
+
+
+def episode(prompt: list[int], answer: list[int], support: list[tuple[int, ...]] | None = None) -> Episode:
+    count = len(answer)
+    return Episode(
+        ids=torch.tensor([*prompt, *answer]),
+        trainable=torch.tensor([False] * len(prompt) + [True] * count),
+        logp=torch.zeros(count),
+        version=torch.zeros(count, dtype=torch.int64),
+        turn=torch.zeros(count, dtype=torch.int64),
+        ended=True,
+        reward=0.0,
+        status="ok",
+        support=None
+        if support is None
+        else (torch.tensor([token for ids in support for token in ids]), torch.tensor([len(ids) for ids in support])),
+    )
+
+
+def gathered(policy: Policy, episodes: list[Episode]) -> Assembled:
+    return assemble([Group(0, "", tuple(episodes))], pad_id=policy.pad_id)
 
 
 @pytest.fixture
@@ -15,9 +39,8 @@ def mixed(policy: Policy) -> Assembled:
     episodes: list[Episode] = []
     for prompt, answer in ((2, 3), (6, 1), (1, 5), (4, 4)):
         ids = torch.randint(3, 14, (prompt + answer,), generator=stream).tolist()
-        given = Sample(tuple(ids[:prompt]), tuple(ids[prompt:]), torch.zeros(answer), (0,) * answer, "eos")
-        episodes.append(Episode(given, group=0, reward=0.0))
-    return assemble(episodes, pad_id=policy.pad_id)
+        episodes.append(episode(ids[:prompt], ids[prompt:]))
+    return gathered(policy, episodes)
 
 
 def naive(policy: Policy, assembled: Assembled, order: list[int], temperature: float) -> tuple[Tensor, Tensor]:
@@ -45,8 +68,9 @@ def test_logp_and_entropy_equal_the_naive_ones(policy: Policy, mixed: Assembled,
 
 def test_chunks_change_neither_numbers_nor_gradients(policy: Policy, mixed: Assembled) -> None:
     results: list[tuple[Tensor, list[Tensor]]] = []
-    for chunk_tokens in (1000, 4):
-        passed = token_pass(policy.model, mixed.rows(range(4)), temperature=0.7, chunk_tokens=chunk_tokens)
+    for tokens in (1000, 4):
+        room = 4 * len(policy.tokenizer) * tokens
+        passed = token_pass(policy.model, mixed.rows(range(4)), temperature=0.7, logits_bytes=room)
         total = (passed.logp * torch.arange(13)).sum() + passed.entropy.square().sum()
         results.append((passed.logp.detach(), list(torch.autograd.grad(total, list(policy.model.parameters())))))
     torch.testing.assert_close(results[0][0], results[1][0], atol=1e-6, rtol=0)
@@ -72,6 +96,77 @@ def test_states_are_those_that_predict_and_the_one_after_the_end(policy: Policy,
 
 
 def test_a_first_token_that_trains_is_refused(policy: Policy) -> None:
-    headless = assemble([Episode(Sample((), (3, 4), torch.zeros(2), (0, 0), "eos"), 0, 0.0)], pad_id=policy.pad_id)
+    headless = gathered(policy, [episode([], [3, 4])])
     with pytest.raises(SignalError, match=r"rows \[0\] train their first token, so nothing predicts it"):
         _ = token_pass(policy.model, headless.rows([0]), temperature=1.0)
+
+
+def test_a_support_narrows_the_softmax_in_one_chunk_or_several(policy: Policy) -> None:
+    supports = [[(3, 7, 9), (5,), tuple(range(14))], [(4, 8)]]
+    cut = gathered(policy, [episode([4, 5], [7, 5, 6], supports[0]), episode([6], [8], supports[1])])
+    whole = gathered(policy, [episode([4, 5], [7, 5, 6]), episode([6], [8])])
+    for rows_bytes in (2**20, 4 * 14 * 3, 1):
+        passed = token_pass(policy.model, cut.rows([0, 1]), temperature=0.8, logits_bytes=rows_bytes)
+        place = 0
+        for row, ids, answer in ((0, [4, 5, 7, 5, 6], 3), (1, [6, 8], 1)):
+            logits = policy.model(torch.tensor([ids])).logits[0, -answer - 1 : -1] / 0.8
+            for step in range(answer):
+                left = list(supports[row][step])
+                table = torch.log_softmax(logits[step, left], -1)
+                expected = table[left.index(ids[len(ids) - answer + step])]
+                torch.testing.assert_close(passed.logp[place], expected, atol=1e-5, rtol=0)
+                torch.testing.assert_close(passed.entropy[place], -(table.exp() * table).sum(), atol=1e-5, rtol=0)
+                place += 1
+        total = passed.logp.sum() + passed.entropy.sum()
+        gradients = torch.autograd.grad(total, list(policy.model.parameters()))
+        assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+    plain = token_pass(policy.model, whole.rows([0, 1]), temperature=0.8)
+    assert float(passed.logp[1].detach()) == 0.0  # alone in its support
+    torch.testing.assert_close(plain.logp[2], passed.logp[2], atol=1e-5, rtol=0)  # nothing was ruled out
+
+
+def test_with_the_support_the_trainer_says_what_the_sampler_said(policy: Policy) -> None:
+    engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id)
+    state = published(policy.model)
+    engine.load(state, 0, digest(state))
+    asked = [Request((4, 5, 6 + row % 3), row) for row in range(12)]
+    samples = engine.sample(asked, Sampling(6, 1.3, top_p=0.7, top_k=8, record_support=True))
+    episodes = [
+        episode(list(request.ids), list(sample.ids), list(sample.support or ()))
+        for request, sample in zip(asked, samples, strict=True)
+    ]
+    passed = token_pass(policy.model, gathered(policy, episodes).rows(range(12)), temperature=1.3)
+    torch.testing.assert_close(passed.logp, torch.cat([sample.logp for sample in samples]), atol=1e-5, rtol=0)
+
+
+def test_a_token_outside_its_support_is_refused(policy: Policy) -> None:
+    wrong = gathered(policy, [episode([4, 5], [7, 5], [(3, 7), (6, 8)])])
+    with pytest.raises(SignalError, match=r"1 trainable tokens \(first: 1, id 5\) are not among the ids"):
+        _ = token_pass(policy.model, wrong.rows([0]), temperature=1.0)
+    short = gathered(policy, [episode([4, 5], [7, 5], [(3, 7)])])
+    with pytest.raises(SignalError, match="support counts 1 tokens and 2 ids where there are 2 and 2"):
+        _ = token_pass(policy.model, short.rows([0]), temperature=1.0)
+
+
+def test_logits_of_a_batch_never_exist_at_once(policy: Policy) -> None:
+    """The largest piece that goes through the head, forward and backward, stays within the room for logits."""
+    heights: list[int] = []
+    head = policy.model.get_output_embeddings()
+    watched = head.register_forward_hook(lambda _, given, out: heights.append(len(out)))
+    rows = gathered(policy, [episode([4, 5], [6] * 30) for _ in range(8)]).rows(range(8))
+    passed = token_pass(policy.model, rows, temperature=1.0, logits_bytes=4 * len(policy.tokenizer) * 50)
+    (passed.logp.sum() + passed.entropy.sum()).backward()
+    watched.remove()
+    assert heights[:5] == [50, 50, 50, 50, 40]
+    assert sorted(heights[5:]) == [40, 50, 50, 50, 50]
+
+
+def test_a_bfloat16_model_gives_float32_numbers(policy: Policy, mixed: Assembled) -> None:
+    half = frozen_copy(policy.model).bfloat16()
+    passed = token_pass(half, mixed.rows(range(4)), temperature=1.0, with_state_after=True)
+    assert {passed.logp.dtype, passed.entropy.dtype, passed.state.dtype} == {torch.float32}
+    assert passed.state_after is not None
+    assert passed.state_after.dtype == torch.float32
+    torch.testing.assert_close(
+        passed.logp, token_pass(policy.model, mixed.rows(range(4)), temperature=1.0).logp, atol=0.3, rtol=0
+    )
