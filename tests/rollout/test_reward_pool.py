@@ -115,13 +115,13 @@ def judged(pool: RewardPool, *texts: str) -> list[Verdict]:
 
 
 def group_of(pid: int) -> list[str]:
-    """The processes of a session, zombies too."""
+    """The living processes of a session. A dead one whose parent died waits for the system's first process."""
     found = subprocess.run(["ps", "-eo", "pid=,sess=,stat="], capture_output=True, text=True, check=True).stdout
-    return [line for line in found.splitlines() if line.split()[1] == str(pid)]
+    rows = [line.split() for line in found.splitlines()]
+    return [number for number, session, state in rows if session == str(pid) and not state.startswith("Z")]
 
 
 def is_gone(pid: int) -> bool:
-    """Wait a little: processes whose parent died are reaped by the system's first, in its own time."""
     deadline = time.monotonic() + 5
     while group_of(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
