@@ -163,20 +163,3 @@ def _own_task(settings: "TaskSettings", seed: int) -> Task:
             "Give it the members of trimtab.rollout.Task."
         )
     return task
-
-
-# Removed as soon as the loop draws by ticket: the old names that it still imports.
-class Reverse:
-    num_digits = 5
-
-
-TASKS: dict[str, Task] = {}
-
-
-def task(name: str) -> Task:
-    raise ConfigError(f"task: {name} is opened by open_task now.")
-
-
-def draw(task: Task, stream: object, num_problems: int, split: Split) -> list[Problem]:
-    del stream
-    return task.held_out(split, num_problems)
