@@ -3,31 +3,33 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.rollout.assemble import Assembled, Episode, assemble
-from trimtab.rollout.engine import Sample
+from trimtab.rollout.assemble import Assembled, assemble
+from trimtab.rollout.episode import Episode, Group, Status
 
 PAD = 0
 
 
-def sample(prompt: int, answer: int, first: int, *, ended: bool = True) -> Sample:
+def episode(prompt: int, answer: int, first: int, *, ended: bool = True, reward: float = 1.0, status: Status = "ok"):
     """Every number says where it belongs: answer token t of a sequence that starts at `first` has logp -(first + t)."""
-    return Sample(
-        prompt_ids=tuple(range(100 + first, 100 + first + prompt)),
-        ids=tuple(range(200 + first, 200 + first + answer)),
+    return Episode(
+        ids=torch.tensor([*range(100 + first, 100 + first + prompt), *range(200 + first, 200 + first + answer)]),
+        trainable=torch.tensor([False] * prompt + [True] * answer),
         logp=-torch.arange(first, first + answer, dtype=torch.float32),
-        version=tuple(range(first, first + answer)),
-        finish="eos" if ended else "length",
+        version=torch.arange(first, first + answer),
+        turn=torch.zeros(answer, dtype=torch.int64),
+        ended=ended,
+        reward=reward,
+        status=status,
     )
 
 
 @pytest.fixture
 def mixed() -> Assembled:
-    episodes = [
-        Episode(sample(2, 3, 10), group=4, reward=1.0),
-        Episode(sample(4, 1, 20, ended=False), group=4, reward=0.0),
-        Episode(sample(1, 2, 30), group=9, reward=0.5, scored=False),
+    groups = [
+        Group(4, "a", (episode(2, 3, 10), episode(4, 1, 20, ended=False, reward=0.0))),
+        Group(9, "b", (episode(1, 2, 30, reward=0.5, status="timeout"),)),
     ]
-    return assemble(episodes, pad_id=PAD, first_id=70)
+    return assemble(groups, pad_id=PAD)
 
 
 def test_every_token_field_comes_out_flat_in_its_place(mixed: Assembled) -> None:
@@ -48,7 +50,7 @@ def test_levels_rewards_and_finish_reasons(mixed: Assembled) -> None:
     assert batch.reward[:2].tolist() == [1.0, 0.0]
     assert batch.scored.tolist() == [True, True, False]
     assert batch.ended.tolist() == [True, False, True]
-    assert batch.sequence_id.tolist() == [70, 71, 72]
+    assert batch.sequence_id.tolist() == [8, 9, 18]  # ticket x largest group + place
     assert batch.logp_old is None
 
 
@@ -85,3 +87,28 @@ def test_a_field_of_another_length_is_refused(mixed: Assembled) -> None:
 def test_no_episodes_are_refused() -> None:
     with pytest.raises(SignalError, match="there are no episodes"):
         _ = assemble([], pad_id=PAD)
+
+
+def test_observations_do_not_train_and_turns_are_told_apart() -> None:
+    two_turns = Episode(
+        ids=torch.tensor([1, 2, 10, 11, 3, 3, 12]),
+        trainable=torch.tensor([False, False, True, True, False, False, True]),
+        logp=torch.tensor([-1.0, -2.0, -3.0]),
+        version=torch.zeros(3, dtype=torch.int64),
+        turn=torch.tensor([0, 0, 1]),
+        ended=True,
+        reward=1.0,
+        status="ok",
+    )
+    assembled = assemble([Group(0, "", (two_turns,))], pad_id=PAD)
+    rows, batch = assembled.rows([0]), assembled.batch()
+    assert rows.ids[rows.row_of_token, rows.column_of_token].tolist() == [10, 11, 12]
+    assert batch.num_tokens == 3
+    assert batch.turn is not None
+    assert batch.turn.tolist() == [0, 0, 1]
+    assert assembled.cells(assembled.logp_rollout)[0][4:6].isnan().all()
+
+
+def test_rewards_that_could_not_be_had_neither_count_nor_hide(mixed: Assembled) -> None:
+    assert mixed.reward_mean == 0.5  # of 1.0 and 0.0; the timeout's 0.5 is not read
+    assert mixed.statuses() == {"ok": 2, "timeout": 1}

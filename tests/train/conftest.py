@@ -1,27 +1,50 @@
 """Small real runs, shared by the tests that look at what a run leaves behind."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from trimtab.config.train import ModelSettings
-from trimtab.rollout.task import TASKS, Reverse
+from trimtab.config.train import EngineSettings, ModelSettings, TaskSettings
 from trimtab.train import TrainSettings, train
 from trimtab.train.policy import Policy, new_policy
 from trimtab.train.progress import Silent
 from trimtab.train.record import Summary
 
 SMALL = TrainSettings(
+    task=TaskSettings(name="reverse", size=2),
     model=ModelSettings(hidden_size=32, num_layers=1, num_heads=2, mlp_size=64),
-    warm_start_steps=4,
-    steps=3,
+    engine=EngineSettings(format="int4"),
+    runtime="inline",
+    staleness=2,
+    warm_start_steps=16,
+    warm_start_lr=1e-2,
+    steps=5,
     prompts_per_step=4,
     samples_per_prompt=4,
+    max_new_tokens=4,
+    lr=2e-3,
     eval_every=2,
-    eval_prompts=16,
+    eval_prompts=5,
+    checkpoint_every=2,
     early_stop="never",
 )
+"""Warm enough that rewards come and go, so that every step moves the parameters."""
+
+
+def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def is_timeless(key: str) -> bool:
+    return not key.startswith("time/") and key != "publish/lag_seconds"
+
+
+def timeless(folder: Path) -> list[dict[str, Any]]:
+    """Every metric that does not depend on the clock."""
+    return [{key: value for key, value in line.items() if is_timeless(key)} for line in lines(folder)]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -37,21 +60,10 @@ def small() -> TrainSettings:
 
 @pytest.fixture(scope="session")
 def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> Summary:
-    """PPO with a reference and a critic, two updates a batch, batches dumped; on two digits, so that rewards come."""
-    changed = {
-        "task": "short",
-        "dump_batches": True,
-        "updates_per_batch": 2,
-        "temperature": 0.8,
-        "lr": 5e-3,
-        "warm_start_steps": 40,
-        "warm_start_lr": 1e-2,
-        "eval_prompts": 5,
-    }
+    """PPO with a reference and a critic, two updates a batch, a stale int4 sampler, batches dumped."""
+    changed = {"dump_batches": True, "updates_per_batch": 2, "temperature": 0.8, "eval_samples": 3}
     folder: Path = tmp_path_factory.mktemp("ppo") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(TASKS, "short", Reverse(num_digits=2))
-        return train(SMALL.model_copy(update={**changed, "run_dir": folder}), "ppo", progress=Silent())
+    return train(SMALL.model_copy(update={**changed, "run_dir": folder}), "ppo", progress=Silent())
 
 
 @pytest.fixture

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from trimtab.config.train import TrainSettings
-from trimtab.rollout.assemble import Assembled, Episode, assemble
+from trimtab.rollout.assemble import Assembled, assemble
 from trimtab.rollout.embedded import Embedded
-from trimtab.rollout.engine import Sampling
+from trimtab.rollout.engine import Request, Sampling
+from trimtab.rollout.episode import Episode, Group
 from trimtab.rollout.tokenizer import encode
+from trimtab.rollout.weights import digest
 from trimtab.signal import names, recipe
 from trimtab.train.learn import Learner
 from trimtab.train.logp import token_pass
@@ -19,11 +21,26 @@ from trimtab.train.policy import Policy, frozen_copy, published
 def sampled(policy: Policy, reward: list[float], temperature: float = 1.0) -> Assembled:
     """Three prompts of different length, four answers each."""
     engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id)
-    engine.load(published(policy.model), 0)
-    prompts = [encode(policy.tokenizer, text) for text in ("58213=", "7=", "401=")]
-    samples = engine.sample(prompts, Sampling(max_new_tokens=6, temperature=temperature, seed=2, samples_per_prompt=4))
-    episodes = [Episode(sample, index // 4, reward[index]) for index, sample in enumerate(samples)]
-    return assemble(episodes, pad_id=policy.pad_id)
+    state = published(policy.model)
+    engine.load(state, 0, digest(state))
+    prompts = [tuple(encode(policy.tokenizer, text)) for text in ("58213=", "7=", "401=")]
+    requests = [Request(prompts[number // 4], seed=number) for number in range(12)]
+    samples = engine.sample(requests, Sampling(max_new_tokens=6, temperature=temperature))
+    episodes = [
+        Episode(
+            ids=torch.tensor([*request.ids, *sample.ids]),
+            trainable=torch.tensor([False] * len(request.ids) + [True] * len(sample.ids)),
+            logp=sample.logp,
+            version=torch.tensor(sample.version),
+            turn=torch.zeros(len(sample.ids), dtype=torch.int64),
+            ended=sample.finish == "eos",
+            reward=reward[number],
+            status="ok",
+        )
+        for number, (request, sample) in enumerate(zip(requests, samples, strict=True))
+    ]
+    groups = [Group(ticket, "", tuple(episodes[4 * ticket : 4 * ticket + 4])) for ticket in range(3)]
+    return assemble(groups, pad_id=policy.pad_id)
 
 
 MIXED = [1.0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0, 1]
@@ -152,3 +169,26 @@ def test_the_value_loss_leaves_the_policy_alone(policy: Policy) -> None:
     value.sum().backward()
     assert all(parameter.grad is None for parameter in policy.model.parameters())
     assert policy.critic.weight.grad is not None
+
+
+def test_a_step_that_is_not_finite_is_refused_and_names_its_sequences(policy: Policy) -> None:
+    learner = Learner(policy, recipe("reinforce"), TrainSettings(lr=1e-2))
+    _ = learner.learn(sampled(policy, MIXED), version=0)  # the optimiser has momentum
+    before = parameters(policy)
+    batch = sampled(policy, MIXED)
+    huge = replace(batch, reward=torch.tensor([3e38, *MIXED[1:]]))  # finite, but its square in the norm is not
+    learned = learner.learn(huge, version=1)
+    assert learned.metrics["train/updates"] == 0
+    assert learned.metrics["train/nonfinite"] == 1
+    assert sorted(learned.nonfinite[0].tolist()) == list(range(12))
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
+
+
+def test_the_record_of_a_batch_holds_what_the_current_policy_said(policy: Policy) -> None:
+    twin = copy.deepcopy(policy.model)
+    batch = sampled(policy, MIXED)
+    learned = Learner(policy, recipe("grpo"), TrainSettings()).learn(batch, version=0)
+    expected = token_pass(twin, batch.rows(range(12)), temperature=1.0)
+    torch.testing.assert_close(learned.fields["logp_current"], expected.logp.detach(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(learned.fields["entropy"], expected.entropy.detach(), atol=1e-5, rtol=0)
+    assert learned.fields["update"].tolist() == [0] * 12

@@ -6,8 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from trimtab.config.train import EngineSettings, TrainSettings
 from trimtab.errors import ConfigError
-from trimtab.train.record import Record, manifest, open_record, write_whole
+from trimtab.train.disk import write_whole
+from trimtab.train.record import Record, manifest, open_record
 
 
 def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -53,15 +55,16 @@ def test_a_file_is_replaced_whole_and_leaves_no_draft(tmp_path: Path) -> None:
 
 
 def test_a_dumped_batch_comes_back(tmp_path: Path) -> None:
-    Record(tmp_path).dump_batch(7, {"reward": torch.tensor([1.0, 0.0]), "wide": torch.arange(3.0).expand(2, 3)})
+    fields = {"reward": torch.tensor([1.0, 0.0]), "wide": torch.arange(3.0).expand(2, 3)}
+    Record(tmp_path).dump_batch(7, fields, {"step": 7}, "batches")
     back = load_file(tmp_path / "batches" / "step_0007.safetensors")
     assert torch.equal(back["reward"], torch.tensor([1.0, 0.0]))
     assert torch.equal(back["wide"], torch.arange(3.0).expand(2, 3))
 
 
 def test_the_manifest_names_versions_dtypes_and_hardware() -> None:
-    made = json.loads(json.dumps(manifest(seed=4, trainer_dtype="float32", engine_dtype="bfloat16", threads=1)))
+    made = json.loads(json.dumps(manifest(TrainSettings(seed=4, engine=EngineSettings(format="int8")), "float32")))
     assert made["seed"] == 4
     assert made["versions"]["torch"] == torch.__version__
-    assert made["dtype_pair"] == {"trainer": "float32", "engine": "bfloat16"}
+    assert made["dtype_pair"] == {"trainer": "float32", "engine": "int8"}
     assert made["hardware"]["threads"] == 1

@@ -1,22 +1,35 @@
-from trimtab.rollout.task import Problem, Reverse
-from trimtab.train.policy import Policy
+from trimtab.config.train import TaskSettings, TrainSettings
+from trimtab.rollout.task import Problem, open_task
+from trimtab.train.policy import Policy, new_policy
 from trimtab.train.warmstart import answered, warm_start
 
 
-def test_right_answers_train_and_prompts_do_not(policy: Policy) -> None:
-    given = answered(policy, [Problem("12=", "21"), Problem("345=", "543")])
+def test_right_answers_train_and_prompts_do_not(policy: Policy, small: TrainSettings) -> None:
+    task = open_task(small.task, seed=0)
+    given = answered(policy, task, [Problem("12=", "21"), Problem("345=", "543")])
     for ids, trainable, prompt, answer in zip(given.ids, given.trainable, ("12=", "345="), ("21", "543"), strict=True):
         assert policy.tokenizer.decode(ids[~trainable]) == prompt
         assert policy.tokenizer.decode(ids[trainable]) == f"{answer}<eos>"
 
 
-def test_supervised_steps_lower_the_loss(policy: Policy) -> None:
-    first = warm_start(policy, Reverse(2), steps=1, lr=2e-3, seed=0)
-    last = warm_start(policy, Reverse(2), steps=15, lr=5e-3, seed=1)
+def test_what_the_environment_says_does_not_train(small: TrainSettings) -> None:
+    task = open_task(TaskSettings(name="calculator"), seed=0)
+    policy = new_policy(small.model, task.alphabet, seed=0)
+    problem = task.train(0)
+    given = answered(policy, task, [problem])
+    turns = task.demonstration(problem)
+    assert len(turns) == 2
+    assert policy.tokenizer.decode(given.ids[0][given.trainable[0]]) == "".join(f"{turn}<eos>" for turn in turns)
+    assert given.turn.unique().tolist() == [0, 1]
+
+
+def test_supervised_steps_lower_the_loss_however_they_are_cut(policy: Policy, small: TrainSettings) -> None:
+    first = warm_start(policy, small.model_copy(update={"warm_start_steps": 1}))
+    last = warm_start(policy, small.model_copy(update={"warm_start_steps": 15, "max_tokens_per_micro_batch": 40}))
     assert last < 0.6 * first
 
 
-def test_it_stops_when_asked(policy: Policy) -> None:
+def test_it_stops_when_asked(policy: Policy, small: TrainSettings) -> None:
     before = [parameter.clone() for parameter in policy.model.parameters()]
-    _ = warm_start(policy, Reverse(2), steps=5, lr=2e-3, seed=0, stopped=lambda: True)
+    _ = warm_start(policy, small, stopped=lambda: True)
     assert all((a == b).all() for a, b in zip(before, policy.model.parameters(), strict=True))

@@ -6,6 +6,7 @@
 import sys
 import warnings
 
+from trimtab.cli import training as _training  # registers its commands
 from trimtab.cli.app import app
 from trimtab.errors import TrimtabError
 
@@ -24,4 +25,5 @@ def _show(message: Warning | str, category: type[Warning], *_: object, **__: obj
     print(f"trimtab: {message}", file=sys.stderr)
 
 
+_ = _training
 __all__ = ["app", "main"]

@@ -63,35 +63,6 @@ def root(
 
 
 @app.command()
-def train(
-    run_file: Annotated[
-        Path | None, typer.Argument(help="A TOML run file; without one, the defaults learn to reverse 5 digits.")
-    ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Dotted overrides: train.steps=50 recipe=dapo", metavar="[KEY=VALUE]...")
-    ] = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the run; new or empty. Default: runs/<UTC time>-seed<N>.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Names every random stream of the run.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the result only.")] = False,
-) -> None:
-    """Train a small language model by RL on this machine, and write metrics, a summary and a report.
-
-    With no arguments: a tiny transformer, warm-started by a few supervised steps, learns to reverse five digits in
-    under a minute on two CPU cores. Everything that was decided is in the run folder; open report.html to look at it.
-
-    Example: trimtab train examples/tis.toml train.steps=60 --seed 1
-    """
-    from trimtab.cli.train import run_training
-
-    given = list(overrides or [])
-    if run_file is not None and "=" in str(run_file):
-        given, run_file = [str(run_file), *given], None
-    run_training(run_file, given, run_dir, seed, quiet)
-
-
-@app.command()
 def check(
     target: Annotated[
         str | None,

@@ -1,9 +1,11 @@
 """`trimtab train`: from a run file and options to a run."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
 
 from trimtab.config import RunFile, load_run
 from trimtab.errors import ConfigError
@@ -13,20 +15,89 @@ INTERRUPTED = 130
 """What a shell reports of a process that Ctrl-C ended."""
 
 
-def run_training(
-    run_file: Path | None, overrides: list[str], run_dir: Path | None, seed: int | None, quiet: bool
-) -> None:
+@dataclass(frozen=True)
+class Asked:
+    """The command line of `trimtab train`."""
+
+    run_file: Path | None
+    overrides: list[str]
+    run_dir: Path | None
+    seed: int | None
+    resume: Path | None
+    last_good: bool
+    twin: bool
+    max_minutes: float | None
+    dry_run: bool
+    quiet: bool
+
+
+def run_training(asked: Asked) -> None:
     """Read, resolve, train; options on the command line win over the file."""
+    if asked.resume is not None:
+        _resume(asked)
+        return
+    if asked.last_good:
+        raise ConfigError("train: --last-good says which checkpoint to go on from, so it needs --resume RUN.")
+    if asked.run_file is not None and not asked.run_file.exists():
+        raise ConfigError(_not_a_file(str(asked.run_file)))
+    run = load_run(asked.run_file, asked.overrides)
+    changes: dict[str, Any] = {"run_dir": asked.run_dir, "seed": asked.seed, "max_minutes": asked.max_minutes}
+    settings = run.train.model_copy(update={k: v for k, v in changes.items() if v is not None})
+    if asked.dry_run:
+        from trimtab.cli.dry_run import show_plan
+
+        show_plan(settings, run.build_recipe(), Console())
+        return
     from trimtab.train import train
 
-    if run_file is not None and not run_file.exists():
-        raise ConfigError(_not_a_file(str(run_file)))
-    run = load_run(run_file, overrides)
-    changes: dict[str, Any] = {"run_dir": run_dir, "seed": seed}
-    settings = run.train.model_copy(update={k: v for k, v in changes.items() if v is not None})
-    summary = train(settings, run.build_recipe(), quiet=quiet)
+    recipe = run.build_recipe()
+    origin = run.model_dump(mode="json", include={"recipe", "signal", "off_policy_correction"}, exclude_unset=True)
+    summary = train(settings, recipe, quiet=asked.quiet, origin={"recipe": run.recipe, **origin})
     if summary.outcome == "interrupted":
         raise typer.Exit(INTERRUPTED)
+    if asked.twin:
+        _twin(settings, recipe, summary, asked.quiet)
+
+
+def _twin(settings: Any, recipe: Any, summary: Any, quiet: bool) -> None:
+    from trimtab.train.twin import train_twin
+
+    if not quiet:
+        print(f"twin    the same {summary.steps} steps without correction ...", flush=True)
+    twin = train_twin(settings, recipe, summary)
+    print(
+        f"twin    held-out accuracy {twin.held_out_accuracy:.3f} without correction, {summary.held_out_accuracy:.3f} with"
+    )
+    if not quiet:
+        print(f"report  {summary.run_dir / 'report.html'} shows both", flush=True)
+
+
+def _resume(asked: Asked) -> None:
+    from trimtab.train import resume
+
+    given = {"run_file": asked.run_file, "--run-dir": asked.run_dir, "--seed": asked.seed}
+    extra = [name for name, value in given.items() if value is not None]
+    if extra or asked.dry_run or asked.twin:
+        named = ", ".join([*extra, *(["--dry-run"] if asked.dry_run else []), *(["--twin"] if asked.twin else [])])
+        raise ConfigError(f"train: --resume goes on with a run as it is, so {named} cannot be given. Leave it out.")
+    changes: dict[str, object] = dict(_changed(asked.overrides))
+    if asked.max_minutes is not None:
+        changes["max_minutes"] = asked.max_minutes
+    assert asked.resume is not None
+    summary = resume(asked.resume, changes=changes, last_good=asked.last_good, quiet=asked.quiet)
+    if summary.outcome == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _changed(overrides: list[str]) -> dict[str, Any]:
+    """The [train] settings that overrides name; nothing else of a run can change while it goes on."""
+    if not overrides:
+        return {}
+    given = load_run(None, overrides)
+    other = sorted(given.model_fields_set - {"train"})
+    if other:
+        raise ConfigError(f"resume: {other[0]} cannot change in the middle of a run. Start a new run for that.")
+    return given.train.model_dump(mode="json", include=given.train.model_fields_set)
 
 
 def _not_a_file(name: str) -> str:

@@ -11,7 +11,8 @@ from trimtab.train.run import Run
 def finish(run: Run, outcome: Outcome) -> Summary:
     """Checkpoint first, so that nothing is lost; then measure once on test prompts, and write what people read."""
     run.progress.stage("measuring on test prompts and writing the report")
-    checkpoint(run)
+    if run.tally.warm_started:
+        checkpoint(run)
     settings, tally = run.settings, run.tally
     if not tally.evaluations or tally.evaluations[-1][0] != tally.steps:
         found = evaluated(run, run.task.held_out("validation", settings.eval_prompts))
@@ -25,7 +26,7 @@ def finish(run: Run, outcome: Outcome) -> Summary:
         held_out_accuracy=accuracy,
         seconds=run.elapsed,
         tokens_per_second=tally.tokens / tally.step_seconds if tally.step_seconds else 0.0,
-        warnings=tuple(f"{text} ({count} of {tally.steps} steps)" for text, count in tally.warnings.items()),
+        warnings=tuple(f"{text} ({count} of {tally.steps} steps)" for text, count in tally.warnings),
         steps=tally.steps,
         seed=settings.seed,
         outcome=outcome,

@@ -75,7 +75,8 @@ def _begun(
         progress.stage(f"warm start: {settings.warm_start_steps} supervised steps")
         _ = warm_start(policy, settings, stopped=stopped)
     learner = Learner(policy, recipe, settings)  # its reference, if any, is the policy as it is now
-    return _put_together(settings, run_id, task, learner, record, progress, Tally(), None, started)
+    tally = Tally(warm_started=not stopped())
+    return _put_together(settings, run_id, task, learner, record, progress, tally, None, started)
 
 
 def _put_together(

@@ -16,8 +16,11 @@ SPARKS = "▁▂▃▄▅▆▇█"
 ENDINGS = {
     "finished": "all steps done",
     "early_stop": "stopped early, accurate enough",
-    "interrupted": "interrupted; what there is was kept",
+    "interrupted": "interrupted",
+    "time_limit": "time was up",
+    "nonfinite": "stopped: loss or gradient not finite",
 }
+RESUMABLE = ("interrupted", "time_limit")
 
 
 class Progress(Protocol):
@@ -55,6 +58,8 @@ class OneLine(Silent):
 
     def finished(self, summary: "Summary") -> None:
         print(result_line(summary), flush=True)
+        if summary.outcome in RESUMABLE:
+            print(f"resume  {resume_line(summary)}", flush=True)
 
 
 class Lines(Silent):
@@ -63,6 +68,7 @@ class Lines(Silent):
     def opened(self, settings: "TrainSettings", recipe: str, run_dir: Path) -> None:
         print(f"run     {run_dir}", flush=True)
         print(f"recipe  {recipe}, task {settings.task.name}, seed {settings.seed}", flush=True)
+        print(f"sampler {sampler_line(settings)}", flush=True)
 
     def stage(self, text: str) -> None:
         print(f"        {text}", flush=True)
@@ -71,7 +77,9 @@ class Lines(Silent):
         if "eval/accuracy" in line:
             print(
                 f"step {line['step']:>4}  held-out {_number(line, 'eval/accuracy'):.3f}  "
-                f"reward {_number(line, 'rollout/reward_mean'):.3f}  {_number(line, 'time/elapsed_seconds'):5.1f} s",
+                f"reward {_number(line, 'rollout/reward_mean'):.3f}  "
+                f"{_number(line, 'staleness/mean'):.0f} updates old  drift {_drift(line):.3f}  "
+                f"{_number(line, 'time/elapsed_seconds'):5.1f} s",
                 flush=True,
             )
 
@@ -79,6 +87,8 @@ class Lines(Silent):
         for warning in summary.warnings:
             print(f"warning {warning}")
         print(result_line(summary))
+        if summary.outcome in RESUMABLE:
+            print(f"resume  {resume_line(summary)}")
         print(f"report  {summary.run_dir / 'report.html'}", flush=True)
 
 
@@ -109,6 +119,7 @@ class Live(Silent):
         self._console.print(
             f"[bold]trimtab train[/]  {settings.task.name} · {recipe} · seed {settings.seed}", highlight=False
         )
+        self._console.print(f"[dim]sampler[/]  {sampler_line(settings)}", highlight=False)
 
     def stage(self, text: str) -> None:
         self._stage = text
@@ -127,6 +138,8 @@ class Live(Silent):
             self._console.print(f"[yellow]warning[/]  {warning}", highlight=False)
         self._console.print(f"[dim]held-out[/]  {sparks(self._accuracies)}", highlight=False)
         self._console.print(f"[bold green]{result_line(summary)}[/]", highlight=False, soft_wrap=True)
+        if summary.outcome in RESUMABLE:
+            self._console.print(f"resume  {resume_line(summary)}", highlight=False, soft_wrap=True)
         self._console.print(f"report  {summary.run_dir / 'report.html'}", highlight=False, soft_wrap=True)
 
     def _drawn(self) -> "RenderableType":
@@ -147,6 +160,10 @@ class Live(Silent):
             f" {sparks(self._accuracies)}  ",
             ("reward ", "dim"),
             f"{_number(self._line, 'rollout/reward_mean'):.3f}  ",
+            ("stale ", "dim"),
+            f"{_number(self._line, 'staleness/mean'):.0f}  ",
+            ("drift ", "dim"),
+            f"{_drift(self._line):.3f}  ",
             ("tokens/s ", "dim"),
             f"{_number(self._line, 'time/tokens_per_second'):,.0f}  ",
             ("time ", "dim"),
@@ -175,6 +192,16 @@ def result_line(summary: "Summary") -> str:
     )
 
 
+def sampler_line(settings: "TrainSettings") -> str:
+    """How the sampler differs from the trainer, in a few words."""
+    old = "always the newest parameters" if not settings.staleness else f"at most {settings.staleness} updates old"
+    return f"{settings.engine.format} weights, {old}, runtime {settings.runtime}"
+
+
+def resume_line(summary: "Summary") -> str:
+    return f"trimtab train --resume {summary.run_dir}"
+
+
 def sparks(values: list[float]) -> str:
     """Values between 0 and 1 as a line of blocks.
 
@@ -187,3 +214,11 @@ def sparks(values: list[float]) -> str:
 def _number(line: Mapping[str, object], key: str) -> float:
     value = line.get(key)
     return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _drift(line: Mapping[str, object]) -> float:
+    """Mean |log-ratio| to the sampler: of the old policy where the recipe has one, else of the current one."""
+    for pair in ("engine", "total"):
+        if f"logratio_{pair}/token_abs_mean" in line:
+            return _number(line, f"logratio_{pair}/token_abs_mean")
+    return float("nan")

@@ -1,7 +1,7 @@
-"""What a run holds while it goes: its parts, and everything it has counted. The only place that knows a checkpoint's content."""
+"""What a run holds while it goes: its parts and its counts. The only place that knows what a checkpoint holds."""
 
+import re
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 class Tally:
     """What a run has counted so far; a checkpoint holds it whole."""
 
+    warm_started: bool = True
+    """The warm start came to its end; a run that was interrupted in it can only begin again."""
     steps: int = 0
     tokens: int = 0
     step_seconds: float = 0.0
@@ -41,19 +43,28 @@ class Tally:
     """Step and validation accuracy."""
     shown: list[str] = field(default_factory=list[str])
     """Held-out prompts whose answers people get to read."""
-    warnings: dict[str, int] = field(default_factory=dict[str, int])
+    warnings: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    """Each as it was first said, and how often it came; two that differ in a number are one."""
     statuses: dict[str, int] = field(default_factory=dict[str, int])
     staleness_total: float = 0.0
     staleness_max: float = 0.0
     resumed: int = 0
 
     def warn(self, texts: tuple[str, ...]) -> None:
-        self.warnings = dict(Counter(self.warnings) + Counter(texts))
+        known = {_without_numbers(text): (text, count) for text, count in self.warnings}
+        for text in texts:
+            first, count = known.get(_without_numbers(text), (text, 0))
+            known[_without_numbers(text)] = (first, count + 1)
+        self.warnings = list(known.values())
 
     @property
     def best(self) -> tuple[int, float]:
         """The step and accuracy of the best evaluation, the first of equals."""
         return max(self.evaluations, key=lambda evaluation: (evaluation[1], -evaluation[0]), default=(0, 0.0))
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d[\d.e+-]*", "#", text)
 
 
 @dataclass
@@ -107,6 +118,7 @@ def snapshot(run: Run) -> Checkpoint:
 def restored_tally(state: Mapping[str, Any], step: int) -> Tally:
     """The tally as it was; an evaluation of the very step that is to come will be made again."""
     tally = Tally(**state["tally"])
+    tally.warnings = [(str(text), int(count)) for text, count in tally.warnings]
     tally.evaluations = [(int(at), float(accuracy)) for at, accuracy in tally.evaluations if at < step]
     return tally
 

@@ -1,4 +1,4 @@
-"""The sampler process of the `processes` runtime: loads what it is sent, samples the tickets it is given, until told."""
+"""The sampler process of the `processes` runtime: loads what it is sent, samples what it is asked, until told."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def _serve(pipe_in: BinaryIO, pipe_out: BinaryIO) -> None:
         return
     settings = TrainSettings.model_validate_json(json.dumps(opening[0]["settings"]))
     torch.set_num_threads(settings.threads)
-    policy = load(Path(opening[0]["model"]))
+    policy = load(Path(opening[0]["model"]), settings.model)
     collector = new_collector(policy, settings)
     try:
         while (message := receive(pipe_in)) is not None:

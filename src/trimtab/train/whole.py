@@ -56,7 +56,7 @@ def _course(run: Run, stopped: Callable[[], bool]) -> Summary:
 
     try:
         publish(run)
-        if run.tally.steps == 0 and not stopped():
+        if run.tally.steps == 0 and run.tally.warm_started:
             checkpoint(run)
         outcome = loop(run, stopped)
         summary = finish(run, outcome)

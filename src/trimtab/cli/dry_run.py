@@ -1,0 +1,91 @@
+"""`trimtab train --dry-run`: what would happen, what it would take. Nothing is written."""
+
+import time
+
+from rich.console import Console
+
+from trimtab.cli.explain import show_recipe
+from trimtab.config.train import TrainSettings
+from trimtab.signal import Recipe
+
+
+def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None:
+    """The recipe, the sizes, the memory by purpose, and the time of one real step times their number."""
+    from trimtab.train.memory import estimate_memory
+    from trimtab.train.opening import check_run
+    from trimtab.train.setup import task_and_policy
+
+    show_recipe(recipe, console, title=f"{recipe.name} will run")
+    check_run(settings, recipe)
+    task, policy = task_and_policy(settings)
+    problem = task.train(0)
+    tokens = settings.prompts_per_step * settings.samples_per_prompt * settings.max_new_tokens
+    lines = [
+        f"\n[bold]task[/]     {task.name}: {problem.text!r} -> {problem.answer!r}",
+        f"[bold]policy[/]   {policy.num_parameters:,} parameters, {policy.dtype} on {settings.model.device}; "
+        f"vocabulary {len(policy.tokenizer):,}",
+        f"[bold]sampler[/]  {settings.engine.format}, runtime {settings.runtime}, at most {settings.staleness} updates old",
+        f"[bold]batch[/]    {settings.prompts_per_step} prompts x {settings.samples_per_prompt} answers, at most "
+        f"{tokens:,} trainable tokens; {settings.updates_per_batch} updates",
+    ]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+    sizes = estimate_memory(policy, settings, recipe)
+    console.print(
+        "[bold]memory[/]   about "
+        + _bytes(sum(sizes.values()))
+        + ": "
+        + ", ".join(f"{name} {_bytes(size)}" for name, size in sizes.items()),
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"[bold]time[/]     {_time(settings, recipe)}", highlight=False, soft_wrap=True)
+
+
+def _time(settings: TrainSettings, recipe: Recipe) -> str:
+    """One real step, in memory: the sampler on one batch, then the learner on it."""
+    import torch
+
+    from trimtab.rollout.assemble import assemble
+    from trimtab.rollout.weights import digest
+    from trimtab.train.learn import Learner
+    from trimtab.train.policy import published
+    from trimtab.train.setup import new_collector, task_and_policy
+
+    torch.set_num_threads(settings.threads)
+    _, policy = task_and_policy(settings)
+    collector = new_collector(policy, settings)
+    try:
+        state = published(policy.model)
+        collector.engine.load(state, 0, digest(state))
+        began = time.perf_counter()
+        groups = collector.collect(list(range(settings.prompts_per_step)))
+        sampled = time.perf_counter()
+        _ = Learner(policy, recipe, settings).learn(assemble(groups, pad_id=policy.pad_id), version=0)
+        learned = time.perf_counter()
+    finally:
+        collector.scorer.close()
+    sample, learn = sampled - began, learned - sampled
+    step = max(sample, learn) if settings.runtime == "processes" else sample + learn
+    return (
+        f"{sample:.2f} s to sample and {learn:.2f} s to learn from one batch (measured now, untrained policy), so about "
+        f"{_duration(step * settings.steps)} for {settings.steps} steps, evaluations and warm start besides"
+    )
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit in ("B", "KiB") else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )

@@ -1,0 +1,76 @@
+"""`trimtab eval`: how good a policy is on prompts it has not learned from."""
+
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from trimtab.config import load_run
+from trimtab.config.train import TrainSettings
+from trimtab.errors import ConfigError, unknown_name
+from trimtab.rollout.task import Split
+
+KINDS = ("model", "best")
+
+
+def run_evaluation(
+    folder: Path, overrides: list[str], which: str, split: str, prompts: int | None, samples: int, show: int
+) -> None:
+    """Load, answer, count, print."""
+    import torch
+
+    from trimtab.rollout.engine import Sampling
+    from trimtab.rollout.weights import digest
+    from trimtab.train.evaluate import evaluate, evaluate_repeated
+    from trimtab.train.policy import load, published
+    from trimtab.train.setup import new_collector, new_engine
+
+    settings, model = _opened(folder, overrides, which)
+    if split not in get_args(Split)[1:]:
+        raise ConfigError(unknown_name("--split", split, list(get_args(Split)[1:])))
+    torch.set_num_threads(settings.threads)
+    policy = load(model, settings.model)
+    collector = new_collector(policy, settings, engine=new_engine(policy, settings, exact=True))
+    try:
+        state = published(policy.model)
+        collector.engine.load(state, 0, digest(state))
+        problems = collector.task.held_out(cast(Any, split), prompts or settings.eval_prompts)
+        found = evaluate(collector, problems, max_new_tokens=settings.max_new_tokens)
+        print(f"model     {model} ({policy.num_parameters:,} parameters)")
+        print(f"accuracy  {found.accuracy:.4f}  greedy, {len(problems)} {split} prompts of task {settings.task.name}")
+        if samples:
+            how = Sampling(settings.max_new_tokens, settings.temperature)
+            repeated = evaluate_repeated(collector, problems, how, k=samples)
+            print(f"avg@{samples:<5} {repeated.avg_at_k:.4f}  sampled at temperature {settings.temperature:g}")
+            print(f"pass@{samples:<4} {repeated.pass_at_k:.4f}")
+        for answer in sorted(found.answers, key=lambda answer: answer.is_right)[:show]:
+            sign = "right" if answer.is_right else "wrong"
+            print(f"  {sign}  {answer.problem.text!r} -> {answer.text!r} (expected {answer.problem.answer!r})")
+    finally:
+        collector.scorer.close()
+
+
+def _opened(folder: Path, overrides: list[str], which: str) -> tuple[TrainSettings, Path]:
+    """The settings that a run had, or those given for a bare model folder."""
+    from trimtab.train.opening import read_json
+
+    if which not in KINDS:
+        raise ConfigError(unknown_name("--which", which, list(KINDS)))
+    config = folder / "config.json"
+    is_run = (folder / "metrics.jsonl").is_file() or (folder / "checkpoints").is_dir()
+    if not is_run:
+        if not any(text.startswith("train.task") for text in overrides):
+            raise ConfigError(
+                f"eval: {folder} is no run folder, so it does not say what to ask. Name the task: train.task=sort, or "
+                "train.task.name=file train.task.file=problems.jsonl."
+            )
+        return load_run(None, overrides).train, folder
+    model = folder / which
+    if not model.is_dir():
+        raise ConfigError(
+            f"eval: {model} is not there; the run has not come that far. Resume it: trimtab train --resume {folder}"
+        )
+    known = {name: value for name, value in read_json(config).items() if name in TrainSettings.model_fields}
+    settings = TrainSettings.model_validate(known)
+    if overrides:
+        given = load_run(None, overrides).train
+        settings = settings.model_copy(update={name: getattr(given, name) for name in given.model_fields_set})
+    return settings, model

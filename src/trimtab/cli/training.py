@@ -1,0 +1,126 @@
+"""The commands around a training run, and what they say about themselves."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimtab.cli.app import app
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Dotted overrides: train.steps=50 recipe=dapo", metavar="[KEY=VALUE]...")
+]
+
+
+@app.command()
+def train(
+    run_file: Annotated[
+        Path | None, typer.Argument(help="A TOML run file (trimtab init writes one); without one, the defaults.")
+    ] = None,
+    overrides: Overrides = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder for the run; new or empty. Default: runs/<UTC time>-seed<N>.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Names every random stream of the run.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with this run from its last checkpoint.")
+    ] = None,
+    last_good: Annotated[
+        bool, typer.Option("--last-good", help="With --resume: if the last checkpoint is damaged, take an older one.")
+    ] = False,
+    twin: Annotated[
+        bool, typer.Option("--twin", help="Then train the same run without correction; the report shows both.")
+    ] = False,
+    max_minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop after this long, with a checkpoint to go on from.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Resolve and explain, estimate memory and time; train nothing.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the result only.")] = False,
+) -> None:
+    """Train a language model by RL on this machine, and write metrics, checkpoints, a summary and a report.
+
+    With no arguments: a tiny transformer, warm-started by a few supervised steps, learns to sort five digits. Its sampler
+    has quantised weights and is several updates behind, and the recipe corrects for both. Everything is in the run
+    folder; open report.html to look at it. Ctrl-C finishes the step and says how to go on; a second one ends at once.
+
+    Examples: trimtab train · trimtab train run.toml train.steps=60 --seed 1 · trimtab train recipe=dapo --dry-run ·
+    trimtab train --resume runs/… · trimtab train train.model=path/to/hf_folder train.task.name=file train.task.file=p.jsonl
+    """
+    from trimtab.cli.train import Asked, run_training
+
+    given = list(overrides or [])
+    if run_file is not None and "=" in str(run_file):
+        given, run_file = [str(run_file), *given], None
+    run_training(Asked(run_file, given, run_dir, seed, resume, last_good, twin, max_minutes, dry_run, quiet))
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write it; nothing is overwritten.")] = Path("run.toml"),
+    recipe: Annotated[str, typer.Option(help="The recipe to begin with; trimtab catalog lists them.")] = "",
+) -> None:
+    """Write a run file with every setting, its default and what it means, ready to be changed.
+
+    Example: trimtab init my_run.toml --recipe dapo, then trimtab train my_run.toml
+    """
+    from trimtab.cli.init import write_run_file
+
+    write_run_file(path, recipe)
+
+
+@app.command(name="eval")
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="A run folder, or a model folder (then name the task).")],
+    overrides: Overrides = None,
+    which: Annotated[str, typer.Option(help="Of a run folder: model (the last) or best.")] = "model",
+    split: Annotated[str, typer.Option(help="validation or test.")] = "test",
+    prompts: Annotated[int | None, typer.Option(min=1, help="Held-out prompts; default: as the run.")] = None,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Also draw this many answers a prompt, for avg@k and pass@k.")
+    ] = 0,
+    show: Annotated[int, typer.Option(min=0, help="Print this many answers, wrong ones first.")] = 5,
+) -> None:
+    """Measure a policy on held-out prompts: greedy accuracy, and with --samples avg@k and pass@k.
+
+    Examples: trimtab eval runs/… · trimtab eval runs/… --which best --samples 8 · trimtab eval my_model train.task=sort
+    """
+    from trimtab.cli.evaluate import run_evaluation
+
+    run_evaluation(folder, list(overrides or []), which, split, prompts, samples, show)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="A run folder; several are compared on one page.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The page; default: RUN/report.html, or comparison.html here for several.")
+    ] = None,
+) -> None:
+    """Draw the page of a run again, or one page that compares several.
+
+    Examples: trimtab report runs/… · trimtab report runs/a runs/b --out comparison.html
+    """
+    from trimtab.report import write_comparison, write_report
+
+    path = write_report(runs[0], out) if len(runs) == 1 else write_comparison(runs, out or Path("comparison.html"))
+    print(f"report  {path}")
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="A run folder whose batches were dumped (train.dump_batches=true).")],
+    overrides: Overrides = None,
+    step: Annotated[int, typer.Option(min=0, help="The step to compute again.")] = 0,
+) -> None:
+    """Compute a recorded step again and compare every metric with what was logged; or put its batch through a recipe.
+
+    Without overrides: the run's own recipe; a metric that comes out different is an error (exit code 1).
+    With overrides, such as recipe=dapo or signal.loss.band=[0.8,1.3]: the same batch under that recipe, side by side.
+
+    Examples: trimtab replay runs/… --step 12 · trimtab replay runs/… --step 12 recipe=cispo
+    """
+    from trimtab.cli.replay import run_replay
+
+    raise typer.Exit(run_replay(run, step, list(overrides or [])))

@@ -1,0 +1,146 @@
+"""The only place that computes a recorded step again: the batch as the signal saw it, through the recipe or another one.
+
+Nothing is sampled and no model runs: the dump holds what the current policy said of each token when it was trained on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from trimtab.errors import ConfigError
+from trimtab.signal import (
+    Metrics,
+    Prepared,
+    Recipe,
+    SignalBatch,
+    SignalState,
+    Update,
+    decide,
+    prepare,
+    step,
+    token_loss,
+)
+from trimtab.train.opening import read_json
+
+PER_TOKEN = ("logp_old", "logp_rollout", "logp_ref", "value", "version", "turn")
+
+
+@dataclass(frozen=True)
+class Dump:
+    """One recorded batch: its fields, the running statistics before it, and the metrics that were logged."""
+
+    step: int
+    fields: Mapping[str, Tensor]
+    state: SignalState
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The step again."""
+
+    metrics: dict[str, float]
+    differences: dict[str, tuple[float, float]]
+    """Metrics that came out other than recorded: recorded, now."""
+
+
+def read_dump(folder: Path, number: int) -> Dump:
+    """The dump of one step, from `batches/` or, for a step that was refused, `nonfinite/`."""
+    from safetensors.torch import load_file
+
+    for kind in ("batches", "nonfinite"):
+        path = folder / kind / f"step_{number:04d}.safetensors"
+        if path.is_file():
+            meta = read_json(path.with_suffix(".json"))
+            effects = {name: tuple(seen) for name, seen in meta["state"]["effects"].items()}
+            state = SignalState(effects, int(meta["state"]["window"]))
+            return Dump(number, load_file(path), state, meta["metrics"])
+    dumped = sorted(path.stem.removeprefix("step_") for path in folder.glob("*/step_*.safetensors"))
+    there = f"steps {', '.join(dumped[:8])}{', …' if len(dumped) > 8 else ''}" if dumped else "none"
+    raise ConfigError(
+        f"replay: {folder} holds no batch of step {number} ({there} of them), so there is nothing to compute again. "
+        "Batches are written with train.dump_batches=true."
+    )
+
+
+def replay(dump: Dump, recipe: Recipe, *, updates_per_batch: int) -> Replayed:
+    """All moments of one step. With the run's own recipe every metric must come out as it was recorded."""
+    missing = sorted(recipe.needs - set(dump.fields) - {"logp_current"})
+    if missing:
+        raise ConfigError(
+            f"replay: recipe {recipe.name!r} needs {', '.join(missing)}, which the run's own recipe did not, so step "
+            f"{dump.step} has no such numbers. Replay a recipe that needs only what the run recorded."
+        )
+    prepared, _ = prepare(batch_of(dump.fields), recipe, dump.state, version=dump.step)
+    metrics, losses = Metrics.empty(), list[float]()
+    groups = _groups_that_train(prepared)
+    for update in prepared.updates(min(updates_per_batch, groups)) if groups else ():
+        result = _again(update, dump.fields, recipe)
+        metrics = metrics.merge(result[0])
+        losses.append(result[1])
+    values = prepared.metrics.merge(metrics).values()
+    if losses:
+        values["train/loss"] = sum(losses) / len(losses)
+    return Replayed(values, _differences(dump.metrics, values))
+
+
+def batch_of(fields: Mapping[str, Tensor]) -> SignalBatch:
+    """A dump as the signal's batch."""
+    trainable = fields["trainable"]
+    widths = cast("list[int]", fields["id_counts"].tolist())
+    tokens = {name: _cells(fields[name], trainable, widths) for name in PER_TOKEN if name in fields}
+    return SignalBatch.from_list(
+        trainable=list(trainable.split(widths)),
+        reward=fields["reward"],
+        group=fields["group"],
+        scored=fields["scored"],
+        ended=fields["ended"],
+        sequence_id=fields["sequence_id"],
+        value_after=fields.get("value_after"),
+        **tokens,
+    )
+
+
+def _cells(flat: Tensor, trainable: Tensor, widths: list[int]) -> list[Tensor]:
+    cells = torch.full(trainable.shape, float("nan") if flat.is_floating_point() else -1, dtype=flat.dtype)
+    cells[trainable] = flat
+    return list(cells.split(widths))
+
+
+def _again(update: Update, fields: Mapping[str, Tensor], recipe: Recipe) -> tuple[Metrics, float]:
+    """One optimiser step's loss, from the recorded log-probs of the policy of then."""
+    now = _of(fields["logp_current"], fields, update.sequences)
+    needs_now = recipe.needs_logp_now and not (update.is_first and "logp_old" in fields)
+    decided = decide(update, logp_now=now if needs_now else None)
+    outs: list[Any] = []
+    for micro in decided.split(max_tokens=update.num_tokens):
+        given = {
+            name: _of(fields[key], fields, micro.sequences) if key in fields else None
+            for name, key in (("entropy", "entropy"), ("value", "value_current"))
+        }
+        outs.append(token_loss(micro, _of(fields["logp_current"], fields, micro.sequences), **given))
+    result = step(outs)
+    return result.metrics, float(result.loss)
+
+
+def _of(flat: Tensor, fields: Mapping[str, Tensor], sequences: Tensor) -> Tensor:
+    """A flat field's values for these sequences, in their order."""
+    parts = flat.split(cast("list[int]", fields["token_counts"].tolist()))
+    return torch.cat([parts[index] for index in cast("list[int]", sequences.tolist())])
+
+
+def _groups_that_train(prepared: Prepared) -> int:
+    levels = prepared.batch.levels
+    return len(torch.unique(levels.group_of_episode[levels.episode_of_sequence[prepared.trains]]))
+
+
+def _differences(recorded: Mapping[str, float], now: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    return {
+        name: (recorded[name], value)
+        for name, value in now.items()
+        if name in recorded and recorded[name] is not None and recorded[name] != value and value == value
+    }

@@ -1,0 +1,131 @@
+"""Runs that are killed, for real: in a forked child, at a chosen write, before it, half-way through it, or after it."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from trimtab.config.train import TrainSettings
+from trimtab.train import disk, resume, train
+from trimtab.train.progress import Silent
+
+Phase = Literal["before", "half", "after"]
+
+
+def uninterrupted(settings: TrainSettings, folder: Path, recipe: str) -> None:
+    _ = train(settings.model_copy(update={"run_dir": folder}), recipe, progress=Silent())
+
+
+def go_on(folder: Path) -> None:
+    _ = resume(folder, progress=Silent())
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """What the child ended with: 0, or minus the signal that killed it."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def killed_at(work: Callable[[], None], write: int, phase: Phase) -> Callable[[], None]:
+    """The same work, which dies at its n-th write to disk."""
+
+    def fused() -> None:
+        _fuse(write, phase)
+        work()
+
+    return fused
+
+
+def count_writes(work: Callable[[], None], note: Path) -> list[str]:
+    """What is written in the course of the work, in order."""
+
+    def counted() -> None:
+        seen: list[str] = []
+        _watch(lambda what, when: seen.append(what) if when == "before" else None)
+        work()
+        _ = note.write_text("\n".join(seen))
+
+    assert in_child(counted) == 0
+    return note.read_text().splitlines()
+
+
+def killed_after(work: Callable[[], None], seconds: float) -> int:
+    """The work, killed from outside after this long wherever it is; 0 if it was faster."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _fuse(write: int, phase: Phase) -> None:
+    remaining = [write]
+
+    def burn(_: str, when: str) -> None:
+        if when == "before":
+            remaining[0] -= 1
+        if remaining[0] == -1 and when == phase:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _watch(burn)
+
+
+def _watch(seen: Callable[[str, str], None]) -> None:
+    """Tell of every write of the trainer: files, lines, renames; of files and lines also when half of them is written."""
+    write, append, replace = disk.write_durably, disk.append_line, os.replace
+
+    def write_watched(path: Path, content: bytes) -> None:
+        seen(f"file {path.name}", "before")
+        write(path, content[: len(content) // 2])
+        seen(f"file {path.name}", "half")
+        write(path, content)
+        seen(f"file {path.name}", "after")
+
+    def append_watched(path: Path, line: Any) -> None:
+        seen(f"line {path.name}", "before")
+        whole = path.read_bytes() if path.exists() else b""
+        append(path, line)
+        done = path.read_bytes()
+        _ = path.write_bytes(done[: (len(whole) + len(done)) // 2])
+        seen(f"line {path.name}", "half")
+        _ = path.write_bytes(done)
+        seen(f"line {path.name}", "after")
+
+    def replace_watched(source: Any, target: Any) -> None:
+        seen(f"rename {Path(target).name}", "before")
+        replace(source, target)
+        seen(f"rename {Path(target).name}", "after")
+
+    import trimtab.train.record as record
+
+    disk.write_durably = write_watched
+    disk.append_line = append_watched
+    record.append_line = append_watched  # pyright: ignore[reportPrivateImportUsage]
+    os.replace = replace_watched  # type: ignore[assignment]
+
+
+def random_phase(stream: random.Random) -> Phase:
+    return stream.choice(("before", "half", "after"))

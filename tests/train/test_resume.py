@@ -1,0 +1,205 @@
+"""A run that was killed and resumed is, bit for bit, the run that was never killed."""
+
+import json
+import random
+import shutil
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.train.conftest import lines, timeless
+from tests.train.kill import count_writes, go_on, in_child, killed_after, killed_at, random_phase, uninterrupted
+
+from trimtab.config.train import TaskSettings, TrainSettings
+from trimtab.errors import CheckpointError, ConfigError
+from trimtab.signal import recipe
+from trimtab.train import resume, train
+from trimtab.train.progress import Silent
+from trimtab.train.record import Summary
+
+TIMES = ("seconds", "tokens_per_second", "run_dir", "resumed")
+RECIPE = "ppo"
+"""It has all that there is to lose: a critic, a reference, running statistics; with a stale int4 sampler besides."""
+
+
+@pytest.fixture(scope="module")
+def whole(small: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    uninterrupted(small, folder, RECIPE)
+    return folder
+
+
+def assert_equal_runs(folder: Path, whole: Path) -> None:
+    for model in ("model", "best"):
+        for file in ("model.safetensors", "critic.safetensors"):
+            assert (folder / model / file).read_bytes() == (whole / model / file).read_bytes(), (model, file)
+    assert timeless(folder) == timeless(whole)
+    for name in ("samples.jsonl", "transcripts.jsonl", "diagnostics.jsonl"):
+        assert lines(folder, name) == lines(whole, name), name
+    ended, expected = (json.loads((path / "summary.json").read_text()) for path in (folder, whole))
+    assert {k: v for k, v in ended.items() if k not in TIMES} == {k: v for k, v in expected.items() if k not in TIMES}
+
+
+KILLS = [
+    pytest.param("file .manifest.json.draft", 0, "half", id="while the run is opened"),
+    pytest.param("line metrics.jsonl", 3, "half", id="inside a line of metrics"),
+    pytest.param("file .optimizer.safetensors.draft", 1, "half", id="inside a checkpoint's file"),
+    pytest.param("rename step_000002", 0, "before", id="before a checkpoint's rename"),
+    pytest.param("rename .step_000000.old", 0, "after", id="while an old checkpoint is removed"),
+    pytest.param("rename best", 1, "before", id="while the best policy is replaced"),
+    pytest.param("file .summary.json.draft", 0, "half", id="inside the summary"),
+]
+
+
+@pytest.fixture(scope="module")
+def writes(small: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Every write of the run, in order."""
+    folder = tmp_path_factory.mktemp("writes")
+    return count_writes(partial(uninterrupted, small, folder / "run", RECIPE), folder / "note")
+
+
+@pytest.mark.parametrize(("what", "nth", "phase"), KILLS)
+def test_killed_inside_a_write_and_resumed(
+    what: str, nth: int, phase: str, whole: Path, writes: list[str], small: TrainSettings, tmp_path: Path
+) -> None:
+    places = [place for place, name in enumerate(writes) if name == what]
+    assert len(places) > nth, f"{what} is among {sorted(set(writes))}"
+    folder = tmp_path / "run"
+    work = partial(uninterrupted, small, folder, RECIPE)
+    assert in_child(killed_at(work, places[nth], phase)) == -signal.SIGKILL  # type: ignore[arg-type]
+    if not (folder / "manifest.json").is_file():
+        with pytest.raises(ConfigError, match=r"manifest.json is missing, so .* is not the folder of a run"):
+            go_on(folder)
+        shutil.rmtree(folder)
+        uninterrupted(small, folder, RECIPE)
+    else:
+        go_on(folder)
+    assert_equal_runs(folder, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(60))
+def test_killed_anywhere_again_and_again(
+    seed: int, whole: Path, writes: list[str], small: TrainSettings, tmp_path: Path
+) -> None:
+    """Two kills a run: one inside a random write, one at a random time of the resumed run."""
+    stream = random.Random(seed)
+    folder = tmp_path / "run"
+    first = writes.index("file .manifest.json.draft") + 2
+    place = stream.randrange(first, len(writes))
+    work = partial(uninterrupted, small, folder, RECIPE)
+    _ = in_child(killed_at(work, place, random_phase(stream)))
+    _ = killed_after(partial(go_on, folder), stream.uniform(0.0, 1.5))
+    try:
+        go_on(folder)
+    except ConfigError as error:
+        assert "is finished" in str(error)
+    assert_equal_runs(folder, whole)
+
+
+def test_a_resumed_run_may_get_more_steps_and_equals_one_that_had_them(
+    small: TrainSettings, whole: Path, tmp_path: Path
+) -> None:
+    short = small.model_copy(update={"steps": 3, "run_dir": tmp_path / "run"})
+    _ = train(short, RECIPE, progress=Silent())
+    summary = resume(tmp_path / "run", changes={"steps": 5}, progress=Silent())
+    assert (summary.steps, summary.resumed) == (5, 1)
+    assert timeless(tmp_path / "run") == timeless(whole)
+
+
+@pytest.fixture
+def stopped(whole: Path, tmp_path: Path) -> Path:
+    """A copy of the run as it was when it had two checkpoints and no summary."""
+    folder = tmp_path / "copy"
+    _ = shutil.copytree(whole, folder)
+    (folder / "summary.json").unlink()
+    return folder
+
+
+def test_a_damaged_checkpoint_is_refused_with_the_reason_and_the_last_good_one_taken_on_request(
+    stopped: Path, whole: Path
+) -> None:
+    file = stopped / "checkpoints" / "step_000005" / "optimizer.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    _ = file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"optimizer.safetensors has sha256 .* not what was written.*--last-good"):
+        _ = resume(stopped, progress=Silent())
+    _ = resume(stopped, last_good=True, progress=Silent())
+    assert_equal_runs(stopped, whole)
+
+
+def test_a_checkpoint_that_lacks_a_file_is_refused(stopped: Path) -> None:
+    (stopped / "checkpoints" / "step_000005" / "buffer.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"buffer.safetensors is missing, so step_000005 is not whole"):
+        _ = resume(stopped, progress=Silent())
+
+
+def test_a_checkpoint_of_another_run_is_refused(stopped: Path) -> None:
+    manifest = stopped / "checkpoints" / "step_000005" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    _ = manifest.write_text(json.dumps({**content, "run_id": "another"}))
+    with pytest.raises(CheckpointError, match=r"belongs to run another and this folder's run is"):
+        _ = resume(stopped, progress=Silent())
+
+
+def test_a_checkpoint_of_a_later_format_is_refused(stopped: Path) -> None:
+    manifest = stopped / "checkpoints" / "step_000005" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    _ = manifest.write_text(json.dumps({**content, "format": 99}))
+    with pytest.raises(CheckpointError, match=r"has format 99 and this version of trimtab reads 1"):
+        _ = resume(stopped, progress=Silent())
+
+
+def test_what_would_change_the_meaning_of_a_run_is_refused(stopped: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lr cannot change in the middle of a run"):
+        _ = resume(stopped, changes={"lr": 1.0}, progress=Silent())
+    with pytest.raises(CheckpointError, match=r"was started with recipe 'ppo' .* 'dapo' as it is now"):
+        _ = resume(stopped, recipe("dapo"), progress=Silent())
+
+
+def test_a_finished_run_says_so_and_how_to_get_more(whole: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is finished \(all 5 steps are done\).*train.steps=10"):
+        _ = resume(whole, progress=Silent())
+
+
+def test_two_processes_cannot_train_in_one_folder(stopped: Path) -> None:
+    import fcntl
+
+    with (stopped / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another process is training in"):
+            _ = resume(stopped, progress=Silent())
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config.json is missing, so .* is not the folder of a run"):
+        _ = resume(tmp_path, progress=Silent())
+
+
+def test_a_run_of_a_recipe_of_ones_own_asks_for_it(small: TrainSettings, tmp_path: Path) -> None:
+    settings = small.model_copy(update={"run_dir": tmp_path / "run", "steps": 1})
+    own = recipe("grpo", not_ended="suppress")
+    _ = train(settings, own, progress=Silent())
+    with pytest.raises(ConfigError, match=r"started from Python with a recipe of its own"):
+        _ = resume(tmp_path / "run", changes={"steps": 2}, progress=Silent())
+    assert resume(tmp_path / "run", own, changes={"steps": 2}, progress=Silent()).steps == 2
+
+
+def test_two_turns_and_refills_resume_bit_for_bit_too(small: TrainSettings, tmp_path: Path) -> None:
+    """Observations, turns and a buffer that has dropped groups all pass through a checkpoint."""
+    settings = small.model_copy(
+        update={"task": TaskSettings(name="calculator", size=3), "dynamic_sampling": 2, "max_new_tokens": 6, "steps": 4}
+    )
+    folders = [tmp_path / "whole", tmp_path / "cut"]
+    _ = train(settings.model_copy(update={"run_dir": folders[0]}), "start_async", progress=Silent())
+    _ = train(settings.model_copy(update={"run_dir": folders[1], "steps": 2}), "start_async", progress=Silent())
+    _ = resume(folders[1], changes={"steps": 4}, progress=Silent())
+    assert timeless(folders[1]) == timeless(folders[0])
+
+
+def test_resuming_is_counted(stopped: Path) -> None:
+    shutil.rmtree(stopped / "checkpoints" / "step_000005")
+    summary: Summary = resume(stopped, progress=Silent())
+    assert summary.resumed == 1
