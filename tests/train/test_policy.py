@@ -267,7 +267,7 @@ def broken(folder: Path, change: str) -> None:
         ("pickle only", r"holds pytorch_model\.bin and no safetensors; that file is a pickle"),
         ("no weights", r"model\.safetensors is missing"),
         ("a parameter lacks", r"lack 1 parameters \(first: model\.layers\.1\.mlp\.up_proj\.weight\)"),
-        ("another size", "size|shape"),
+        ("another size", r"has shape \(16, 16\) in the weight files and \(16, 32\) by config\.json"),
         ("an encoder", "BertForMaskedLM, which is not a causal language model"),
         ("unknown type", "transformers cannot build this model"),
         ("no tokenizer", "holds no tokenizer"),

@@ -115,7 +115,12 @@ def _model(folder: Path, described: dict[str, Any], dtype: torch.dtype) -> "PreT
     try:
         with _quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+                folder,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # told below, by name
             )
     except (ValueError, KeyError, OSError, RuntimeError, TypeError, AttributeError) as error:
         raise ConfigError(
@@ -128,6 +133,12 @@ def _model(folder: Path, described: dict[str, Any], dtype: torch.dtype) -> "PreT
         raise ConfigError(
             f"{folder}: the weight files lack {len(lost)} parameters (first: {lost[0]}), so they would be random. "
             "Copy the folder again, or take the weights that belong to this config.json."
+        )
+    if info["mismatched_keys"]:
+        name, stored, wanted = min(info["mismatched_keys"])
+        raise ConfigError(
+            f"{folder}: {name} has shape {tuple(stored)} in the weight files and {tuple(wanted)} by config.json, so "
+            "they belong to different models. Take the config.json that was saved with these weights."
         )
     return cast("PreTrainedModel", model)
 
@@ -204,7 +215,7 @@ def _give_padding(folder: Path, tokenizer: "PreTrainedTokenizerFast", rows: int)
 def _check_head(folder: Path, model: "PreTrainedModel") -> None:
     """The trainer takes logits as the output head of the last hidden state; some models do more to them."""
     head = cast(nn.Linear, model.get_output_embeddings())
-    ids = torch.arange(4)[None]
+    ids = torch.arange(min(4, head.weight.shape[0]))[None]
     with torch.no_grad():
         logits = cast(torch.Tensor, model(input_ids=ids, use_cache=False).logits)
         own = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
