@@ -1,9 +1,8 @@
-"""Made run folders: a small generator of what a trainer writes, healthy or in one of the ways in which runs go wrong."""
+"""Made run folders: a small generator of what a trainer writes, healthy or in a way in which runs go wrong."""
 
 import json
 import math
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +76,21 @@ def metric_line(kind: str, step: int, steps: int, chance: random.Random) -> Line
         "rollout/reward_mean": min(1.0, good + chance.gauss(0, 0.02)), "rollout/ended_fraction": 0.995,
         "rollout/tokens": 1536, "rollout/groups_refilled": 1, "rollout/groups_dropped": 0,
         "reward/ok": 256 - failed, "reward/error": failed // 2, "reward/timeout": failed // 2, "reward/abstain": 0,
-        "staleness/mean": 6.2, "staleness/max": 8, "publish/lag_seconds": 0.1, "publish/lag_versions": 1, "buffer/groups": 64,
+        "staleness/mean": 6.2, "staleness/max": 8, "publish/lag_seconds": 0.1, "publish/lag_versions": 1,
+        "buffer/groups": 64,
         "drift/engine_abs_mean": near * engine, "drift/staleness_abs_mean": near * stale,
         "drift/total_abs_mean": near * (engine + stale),
-        "logratio_total/token_abs_mean": near * (engine + stale), "logratio_total/token_abs_max": 40 * near * (engine + stale),
+        "logratio_total/token_abs_mean": near * (engine + stale),
+        "logratio_total/token_abs_max": 40 * near * (engine + stale),
         "ess_total/token": 1 / (1 + 2 * stale), "ess_total/sequence": 1 / (1 + 40 * stale**1.5) * near ** 0.1,
-        "kept/token_fraction": 1.0, "effective_batch/token_fraction": max(0.15, 1 - good) * near, "constant_groups/group_fraction": good * 0.8,
+        "kept/token_fraction": 1.0, "effective_batch/token_fraction": max(0.15, 1 - good) * near,
+        "constant_groups/group_fraction": good * 0.8,
         "importance.truncated/alone": 3 * stale, "importance.truncated/on_top": 3 * stale,
         "importance.truncated/importance_mean": 1 - stale, "importance.truncated/over_high_tokens": min(1, 2 * stale),
         "importance.truncated/under_low_tokens": 0.0, "policy_loss.clipped/clipped_tokens": 0.0,
         "entropy/token_mean": 0.05 + 0.5 * (1 - good) * near, "train/grad_norm": 0.6 * near + 3 * max(0.0, stale - 0.1),
-        "train/loss": -0.01 * near, "train/lr": 2e-4, "train/updates": 1, "train/skipped_updates": 0, "train/nonfinite": 0,
+        "train/loss": -0.01 * near, "train/lr": 2e-4, "train/updates": 1, "train/skipped_updates": 0,
+        "train/nonfinite": 0,
         "time/sample_seconds": 0.12 * near, "time/learn_seconds": 0.16, "time/wait_seconds": 0.02,
         "time/eval_seconds": 0.3 if step % 10 == 0 else 0.0, "time/elapsed_seconds": 8 + 0.33 * step,
         "time/tokens_per_second": 5400 * near,
@@ -104,7 +107,8 @@ def config(seed: int) -> Line:
 def manifest(seed: int) -> Line:
     return {
         "started": "2026-01-01T00:00:00+00:00", "seed": seed, "versions": {"torch": "2.13.0"},
-        "hardware": {"processor": "a & b", "cores": 2, "threads": 1}, "dtype_pair": {"trainer": "fp32", "engine": "int4"},
+        "hardware": {"processor": "a & b", "cores": 2, "threads": 1},
+        "dtype_pair": {"trainer": "fp32", "engine": "int4"},
     }  # fmt: skip
 
 
@@ -114,7 +118,8 @@ def summary(kind: str, steps: int, seed: int, accuracies: list[float]) -> Line:
     return {
         "held_out_accuracy": end, "validation_accuracy": end, "start_accuracy": accuracies[0], "seconds": 48.0,
         "tokens_per_second": 5300.0, "warnings": [], "steps": steps, "seed": seed, "outcome": "finished",
-        "tokens": 1536 * steps, "skipped_updates": 0, "num_parameters": 133_248, "recipe": "start_async", "task": "sort",
+        "tokens": 1536 * steps, "skipped_updates": 0, "num_parameters": 133_248, "recipe": "start_async",
+        "task": "sort",
         "avg_at_k": end - 0.03, "pass_at_k": min(1.0, end + 0.02), "eval_samples": 8,
         "best_step": 10 * accuracies.index(max(accuracies)), "best_accuracy": max(accuracies),
         "reward_status": {"ok": 256 * steps - 2 * failed, "error": failed, "timeout": failed, "abstain": 0},
@@ -135,9 +140,11 @@ def transcript_lines(kind: str, step: int) -> list[Line]:
     status = "timeout" if kind == "broken_reward" else "ok"
     return [
         {"step": step, "ticket": 32 * step, "version": max(0, step - 8), "prompt": "sort 31254 =",
-         "turns": [{"by": "policy", "text": "12345"}], "reward": 1.0, "status": "ok", "advantage": 0.8, "kept_fraction": 1.0},
+         "turns": [{"by": "policy", "text": "12345"}], "reward": 1.0, "status": "ok", "advantage": 0.8,
+         "kept_fraction": 1.0},
         {"step": step, "ticket": 32 * step + 1, "version": max(0, step - 3), "prompt": "17 * 23 + 5 =",
-         "turns": [{"by": "policy", "text": "calc(17 * 23)"}, {"by": "environment", "text": "391"}, {"by": "policy", "text": "395"}],
+         "turns": [{"by": "policy", "text": "calc(17 * 23)"}, {"by": "environment", "text": "391"},
+                   {"by": "policy", "text": "395"}],
          "reward": 0.0 if status == "ok" else None, "status": status, "advantage": -0.9, "kept_fraction": 0.5},
     ]  # fmt: skip
 
@@ -155,11 +162,3 @@ def diagnostic_line(kind: str, step: int, steps: int) -> Line:
         "drift_by_age": [{"age": age, "abs_mean": engine + stale * age / 6, "tokens": 170} for age in range(9)],
         "staleness_histogram": [{"age": age, "tokens": 50 + 60 * age} for age in range(9)],
     }
-
-
-def with_lines(folder: Path, name: str, change: Callable[[Line], Line]) -> Path:
-    """The same run with every line of one file changed."""
-    path = folder / name
-    lines = [change(json.loads(line)) for line in path.read_text().splitlines()]
-    _ = path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder

@@ -36,7 +36,7 @@ def comparison(runs: Sequence[RunData], labels: Sequence[str]) -> str:
         question("end", "Where did they end?", ended(named), _numbers(named)),
         *_curves(named),
         question("settings", "In what do they differ?", *_settings(named)),
-        _over("drift", "How far are sampler and trainer apart?", named, _drift, "log", "mean |log-ratio| a token"),
+        _over("drift", "How far are sampler and trainer apart?", named, _drift, "log", "|log-ratio| a token"),
         _over(
             "ess", "How many answers does a batch count as?", named, verdict.effective, "share", "effective sample size"
         ),

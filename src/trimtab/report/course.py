@@ -133,7 +133,7 @@ def beside_twin(run: RunData) -> str:
         return ""
     own, other = end(run), end(run.twin)
     if own is None or other is None:
-        return " A twin without correction is there, but one of the two has no accuracy to compare."
+        return "A twin without correction is there, but one of the two has no accuracy to compare."
     limit = noise(own, other)
     told = f"The same run without correction ended at {percent(other.share)} against {percent(own.share)}"
     if run.num_steps != run.twin.num_steps:
@@ -143,12 +143,10 @@ def beside_twin(run: RunData) -> str:
     pair = " It is one pair of runs with one seed; other seeds may differ."
     if abs(own.share - other.share) <= limit:
         apart = points(own.share - other.share)
-        return (
-            f" {told}: the difference of {apart} is within the noise of ± {points(limit)}, so no claim is made.{pair}"
-        )
+        return f"{told}: the difference of {apart} is within the noise of ± {points(limit)}, so no claim is made.{pair}"
     which = "better" if own.share > other.share else "worse"
     return (
-        f" {told}: with correction it is {points(own.share - other.share)} {which}, more than the ± {points(limit)} "
+        f"{told}: with correction it is {points(own.share - other.share)} {which}, more than the ± {points(limit)} "
         f"that the choice of prompts explains.{pair}"
     )
 

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,13 +56,17 @@ class RunData:
 
     def series(self, *names: str) -> Series:
         """The course of the first of these metrics that any step measured; empty when none did."""
-        for name in names:
-            points = [
-                (int(line["step"]), value) for line in self.metrics if (value := number(line.get(name))) is not None
-            ]
-            if points:
-                return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
-        return Series()
+        return next((self._courses[name] for name in names if name in self._courses), Series())
+
+    @cached_property
+    def _courses(self) -> dict[str, Series]:
+        points: dict[str, list[tuple[int, float]]] = {}
+        for line in self.metrics:
+            for name, value in line.items():
+                measured = number(value)
+                if measured is not None:
+                    points.setdefault(name, []).append((int(line["step"]), measured))
+        return {name: Series(*map(tuple, zip(*pairs, strict=True))) for name, pairs in points.items()}
 
     def names(self, ending: str) -> list[str]:
         """The metrics whose name ends so, in order."""

@@ -30,6 +30,8 @@ WORST_WAY = {
 }
 """Metrics watched for a change, and the side on which a change is bad."""
 SHOWN_CHANGES = 3
+NEGLIGIBLE = 1e-4
+"""Effect of a stage below which it answers to rounding."""
 
 
 def is_the_signal_at_fault(run: RunData) -> str:
@@ -81,7 +83,7 @@ def since(run: RunData, found: list[tuple[str, Series, Change]]) -> str:
         return f"Too short to say: no metric has the {2 * LEAST} points that an early range and a change need."
     if not found:
         return (
-            f"Since none: of {len(watched)} metrics watched, none left its early range to the bad side and stayed out. "
+            f"None: of {len(watched)} metrics watched, no one left its early range to the bad side and stayed out. "
             "The early range is that of the first fifth of the run, widened by half."
         )
     told = [
@@ -117,7 +119,7 @@ def acting(run: RunData) -> str:
     """The stage that decides most, by its effect on top of the others; empty when none acts or there is none."""
     effect = {name: s.mean for name in stages(run) if (s := run.series(f"{name}/on_top", f"{name}/alone"))}
     most = max(effect, key=lambda name: effect[name], default="")
-    return most if effect.get(most) else ""
+    return most if effect.get(most, 0.0) >= NEGLIGIBLE else ""
 
 
 def which_stage(run: RunData) -> str:
@@ -158,6 +160,7 @@ def _acting(run: RunData, named: list[str]) -> str:
     """Which stage decides most, and which never did anything."""
     effect = {name: s for name in named if (s := run.series(f"{name}/on_top", f"{name}/alone"))}
     idle = [name for name, series in effect.items() if max(series.values) == 0]
+    still = [name for name, series in effect.items() if name not in idle and series.mean < NEGLIGIBLE]
     parts: list[str] = []
     most = acting(run)
     if most:
@@ -165,7 +168,9 @@ def _acting(run: RunData, named: list[str]) -> str:
         what = (
             f"rejects {percent(mean)} of the tokens" if most.startswith("keep") else f"moves weights by {small(mean)}"
         )
-        parts.append(f"{most} acts{' most' if len(effect) - len(idle) > 1 else ''}: on average it {what}.")
+        parts.append(f"{most} acts{' most' if len(effect) - len(idle) - len(still) > 1 else ''}: on average it {what}.")
+    if still:
+        parts.append(f"{listed(still)} had nothing but rounding to correct.")
     if idle:
         parts.append(f"{listed(idle)} did nothing at any step.")
     return " ".join(parts)

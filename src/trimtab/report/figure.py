@@ -94,7 +94,7 @@ def draw_lines(
         axis.set_ylim(-0.03, 1.06)
         axis.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0", "25 %", "50 %", "75 %", "100 %"])
     elif scale == "log":
-        axis.set_yscale("log")
+        _log_axis(axis, [value for line in lines for value in line.series.values if value > 0])
     else:
         values = [value for line in lines for value in line.series.values] + [m.value for m in marks]
         low, high = min(0.0, *values), max(*values, 1e-9) if top is None else top
@@ -151,6 +151,10 @@ def key(entries: Sequence[tuple[str, str]]) -> str:
     return f'<ul class="key">{items}</ul>'
 
 
+def _as_number(value: float, _: object) -> str:
+    return f"{value:.2g}"
+
+
 def _as_percent(value: float, _: object) -> str:
     return f"{100 * value:.3g} %"
 
@@ -174,6 +178,17 @@ def _floor(lines: Sequence[Line]) -> float:
     """Equal numbers have no place on a log axis: they lie at its foot, a little below the smallest that has."""
     above = [value for line in lines for value in line.series.values if value > 0]
     return max(1e-9, 0.5 * min(above)) if above else 1e-9
+
+
+def _log_axis(axis: Any, values: list[float]) -> None:
+    """Plain numbers at the ticks, and enough of them where the values span little."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_yscale("log")
+    few = max(values, default=1.0) < 100 * min(values, default=1.0)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=7))
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_formatter(_as_number)
 
 
 def _plain_axis(axis: "Axes") -> None:

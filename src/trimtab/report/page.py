@@ -32,7 +32,7 @@ def page(run: RunData, folder: Path | None = None) -> str:
         _head(run),
         _glance(run),
         facts.warnings(run),
-        question("learned", "Did it learn?", course.learned(run) + course.beside_twin(run), course.learning_curve(run)),
+        question("learned", "Did it learn?", _learned(run), course.learning_curve(run)),
         fault.is_the_signal_at_fault(run),
         fault.since_which_step(run),
         fault.which_stage(run),
@@ -63,6 +63,10 @@ def document(title: str, *blocks: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<style>{CSS}</style>\n</head>\n<body>\n<main>\n{''.join(blocks)}</main>\n</body>\n</html>\n"
     )
+
+
+def _learned(run: RunData) -> str:
+    return "\n".join(text for text in (course.learned(run), course.beside_twin(run)) if text)
 
 
 def _head(run: RunData) -> str:
@@ -96,10 +100,15 @@ def _glance(run: RunData) -> str:
         ("stage", "Which stage?", fault.acting(run) or ("none acts" if fault.stages(run) else "no correction"), ""),
     ]
     links = "".join(
-        f'<a class="ask {kind}" href="#{anchor}"><span>{title}</span><b>{escape(short)}</b></a>'
+        f'<a class="ask {kind}" href="#{anchor}"><span>{title}</span><b>{_breakable(short)}</b></a>'
         for anchor, title, short, kind in asked
     )
     return f'<nav class="asks">{links}</nav><div class="tiles">{_tiles(run)}</div>\n'
+
+
+def _breakable(name: str) -> str:
+    """A dotted name may break after its dots."""
+    return escape(name).replace(".", ".<wbr>")
 
 
 def _tiles(run: RunData) -> str:

@@ -22,11 +22,12 @@ body {
 }
 main { max-width: 53rem; margin: 0 auto; padding: 3rem 1.25rem 5rem; }
 a { color: var(--first); text-underline-offset: .15em; }
+main > header { margin-bottom: 1.75rem; }
 header p.over { margin: 0; color: var(--faint); font-size: .875rem; }
 h1 { margin: .15rem 0 .4rem; font-size: 2rem; line-height: 1.2; letter-spacing: -.015em; font-weight: 650; }
 header p.lead { margin: 0; font-size: 1.1rem; color: var(--faint); max-width: 42rem; }
 .asks, .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .75rem; }
-.asks { margin: 1.75rem 0 .75rem; }
+.asks { margin: 0 0 .75rem; }
 .tiles { grid-template-columns: repeat(auto-fit, minmax(8rem, 1fr)); margin: 0 0 2rem; }
 .ask, .tile { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: .75rem 1rem; }
 .ask { color: inherit; text-decoration: none; border-left: 4px solid var(--line); }

@@ -1,7 +1,7 @@
 """The only place that knows how a symptom is written: in docs/troubleshooting.md, and folded into a run's page.
 
 The page travels without the repository, so the texts live in the package and the document is made from them:
-`python -m trimtab.report.symptom > docs/troubleshooting.md`.
+`python -m trimtab.report > docs/troubleshooting.md`.
 """
 
 import os
@@ -16,7 +16,7 @@ INTRODUCTION = """# Troubleshooting, by symptom
 
 Find what you see; metric names are those of `metrics.jsonl`, settings those of `[train]` unless another table is named.
 `report.html` links here and holds the paragraphs that concern its run; how to read it: [report.md](report.md).
-Made by `python -m trimtab.report.symptom` from [`symptoms.py`](../src/trimtab/report/symptoms.py).
+Made by `python -m trimtab.report` from [`symptoms.py`](../src/trimtab/report/symptoms.py).
 """
 
 
@@ -69,12 +69,15 @@ def from_folder(folder: Path) -> str | None:
 
 
 def coded(text: str) -> str:
-    """Plain text with `code` in it, as HTML; a link of the document becomes its text."""
-    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(plain))
+    """Plain text with `code` and *emphasis* in it, as HTML; a link of the document becomes its text.
+
+    >>> coded("see *this*: `a < b` and `drift/*`, `x_*`")
+    'see <em>this</em>: <code>a &lt; b</code> and <code>drift/*</code>, <code>x_*</code>'
+    """
+    plain = escape(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text), quote=False)
+    return re.sub(r"`([^`]+)`|\*([^*]+)\*", _marked, plain)
 
 
-if __name__ == "__main__":
-    from trimtab.report.symptoms import SYMPTOMS
-
-    print(document(SYMPTOMS), end="")
+def _marked(found: re.Match[str]) -> str:
+    code, stressed = found.groups()
+    return f"<code>{code}</code>" if code else f"<em>{stressed}</em>"

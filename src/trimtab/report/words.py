@@ -12,7 +12,7 @@ def percent(share: float) -> str:
     >>> percent(0.984), percent(1.0), percent(0.00042)
     ('98.4\\xa0%', '100\\xa0%', '0.042\\xa0%')
     """
-    if share in (0.0, 1.0):
+    if share == 0 or 0.99995 <= share <= 1:
         return f"{100 * share:.0f}{SPACE}%"
     if 0.9995 <= abs(share) < 1:
         return f"{100 * share:.2f}{SPACE}%"

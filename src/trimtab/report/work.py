@@ -72,8 +72,8 @@ def used(run: RunData) -> str:
         else:
             first, last = percent(share.values[0]), percent(share.values[-1])
             parts.append(
-                f"At the end {last} of the tokens carried a gradient, {first} at the start: where all answers to a prompt "
-                "earn the same, there is nothing to compare."
+                f"At the end {last} of the tokens carried a gradient, {first} at the start: "
+                "where all answers to a prompt earn the same, there is nothing to compare."
             )
     for name, what in (("refilled", "replaced by fresh prompts"), ("dropped", "dropped")):
         count = int(sum(run.series(f"rollout/groups_{name}").values))
