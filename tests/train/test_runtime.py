@@ -1,0 +1,152 @@
+"""Both runtimes keep their promises: staleness within the limit, versions true, no batch lost, processes that end."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tests.train.conftest import lines, timeless
+
+from trimtab.config.train import TrainSettings
+from trimtab.errors import EngineError
+from trimtab.rollout.assemble import assemble
+from trimtab.rollout.buffer import Buffer
+from trimtab.rollout.weights import digest
+from trimtab.signal import recipe
+from trimtab.train import train
+from trimtab.train.learn import Learner
+from trimtab.train.policy import published
+from trimtab.train.progress import Silent
+from trimtab.train.setup import new_buffer, new_collector, open_runtime, task_and_policy
+from trimtab.train.warmstart import warm_start
+
+
+def test_staleness_zero_is_the_synchronous_loop_bit_for_bit(small: TrainSettings, tmp_path: Path) -> None:
+    """The loop written out: sample, learn, publish. No buffer, no runtime."""
+    settings = small.model_copy(update={"staleness": 0, "run_dir": tmp_path / "run"})
+    _ = train(settings, "start_async", progress=Silent())
+    _, policy = task_and_policy(settings)
+    _ = warm_start(policy, settings)
+    collector = new_collector(policy, settings)
+    learner = Learner(policy, recipe("start_async"), settings)
+    losses: list[float] = []
+    for step in range(settings.steps):
+        state = published(policy.model)
+        collector.engine.load(state, step, digest(state))
+        size = settings.prompts_per_step
+        groups = collector.collect(list(range(step * size, (step + 1) * size)))
+        learned = learner.learn(assemble(groups, pad_id=policy.pad_id), version=step)
+        losses.append(learned.metrics["train/loss"])
+    assert [line["train/loss"] for line in lines(tmp_path / "run")[:-1]] == losses
+    assert len(set(losses)) == len(losses)
+    from safetensors.torch import load_file
+
+    saved = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in policy.model.state_dict().items())
+
+
+def test_processes_without_staleness_give_the_numbers_of_inline(small: TrainSettings, tmp_path: Path) -> None:
+    settings = small.model_copy(update={"staleness": 0, "steps": 3})
+    for runtime in ("inline", "processes"):
+        changed = {"runtime": runtime, "run_dir": tmp_path / runtime}
+        _ = train(settings.model_copy(update=changed), "start_async", progress=Silent())
+    assert timeless(tmp_path / "inline") == timeless(tmp_path / "processes")
+    assert not (tmp_path / "processes" / ".sampler").exists()
+
+
+def test_processes_keep_within_the_limit_and_count_what_they_did(small: TrainSettings, tmp_path: Path) -> None:
+    changed = {"runtime": "processes", "run_dir": tmp_path / "run", "steps": 6, "staleness": 2}
+    summary = train(small.model_copy(update=changed), "start_async", progress=Silent())
+    metrics = lines(tmp_path / "run")[:-1]
+    assert len(metrics) == 6
+    assert max(line["staleness/max"] for line in metrics) <= 2
+    assert summary.staleness["max"] <= 2
+    assert all(line["publish/lag_seconds"] >= 0 and line["time/wait_seconds"] >= 0 for line in metrics)
+    assert sum(line["time/sample_seconds"] for line in metrics) > 0
+    assert "drift/engine_abs_mean" in metrics[0]  # version 0 is probed, and int4 differs
+    assert metrics[0]["drift/engine_abs_mean"] > 1e-3
+
+
+def children() -> list[int]:
+    found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in found.splitlines()[1:]]
+    return [int(pid) for pid, parent, args in rows if int(parent) == os.getpid() and "trimtab.train.sampler" in args]
+
+
+def opened(settings: TrainSettings, folder: Path):
+    _, policy = task_and_policy(settings)
+    return policy, open_runtime(
+        policy, settings.model_copy(update={"runtime": "processes"}), new_buffer(settings), folder
+    )
+
+
+def test_a_sampler_that_dies_is_one_clear_error_and_leaves_nothing_behind(small: TrainSettings, tmp_path: Path) -> None:
+    policy, runtime = opened(small, tmp_path / "sampler")
+    try:
+        runtime.publish(published(policy.model), 0)
+        _ = runtime.batch(list)
+        (child,) = children()
+        os.kill(child, signal.SIGKILL)
+        with pytest.raises(EngineError, match=r"the sampler ended with exit code -9, so no batch can come"):
+            for version in range(1, 9):
+                runtime.publish(published(policy.model), version)
+                _ = runtime.batch(list)
+    finally:
+        runtime.close()
+    assert children() == []
+
+
+def test_an_error_of_the_sampler_is_told_in_its_own_words(small: TrainSettings, tmp_path: Path) -> None:
+    policy, runtime = opened(small, tmp_path / "sampler")
+    state = published(policy.model)
+    first = next(iter(state))
+    try:
+        runtime.publish({name: tensor for name, tensor in state.items() if name != first}, 0)
+        with pytest.raises(EngineError, match=first.replace(".", r"\.")):
+            _ = runtime.batch(list)
+    finally:
+        runtime.close()
+
+
+def test_parameters_that_are_damaged_on_the_way_never_get_a_version(small: TrainSettings, tmp_path: Path) -> None:
+    """The checksum is of what was published; one changed value, and the engine refuses the version."""
+    _, policy = task_and_policy(small)
+    engine = new_collector(policy, small).engine
+    state = published(policy.model)
+    checksum = digest(state)
+    name, tensor = next(iter(state.items()))
+    changed = tensor.clone()
+    changed.view(-1)[0] += 1e-6
+    with pytest.raises(EngineError):
+        engine.load({**state, name: changed}, 0, checksum)
+    assert engine.version == -1
+    engine.load(state, 0, checksum)
+    assert engine.version == 0
+
+
+def test_tickets_lost_on_the_way_are_sampled_again_after_a_resume(small: TrainSettings) -> None:
+    _, policy = task_and_policy(small)
+    buffer = Buffer(groups_per_batch=2, staleness=1)
+    assert buffer.admit(0) == [0, 1, 2, 3]  # and then the process died
+    again = Buffer(groups_per_batch=2, staleness=1)
+    again.restore(buffer.state(), [])
+    from trimtab.train.runtime import Inline
+
+    runtime = Inline(new_collector(policy, small), again)
+    runtime.publish(published(policy.model), 0)
+    assert [group.ticket for group in runtime.batch(list).groups] == [0, 1]
+    runtime.close()
+
+
+def test_closing_while_the_sampler_is_busy_does_not_hang(small: TrainSettings, tmp_path: Path) -> None:
+    settings = small.model_copy(update={"prompts_per_step": 64, "samples_per_prompt": 16, "staleness": 4})
+    policy, runtime = opened(settings, tmp_path / "sampler")
+    runtime.publish(published(policy.model), 0)
+    time.sleep(0.2)
+    began = time.monotonic()
+    runtime.close()
+    assert time.monotonic() - began < 60
+    assert children() == []
