@@ -70,7 +70,7 @@ _ALL = (
     Symptom(
         "ess-near-zero",
         "Effective sample size near 0",
-        "`ess_total/sequence` (or `ess_engine/*`) below 0.3, or falling steadily.",
+        "`ess_total/sequence` (or `ess_engine/sequence`) below 0.3, or falling steadily.",
         "A few answers carry the whole batch: their ratios dwarf all others, so the gradient is that of a handful "
         "of answers. Products over long answers get there first; ratios of tokens last.",
         "Lower `staleness` or `lr`; truncate at the level of tokens (`tis`) or reject by the geometric mean "

@@ -1,0 +1,71 @@
+"""Several runs on one page: what differs is shown, and nothing is claimed that the noise or the tasks forbid."""
+
+from pathlib import Path
+
+import pytest
+from tests.report.made import RECIPE, config, write_run
+from tests.report.test_page import Parsed
+
+from trimtab.config.train import TrainSettings
+from trimtab.errors import ConfigError
+from trimtab.report import compare, write_comparison
+from trimtab.report.data import read_run
+
+
+def test_a_comparison_shows_settings_curves_and_numbers(tmp_path: Path) -> None:
+    stale = config(1) | {"recipe": RECIPE, "staleness": 16, "engine": {"format": "int8"}}
+    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", "collapsing", seed=1, config=stale)]
+    text = write_comparison(folders, tmp_path / "comparison.html").read_text(encoding="utf-8")
+    page = Parsed(text)
+    assert page.open == []
+    assert all(target.startswith("#") for target in page.fetched)
+    for key in ("seed", "staleness", "engine.format"):
+        assert f"<code>{key}</code>" in text
+    assert "<code>lr</code>" not in text
+    assert "a is ahead with 97.1\u00a0%. No other is within noise of it. These are single runs" in text
+    assert page.tags.count("svg") == 3
+    assert "Mean |log-ratio| a token: a 0.012 and b 0.15" in text
+
+
+def test_runs_within_noise_are_not_ranked(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", summary_changes={"held_out_accuracy": 0.975})]
+    named = [(folder.name, read_run(folder)) for folder in folders]
+    assert compare.ended(named).startswith("All between 97.1\u00a0% and 97.5\u00a0%, within the noise of ± ")
+    assert compare.differing(named) == {}
+
+
+def test_different_tasks_are_told_apart_rather_than_compared(tmp_path: Path) -> None:
+    other = TrainSettings.model_validate({"task": "reverse"}).model_dump(mode="json") | {"recipe": RECIPE}
+    sort, reverse = (
+        write_run(tmp_path / "a"),
+        write_run(tmp_path / "b", config=other, summary_changes={"task": "reverse"}),
+    )
+    text = write_comparison([sort, reverse], tmp_path / "c.html").read_text(encoding="utf-8")
+    assert "Not comparable: these runs answer different tasks (reverse and sort)" in text
+    assert "How did they learn sort?" in text
+    assert "How did they learn reverse?" in text
+    assert "ahead" not in text
+
+
+def test_different_sizes_of_one_task_are_different_tasks(tmp_path: Path) -> None:
+    harder = TrainSettings.model_validate({"task": {"name": "sort", "size": 9}}).model_dump(mode="json")
+    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", config=harder)]
+    named = [(folder.name, read_run(folder)) for folder in folders]
+    assert compare.ended(named).startswith("Not comparable: these runs answer different settings of sort")
+
+
+def test_folders_of_equal_names_are_told_apart(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / parent / "run", steps=20) for parent in ("one", "two")]
+    text = write_comparison(folders, tmp_path / "c.html").read_text(encoding="utf-8")
+    assert "one/run" in text
+    assert "two/run" in text
+
+
+def test_an_interrupted_run_can_be_compared(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", "interrupted", config=None, diagnostics=None)]
+    assert "b has no config.json" in write_comparison(folders, tmp_path / "c.html").read_text(encoding="utf-8")
+
+
+def test_one_run_is_no_comparison(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a comparison needs two runs or more, got 1"):
+        _ = write_comparison([write_run(tmp_path / "a")], tmp_path / "c.html")
