@@ -68,3 +68,15 @@ def test_top_k_and_top_p_by_hand() -> None:
 
 def test_of_equal_tokens_the_lower_id_is_kept() -> None:
     assert kept(torch.zeros(1, 5), top_k=2, top_p=1.0)[0].tolist() == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_drawing_in_portions_changes_no_bit(monkeypatch: pytest.MonkeyPatch, top_k: int) -> None:
+    logits = torch.randn(11, 20, generator=torch.Generator().manual_seed(0))
+    how, numbers = Sampling(max_new_tokens=1, temperature=0.9, top_k=top_k), uniforms(range(11), 1)[:, 0]
+    whole = choose(logits, how, numbers)
+    monkeypatch.setattr("trimtab.rollout.draw.CHUNK_NUMBERS", 65)
+    parts = choose(logits, how, numbers)
+    assert torch.equal(whole[0], parts[0])
+    assert torch.equal(whole[1], parts[1])
+    assert (whole[2] is None) == (parts[2] is None) == (top_k == 0)

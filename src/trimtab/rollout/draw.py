@@ -12,6 +12,9 @@ from trimtab.rollout.engine import Greedy, Sampling
 _STEP, _MIX_1, _MIX_2 = (np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 """Constants of SplitMix64 (Steele, Lea, Flood 2014, Fast splittable pseudorandom number generators, figure 17)."""
 
+CHUNK_NUMBERS = 2**22
+"""Probabilities that are drawn from at once: with float64 sums and their copies, some 100 MiB."""
+
 
 def uniforms(seeds: Sequence[int], count: int) -> Tensor:
     """Numbers in [0, 1), float64 `[seeds, count]`; the one at (row, i) depends on the row's seed and i alone."""
@@ -32,6 +35,11 @@ def choose(logits: Tensor, how: Sampling | Greedy, uniform: Tensor) -> tuple[Ten
     """One token a row, its log-prob under the distribution it was drawn from, and which tokens a cut left in it."""
     if isinstance(how, Greedy):
         return logits.argmax(-1), logits.new_zeros(len(logits)), None
+    height = max(1, CHUNK_NUMBERS // logits.shape[-1])
+    if len(logits) > height:  # a row's draw does not depend on the others, so they can be drawn in portions
+        parts = zip(logits.split(height), uniform.split(height), strict=True)
+        chosen, logp, left = zip(*(choose(part, how, numbers) for part, numbers in parts), strict=True)
+        return torch.cat(chosen), torch.cat(logp), torch.cat(left) if how.truncates else None
     logits = logits / how.temperature
     left = None
     if how.truncates:

@@ -1,0 +1,82 @@
+"""The only place that says how much memory a run will take, before it takes it. An estimate: within a factor of 1.5.
+
+It counts what grows with the model and the batch, on one machine; transformers, torch and Python come on top.
+"""
+
+from typing import TYPE_CHECKING, cast
+
+from torch import nn
+
+from trimtab.signal import Recipe
+from trimtab.train.logp import LOGITS_BYTES
+from trimtab.train.policy import Policy
+
+if TYPE_CHECKING:
+    from trimtab.config.train import TrainSettings
+
+LIBRARIES = 500 * 2**20
+"""Resident size of Python with torch and transformers imported, measured on Linux."""
+HIDDEN_KEPT, MLP_KEPT = 14, 4
+"""Numbers a token and layer that the backward pass needs, in hidden and in feed-forward widths: measured on Qwen3
+(14.1 and 4), Llama (10.1 and 4) and GPT-2 (12.3 and 4) with attention that keeps no matrix of scores."""
+LOGITS_COPIES = 6
+"""A chunk's logits, their softmax, its product for the entropy, and the gradients of these."""
+
+
+def estimate_memory(
+    policy: Policy, settings: "TrainSettings", recipe: Recipe, *, prompt_tokens: int = 64
+) -> dict[str, int]:
+    """Bytes that a run takes at its highest, by what they are for; `prompt_tokens` is the longest prompt.
+
+    optimizer: two moments, and room for one update. engines: the sampler's copy and the evaluation's, in float32, and
+    the copy that is checked while it is loaded. activations: of one micro-batch. logits: of one chunk. cache: keys and
+    values of the answers that are sampled at once.
+    """
+    inline = settings.runtime == "inline"
+    own, length = policy.parameter_bytes, prompt_tokens + settings.max_new_tokens
+    chunk = min(LOGITS_BYTES, 4 * _vocabulary(policy) * settings.max_tokens_per_micro_batch)
+    sizes = {
+        "libraries": LIBRARIES * (1 if inline else 2),
+        "parameters": own,
+        "gradients": own,
+        "optimizer": 3 * own,
+        # A sampler process loads the policy and copies it for its engine; the learner keeps one copy more to probe.
+        "engines": (3 if inline else 5) * 4 * policy.num_parameters,
+        "reference": own if "logp_ref" in recipe.needs else 0,
+        "activations": _activations(policy, settings, length),
+        "logits": LOGITS_COPIES * chunk,
+        "cache": _cache(policy, settings, length),
+    }
+    return {name: size for name, size in sizes.items() if size}
+
+
+def _activations(policy: Policy, settings: "TrainSettings", length: int) -> int:
+    """Prompt and padding are computed like the tokens that train."""
+    config = policy.model.config
+    answers = max(1, min(settings.max_tokens_per_micro_batch // settings.max_new_tokens, _answers(settings)))
+    size = next(policy.model.parameters()).element_size()
+    hidden = int(config.hidden_size)
+    mlp = int(getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden)
+    layer = HIDDEN_KEPT * hidden + MLP_KEPT * mlp
+    layers = int(config.num_hidden_layers)
+    # With checkpointing a layer's input is kept, and one layer's activations exist while it goes backward.
+    kept = layers * hidden + layer if settings.model.gradient_checkpointing else layers * layer
+    return answers * length * size * (kept + 2 * hidden)
+
+
+def _cache(policy: Policy, settings: "TrainSettings", length: int) -> int:
+    """Keys and values in float32, with the half of room that a growing buffer may hold."""
+    config = policy.model.config
+    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    size = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    rows = max(_answers(settings), settings.eval_prompts)
+    rows = min(rows, settings.engine.max_rows or rows)
+    return int(rows * length * int(config.num_hidden_layers) * 2 * heads * size * 4 * 1.5)
+
+
+def _answers(settings: "TrainSettings") -> int:
+    return settings.prompts_per_step * settings.samples_per_prompt
+
+
+def _vocabulary(policy: Policy) -> int:
+    return int(cast(nn.Linear, policy.model.get_output_embeddings()).weight.shape[0])
