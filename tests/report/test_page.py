@@ -13,7 +13,7 @@ import pytest
 from tests.report.made import metric_line, write_run
 
 from trimtab.errors import ConfigError
-from trimtab.report import course, figure, write_report
+from trimtab.report import figure, write_report
 from trimtab.report.data import Series, read_run, smoothed, thinned
 from trimtab.report.facts import anchor_of
 
@@ -101,7 +101,7 @@ def test_colours_belong_to_the_page_and_follow_the_system(tmp_path: Path) -> Non
 
 def test_ids_of_different_figures_do_not_clash() -> None:
     """Equal drawings on one page would share their clip paths, and hiding one would hide the other."""
-    first, second = (figure.drawn(name, 1, lambda axes: axes[0].plot([0, 1], [0, 1])) for name in ("a", "b"))
+    first, second = (figure.drawn(name, lambda axis: axis.plot([0, 1], [0, 1])) for name in ("a", "b"))
     ids = [set(re.findall(r'id="([mp][0-9a-f]+)"', drawing)) for drawing in (first, second)]
     assert ids[0]
     assert not ids[0] & ids[1]
@@ -159,7 +159,6 @@ def test_no_damage_to_a_file_keeps_the_page_from_being_made(
 ) -> None:
     """Undrawn, for time: what figures do with such data is the next test's."""
     monkeypatch.setattr(figure, "drawn", lambda *_, **__: "<svg></svg>")
-    monkeypatch.setattr(course, "drawn", lambda *_, **__: "<svg></svg>")
     folder = write_run(tmp_path / "run", steps=20)
     path = folder / name
     if damage == "missing":

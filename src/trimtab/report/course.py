@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from trimtab.report.data import RunData, Series
-from trimtab.report.figure import Line, Mark, curves, draw_lines, drawn
+from trimtab.report.figure import Line, Mark, curves, draw_lines, panels
 from trimtab.report.words import counted, percent, points
 
 OUTCOMES = {
@@ -198,14 +198,16 @@ def steady(run: RunData) -> str:
 def steadiness(run: RunData) -> str:
     """Entropy, and the length of the gradient against its bound."""
     entropy, norm = run.series("entropy/token_mean"), run.series("train/grad_norm")
-    named = ((entropy, "entropy, nats a token", "first"), (norm, "gradient norm before clipping", "second"))
-    panels = [entry for entry in named if entry[0]]
     limit = run.setting("grad_clip")
 
-    def paint(axes: list[Any]) -> None:
-        for axis, (series, title, role) in zip(axes, panels, strict=True):
-            bound = [Mark("", "faint", float(limit))] if role == "second" and isinstance(limit, int | float) else []
-            draw_lines(axis, [Line("", role, series)], marks=bound)
-            axis.set_title(title, loc="left")
+    def paint_entropy(axis: Any) -> None:
+        draw_lines(axis, [Line("", "first", entropy)])
+        axis.set_title("entropy, nats a token", loc="left")
 
-    return drawn("steadiness", len(panels), paint, height=2.5) if panels else ""
+    def paint_norm(axis: Any) -> None:
+        bound = [Mark("", "faint", float(limit))] if isinstance(limit, int | float) else []
+        draw_lines(axis, [Line("", "second", norm)], marks=bound)
+        axis.set_title("gradient norm before clipping", loc="left")
+
+    found = (("entropy", entropy, paint_entropy), ("norm", norm, paint_norm))
+    return panels([(name, paint) for name, series, paint in found if series]) if entropy or norm else ""

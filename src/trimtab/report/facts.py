@@ -102,7 +102,7 @@ def facts(run: RunData) -> str:
     held = (("summary.json", run.summary), ("config.json", run.config), ("manifest.json", run.manifest))
     listed = "".join(_held(name, content) for name, content in held)
     resumed = run.result("resumed")
-    again = f" It was resumed {resumed:.0f} times." if resumed else ""
+    again = f" It was resumed {'once' if resumed == 1 else f'{resumed:.0f} times'}." if resumed else ""
     return question("facts", "How can it be repeated?", f"{machine}.{again}", listed)
 
 

@@ -1,12 +1,13 @@
 """The only place that lays out what went wrong: is the signal at fault, since which step, which stage."""
 
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
 from trimtab.report import course, verdict
 from trimtab.report.change import LEAST, Change, change_point
 from trimtab.report.data import RunData, Series
-from trimtab.report.figure import PALETTE, ROLES, Line, curves, draw_lines, drawn, key
+from trimtab.report.figure import PALETTE, ROLES, Line, curves, draw_lines, key, panels
 from trimtab.report.section import question, table
 from trimtab.report.symptom import link
 from trimtab.report.symptoms import SYMPTOMS
@@ -97,17 +98,18 @@ def since(run: RunData, found: list[tuple[str, Series, Change]]) -> str:
 
 
 def _drawn_changes(found: list[tuple[str, Series, Change]]) -> str:
-    def paint(axes: list[Any]) -> None:
-        for axis, (name, series, change) in zip(axes, found, strict=True):
+    def painter(name: str, series: Series, change: Change) -> Callable[[Any], None]:
+        def paint(axis: Any) -> None:
             draw_lines(axis, [Line("", "first", series)])
-            _ = axis.axhspan(
-                max(change.low, axis.get_ylim()[0]), change.high, color=ROLES["third"], alpha=0.16, linewidth=0
-            )
+            low = max(change.low, axis.get_ylim()[0])
+            _ = axis.axhspan(low, change.high, color=ROLES["third"], alpha=0.16, linewidth=0)
             _ = axis.axvline(change.step, color=ROLES["second"], linewidth=1.4)
             axis.set_title(name, loc="left")
 
+        return paint
+
     entries = [("first", "as measured"), ("third", "its early range, widened"), ("second", "out of it since here")]
-    return drawn("changes", len(found), paint, height=2.4) + key(entries)
+    return panels([(f"change{i}", painter(*entry)) for i, entry in enumerate(found)]) + key(entries)
 
 
 def stages(run: RunData) -> list[str]:

@@ -30,6 +30,8 @@ WINDOW = 10
 """Steps behind a smoothed point; 10 steps of 32 x 8 answers move by about 0.01."""
 MOST_POINTS = 400
 """Points of a line at most: more than a screen shows, few enough for a page of 2 MB."""
+WIDE = 8.2
+"""Width of a figure as wide as the page, in inches; text is then as large as that of the page."""
 Scale = Literal["plain", "share", "log"]
 
 
@@ -61,7 +63,6 @@ def curves(
     *,
     scale: Scale = "plain",
     marks: Sequence[Mark] = (),
-    top: float | None = None,
     height: float = 2.5,
 ) -> str:
     """Lines over steps with their key; empty when there is nothing to draw."""
@@ -69,17 +70,15 @@ def curves(
     if not shown:
         return ""
 
-    def paint(axes: list[Any]) -> None:
-        draw_lines(axes[0], shown, scale=scale, marks=marks, top=top)
+    def paint(axis: Any) -> None:
+        draw_lines(axis, shown, scale=scale, marks=marks)
 
     entries = [(line.role, line.label + (f", mean over {WINDOW} steps" if line.smooth else "")) for line in shown]
     entries += [(mark.role, mark.label) for mark in marks if mark.label]
-    return drawn(name, 1, paint, height=height) + key(entries)
+    return drawn(name, paint, height=height) + key(entries)
 
 
-def draw_lines(
-    axis: Any, lines: Sequence[Line], *, scale: Scale = "plain", marks: Sequence[Mark] = (), top: float | None = None
-) -> None:
+def draw_lines(axis: Any, lines: Sequence[Line], *, scale: Scale = "plain", marks: Sequence[Mark] = ()) -> None:
     """Curves, levels and points on one axis, with limits that leave room and never cut a line."""
     floor = _floor(lines) if scale == "log" else None
     for line in lines:
@@ -97,7 +96,7 @@ def draw_lines(
         _log_axis(axis, [value for line in lines for value in line.series.values if value > 0])
     else:
         values = [value for line in lines for value in line.series.values] + [m.value for m in marks]
-        low, high = min(0.0, *values), max(*values, 1e-9) if top is None else top
+        low, high = min(0.0, *values), max(*values, 1e-9)
         axis.set_ylim(low * 1.08, high * 1.08)
     axis.set_xlabel("step")
 
@@ -108,24 +107,24 @@ def bars(
     """Groups of bars over named ticks, one colour for each series of heights."""
     wide = 0.8 / max(1, len(heights))
 
-    def paint(axes: list[Any]) -> None:
-        axis = axes[0]
+    def paint(axis: Any) -> None:
         for i, (role, values) in enumerate(zip(PALETTE, heights.values(), strict=False)):
             places = [place - 0.4 + (i + 0.5) * wide for place in range(len(values))]
             _ = axis.bar(places, values, width=0.9 * wide, color=ROLES[role], linewidth=0)
-        every = -(-len(ticks) // 16)
-        axis.set_xticks(list(range(len(ticks)))[::every], list(ticks)[::every])
-        axis.set_xlabel(xlabel)
+        every = -(-len(ticks) // 10)
+        first = len(ticks) // 2 % every  # the middle one is always named
+        axis.set_xticks(list(range(len(ticks)))[first::every], list(ticks)[first::every])
+        axis.set_xlabel(xlabel, labelpad=8)
         if scale == "share":
             high = max([value for values in heights.values() for value in values], default=1.0)
             axis.set_ylim(0, min(1.0, 1.15 * high) or 1.0)
             axis.yaxis.set_major_formatter(_as_percent)
 
-    return drawn(name, 1, paint, height=2.4) + key(list(zip(PALETTE, heights, strict=False)))
+    return drawn(name, paint, height=2.4) + key(list(zip(PALETTE, heights, strict=False)))
 
 
-def drawn(name: str, panels: int, paint: Callable[[list[Any]], None], *, height: float = 2.9) -> str:
-    """An SVG element with `panels` axes side by side, painted by the caller."""
+def drawn(name: str, paint: Callable[[Any], None], *, height: float = 2.9, width: float = WIDE) -> str:
+    """An SVG element with one axis, painted by the caller."""
     try:
         import matplotlib as mpl
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -134,15 +133,22 @@ def drawn(name: str, panels: int, paint: Callable[[list[Any]], None], *, height:
         raise MissingExtra('report: figures need matplotlib: pip install "trimtab[report]"') from error
 
     with mpl.rc_context(cast(Any, _style(name))):
-        figure = Figure(figsize=(8.2, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
         _ = FigureCanvasSVG(figure)
-        axes = list(figure.subplots(1, panels, squeeze=False)[0])
-        for axis in axes:
-            _plain_axis(axis)
-        paint(axes)
+        axis = figure.subplots()
+        _plain_axis(axis, ticks=8 if width == WIDE else 5)
+        paint(axis)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    return f'<div class="figure">{_inline(text.getvalue(), name)}</div>'
+    kind = "figure wide" if width == WIDE else "figure"
+    return f'<div class="{kind}">{_inline(text.getvalue(), name)}</div>'
+
+
+def panels(entries: Sequence[tuple[str, Callable[[Any], None]]]) -> str:
+    """Small figures side by side, below each other where the screen is narrow: (name, painter) of each."""
+    width = WIDE / max(2, len(entries))
+    drawings = "".join(drawn(name, paint, width=width, height=2.3) for name, paint in entries)
+    return f'<div class="panels">{drawings}</div>'
 
 
 def key(entries: Sequence[tuple[str, str]]) -> str:
@@ -191,7 +197,7 @@ def _log_axis(axis: Any, values: list[float]) -> None:
     axis.yaxis.set_major_formatter(_as_number)
 
 
-def _plain_axis(axis: "Axes") -> None:
+def _plain_axis(axis: "Axes", ticks: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for side in ("top", "right", "left"):
@@ -199,7 +205,7 @@ def _plain_axis(axis: "Axes") -> None:
     axis.grid(visible=True, axis="y", linewidth=0.7)
     axis.tick_params(which="both", length=0)
     axis.margins(x=0.02)
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
 def _style(name: str) -> dict[str, Any]:

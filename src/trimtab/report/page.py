@@ -7,9 +7,12 @@ from trimtab.report import course, drift, facts, fault, transcript, verdict, wor
 from trimtab.report.data import RunData, read_run
 from trimtab.report.section import question
 from trimtab.report.style import CSS
+from trimtab.report.symptom import link
+from trimtab.report.symptoms import SYMPTOMS
 from trimtab.report.words import duration, percent
 
 SHORT = {"fine": "no", "watch": "perhaps", "fault": "probably", "unknown": "not known"}
+NOT_LEARNED = {"worse": "accuracy-falls", "same": "accuracy-stays"}
 LEARNED = {"better": "yes", "worse": "no, it got worse", "same": "not beyond noise", "unknown": "not known"}
 
 
@@ -32,7 +35,7 @@ def page(run: RunData, folder: Path | None = None) -> str:
         _head(run),
         _glance(run),
         facts.warnings(run),
-        question("learned", "Did it learn?", _learned(run), course.learning_curve(run)),
+        _learned(run),
         fault.is_the_signal_at_fault(run),
         fault.since_which_step(run),
         fault.which_stage(run),
@@ -66,7 +69,9 @@ def document(title: str, *blocks: str) -> str:
 
 
 def _learned(run: RunData) -> str:
-    return "\n".join(text for text in (course.learned(run), course.beside_twin(run)) if text)
+    told = "\n".join(text for text in (course.learned(run), course.beside_twin(run)) if text)
+    more = f"<p>{link(SYMPTOMS[anchor])}</p>" if (anchor := NOT_LEARNED.get(course.verdict(run))) else ""
+    return question("learned", "Did it learn?", told, more, course.learning_curve(run))
 
 
 def _head(run: RunData) -> str:
@@ -129,6 +134,6 @@ def _anchors(run: RunData) -> list[str]:
     """Every symptom the page links to, causes before effects."""
     judged = [check.anchor for check in verdict.checks(run) if check.status in ("watch", "fault")]
     named = [anchor for text in facts.told(run) if (anchor := facts.anchor_of(text))]
-    fell = {"worse": ["accuracy-falls"], "same": ["accuracy-stays"]}.get(course.verdict(run), [])
+    fell = [anchor] if (anchor := NOT_LEARNED.get(course.verdict(run))) else []
     cut_off = ["interrupted"] if not run.summary else []
     return [*cut_off, *named, *judged, *fell]

@@ -47,6 +47,7 @@ h2 { margin: 0 0 .3rem; font-size: 1.15rem; font-weight: 650; }
 section > p { margin: 0 0 .8rem; max-width: 44rem; }
 p.note { color: var(--faint); font-size: .85rem; margin: .5rem 0 .2rem; }
 .figure svg { display: block; width: 100%; height: auto; font-family: inherit; overflow: visible; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .4rem 1rem; }
 .warnings { background: var(--warn-card); border-color: transparent; }
 .warnings h2 { color: var(--warn); }
 .warnings ul { margin: .3rem 0 .2rem; padding-left: 1.2rem; }
@@ -109,7 +110,7 @@ pre {
   section { padding: 1.1rem 1rem .9rem; }
   .asks { grid-template-columns: 1fr 1fr; } .tiles { grid-template-columns: repeat(auto-fit, minmax(6.5rem, 1fr)); }
   .tile b { font-size: 1.15rem; }
-  .figure svg text { font-size: 17px !important; }
+  .wide svg text { font-size: 17px !important; }
   .check { grid-template-columns: 1fr 5rem; } .check .said { grid-column: 1 / -1; }
   .turn { grid-template-columns: 1fr; gap: 0; }
 }
