@@ -11,14 +11,14 @@ help: ## show this list
 
 train: ## run the main job; ARGS="--seed 1" passes options on
 	@sh scripts/setup.sh train
-	@.venv/bin/trimtab train $(ARGS)
+	@.venv/bin/trimtab train --twin $(ARGS)
 
 test: ## run the tests, all but the slow ones
 	@sh scripts/setup.sh dev
 	@$(PYTEST) $(ARGS)
 
-test-all: ## run every test
-	@sh scripts/setup.sh dev
+test-all: ## run every test, with every extra; about half an hour
+	@sh scripts/setup.sh dev all
 	@$(PYTEST) -m "" $(ARGS)
 
 lint: ## check format, style, types and the direction of imports

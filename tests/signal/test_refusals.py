@@ -211,11 +211,11 @@ RECIPES: dict[str, tuple[Callable[[], object], str]] = {
         "already carries current/old",
     ),
     "old that is absent": (
-        lambda: recipe("start_async", correction=(ENGINE,)),
+        lambda: recipe("reinforce_tis", correction=(ENGINE,)),
         "old = 'absent' but .* compares with the old policy",
     ),
     "absent old with a KL in the reward": (
-        lambda: recipe("start_async", kl=KL(part("kl.k1"), 0.1, "sequence_reward")),
+        lambda: recipe("reinforce_tis", kl=KL(part("kl.k1"), 0.1, "sequence_reward")),
         "old = 'absent', and a KL in the reward or anchored",
     ),
     "token KL that acts nowhere": (

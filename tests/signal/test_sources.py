@@ -132,7 +132,7 @@ def s2_batch() -> dict[str, torch.Tensor]:
 
 def s2_recipe(band: tuple[float, float] = (0.0, 1.5)) -> trimtab.Recipe:
     stage = Stage(part("importance.truncated", level="token", band=band), ratio="total")
-    return recipe("start_async", correction=(stage,), weighting=part("weighting.sequence_mean_token_sum"))
+    return recipe("reinforce_tis", correction=(stage,), weighting=part("weighting.sequence_mean_token_sum"))
 
 
 def test_s2_the_gradient_is_minus_w_times_advantage_and_nothing_flows_into_w() -> None:
@@ -180,7 +180,7 @@ def test_s2_a_correction_from_outside_the_package_is_chosen_by_dotted_path() -> 
     gradients = []
     for chosen in (
         s2_recipe((0.0, 100.0)),
-        recipe("start_async", correction=(stage,), weighting=part("weighting.sequence_mean_token_sum")),
+        recipe("reinforce_tis", correction=(stage,), weighting=part("weighting.sequence_mean_token_sum")),
     ):
         logp = batch["logp_old"].clone().requires_grad_()
         trimtab.loss(logp, recipe=chosen, **batch)[0].backward()

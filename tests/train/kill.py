@@ -94,7 +94,7 @@ def _fuse(write: int, phase: Phase) -> None:
 
 
 def _watch(seen: Callable[[str, str], None]) -> None:
-    """Tell of every write of the trainer: files, lines, renames; of files and lines also when half of them is written."""
+    """Tell of every write of the trainer, files, lines and renames: before, after, and half-way where there is one."""
     write, append, replace = disk.write_durably, disk.append_line, os.replace
 
     def write_watched(path: Path, content: bytes) -> None:

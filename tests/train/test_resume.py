@@ -91,10 +91,8 @@ def test_killed_anywhere_again_and_again(
     work = partial(uninterrupted, small, folder, RECIPE)
     _ = in_child(killed_at(work, place, random_phase(stream)))
     _ = killed_after(partial(go_on, folder), stream.uniform(0.0, 1.5))
-    try:
+    if not (folder / "summary.json").is_file():  # the second kill came after the end
         go_on(folder)
-    except ConfigError as error:
-        assert "is finished" in str(error)
     assert_equal_runs(folder, whole)
 
 

@@ -20,6 +20,7 @@ from trimtab.train import train
 from trimtab.train.learn import Learner
 from trimtab.train.policy import published
 from trimtab.train.progress import Silent
+from trimtab.train.runtime import Inline, Runtime
 from trimtab.train.setup import new_buffer, new_collector, open_runtime, task_and_policy
 from trimtab.train.warmstart import warm_start
 
@@ -83,6 +84,13 @@ def opened(settings: TrainSettings, folder: Path):
     )
 
 
+def _drain(runtime: Runtime, state: dict[str, torch.Tensor]) -> None:
+    """Take what is left in the buffer, and then one more."""
+    for version in range(1, 9):
+        runtime.publish(state, version)
+        _ = runtime.batch(list)
+
+
 def test_a_sampler_that_dies_is_one_clear_error_and_leaves_nothing_behind(small: TrainSettings, tmp_path: Path) -> None:
     policy, runtime = opened(small, tmp_path / "sampler")
     try:
@@ -91,9 +99,7 @@ def test_a_sampler_that_dies_is_one_clear_error_and_leaves_nothing_behind(small:
         (child,) = children()
         os.kill(child, signal.SIGKILL)
         with pytest.raises(EngineError, match=r"the sampler ended with exit code -9, so no batch can come"):
-            for version in range(1, 9):
-                runtime.publish(published(policy.model), version)
-                _ = runtime.batch(list)
+            _drain(runtime, published(policy.model))
     finally:
         runtime.close()
     assert children() == []
@@ -133,8 +139,6 @@ def test_tickets_lost_on_the_way_are_sampled_again_after_a_resume(small: TrainSe
     assert buffer.admit(0) == [0, 1, 2, 3]  # and then the process died
     again = Buffer(groups_per_batch=2, staleness=1)
     again.restore(buffer.state(), [])
-    from trimtab.train.runtime import Inline
-
     runtime = Inline(new_collector(policy, small), again)
     runtime.publish(published(policy.model), 0)
     assert [group.ticket for group in runtime.batch(list).groups] == [0, 1]

@@ -7,12 +7,13 @@ import typer
 
 from trimtab.cli.app import app
 
+PANEL = "Training"
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Dotted overrides: train.steps=50 recipe=dapo", metavar="[KEY=VALUE]...")
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def train(
     run_file: Annotated[
         Path | None, typer.Argument(help="A TOML run file (trimtab init writes one); without one, the defaults.")
@@ -56,7 +57,7 @@ def train(
     run_training(Asked(run_file, given, run_dir, seed, resume, last_good, twin, max_minutes, dry_run, quiet))
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def init(
     path: Annotated[Path, typer.Argument(help="Where to write it; nothing is overwritten.")] = Path("run.toml"),
     recipe: Annotated[str, typer.Option(help="The recipe to begin with; trimtab catalog lists them.")] = "",
@@ -70,7 +71,7 @@ def init(
     write_run_file(path, recipe)
 
 
-@app.command(name="eval")
+@app.command(name="eval", rich_help_panel=PANEL)
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="A run folder, or a model folder (then name the task).")],
     overrides: Overrides = None,
@@ -91,7 +92,7 @@ def evaluate(
     run_evaluation(folder, list(overrides or []), which, split, prompts, samples, show)
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def report(
     runs: Annotated[list[Path], typer.Argument(help="A run folder; several are compared on one page.")],
     out: Annotated[
@@ -104,11 +105,15 @@ def report(
     """
     from trimtab.report import write_comparison, write_report
 
-    path = write_report(runs[0], out) if len(runs) == 1 else write_comparison(runs, out or Path("comparison.html"))
+    if len(runs) > 1:
+        path = write_comparison(runs, out or Path("comparison.html"))
+    else:
+        path = write_report(runs[0])
+        path = path if out is None else path.replace(out)
     print(f"report  {path}")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def replay(
     run: Annotated[Path, typer.Argument(help="A run folder whose batches were dumped (train.dump_batches=true).")],
     overrides: Overrides = None,

@@ -20,7 +20,7 @@ class RunFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    recipe: str = "start_on_policy"
+    recipe: str = "start_async"
     """A recipe by name; a complete choice of the signal. `trimtab catalog` lists them."""
     signal: SignalTable = SignalTable()
     """Fields of the recipe that are your own."""
@@ -106,7 +106,7 @@ def _say(where: str, problem: Any, table: Mapping[str, Any]) -> str:
 
 def _is_type_name(part: str) -> bool:
     """pydantic puts the tried member of a union into the path; it is not a key of the file."""
-    return part in {"PartTable", "StageTable", "KLTable", "TermTable", "EarlyStop"} or part.startswith(
+    return part in {"PartTable", "StageTable", "KLTable", "TermTable", "EarlyStop", "bool", "int", "float", "str"} or part.startswith(
         ("literal", "function-", "constrained", "none")
     )
 

@@ -90,13 +90,13 @@ def start_engine_mismatch() -> Recipe:
 def start_async() -> Recipe:
     return Recipe(
         name="start_async",
-        summary="Start here, step 3: rollouts are stale. "
-        "One bounded sequence factor corrects engine and staleness together.",
-        source="slime #2084 (current against rollout); Liu et al. 2025, When Speed Kills Stability (sequence level)",
-        loss=_reinforce(),
+        summary="Start here, step 3: rollouts are stale, the sampler may be quantised. "
+        "One length-normalised ratio a sequence, current against the sampler, clipped as one.",
+        source="Zheng et al. 2025, GSPO, arXiv:2507.18071, eq. 5, anchored at the sampler instead of the old policy; "
+        "band (0.98, 1.02) chosen in docs/studies.md",
+        loss=Stage(part("policy_loss.geometric_clipped", band=(0.98, 1.02)), anchor="rollout"),
         normalize=_group(),
         weighting=_token_mean(),
-        correction=(Stage(part("importance.truncated", level="sequence", band=(0.0, 2.0)), ratio="total"),),
         old="absent",
     )
 
@@ -257,6 +257,20 @@ def sequence_tis() -> Recipe:
         normalize=_group(),
         weighting=_token_mean(),
         correction=(Stage(part("importance.truncated", level="sequence", band=(0.0, 5.0)), ratio="engine"),),
+    )
+
+
+@_recipe
+def reinforce_tis() -> Recipe:
+    return Recipe(
+        name="reinforce_tis",
+        summary="REINFORCE with one bounded factor a sequence, current against the sampler: engine and staleness at once.",
+        source="slime #2084 (current against rollout); Liu et al. 2025, When Speed Kills Stability (sequence level)",
+        loss=_reinforce(),
+        normalize=_group(),
+        weighting=_token_mean(),
+        correction=(Stage(part("importance.truncated", level="sequence", band=(0.0, 2.0)), ratio="total"),),
+        old="absent",
     )
 
 

@@ -1,0 +1,69 @@
+import torch
+
+from trimtab.config.train import TrainSettings
+from trimtab.rollout.assemble import assemble
+from trimtab.rollout.weights import digest
+from trimtab.signal import recipe
+from trimtab.train.diagnose import Probe, diagnostics, measured_now, split_drift, staleness
+from trimtab.train.learn import Learner
+from trimtab.train.policy import published
+from trimtab.train.setup import new_collector, task_and_policy
+
+
+def test_engine_and_staleness_are_told_apart(small: TrainSettings) -> None:
+    """An int4 sampler, fresh: all of the drift is the engine's. Then the parameters move: the rest is staleness."""
+    _, policy = task_and_policy(small)
+    learner = Learner(policy, recipe("start_async"), small)
+    collector = new_collector(policy, small)
+    state = published(policy.model)
+    collector.engine.load(state, 0, digest(state))
+    probe = Probe(learner, pad_id=policy.pad_id, keeps_copy=False)
+    probe.mark(0)
+    groups = probe.measured(collector.collect([0, 1]))
+    assembled = assemble(groups, pad_id=policy.pad_id)
+    fresh = split_drift(assembled, learner.score(assembled))
+    assert fresh["drift/engine_abs_mean"] > 1e-4
+    assert fresh["drift/staleness_abs_mean"] == 0
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.05)
+    moved = split_drift(assembled, learner.score(assembled))
+    assert moved["drift/engine_abs_mean"] == fresh["drift/engine_abs_mean"]
+    assert moved["drift/staleness_abs_mean"] > 1e-4
+
+
+def test_a_copy_remembers_the_marked_version(small: TrainSettings) -> None:
+    """Groups of a sampler process arrive when the policy has already moved on."""
+    _, policy = task_and_policy(small)
+    learner = Learner(policy, recipe("start_async"), small)
+    collector = new_collector(policy, small)
+    state = published(policy.model)
+    collector.engine.load(state, 0, digest(state))
+    probe = Probe(learner, pad_id=policy.pad_id, keeps_copy=True)
+    probe.mark(0)
+    groups = collector.collect([0])
+    before = learner.score(assemble(groups, pad_id=policy.pad_id))
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.05)
+    found = torch.cat([episode.logp_trainer for episode in probe.measured(groups)[0].episodes if episode.num_tokens])
+    assert torch.equal(found, before)
+    probe.mark(1)
+    assert probe.measured(groups)[0].episodes[0].logp_trainer is None  # of another version
+
+
+def test_diagnostics_count_every_token_once(small: TrainSettings) -> None:
+    _, policy = task_and_policy(small)
+    collector = new_collector(policy, small)
+    state = published(policy.model)
+    collector.engine.load(state, 3, digest(state))
+    assembled = assemble(collector.collect([0, 1, 2, 3]), pad_id=policy.pad_id)
+    learned = Learner(policy, recipe("grpo"), small).learn(assembled, version=5)
+    found = diagnostics(assembled, learned, 5)
+    tokens = assembled.num_tokens
+    assert sum(found["ratio_histogram"]["counts"]) == tokens  # type: ignore[index]
+    for name in ("drift_by_position", "drift_by_age", "staleness_histogram"):
+        assert sum(entry["tokens"] for entry in found[name]) == tokens, name  # type: ignore[attr-defined]
+    assert [entry["age"] for entry in found["drift_by_age"]] == [2]  # type: ignore[attr-defined]
+    assert staleness(assembled, 5) == {"staleness/mean": 2.0, "staleness/max": 2.0}
+    assert torch.equal(measured_now(learned), learned.fields["logp_old"])
