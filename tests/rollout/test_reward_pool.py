@@ -30,6 +30,9 @@ def act(text):
         while True: pass
     if text == "regex": return float(bool(re.match(r"(a+)+$", "a" * 40 + "b")))  # holds the interpreter's lock
     if text == "sleep": time.sleep(1000)
+    if text == "nap":
+        time.sleep(0.6)
+        return 5.0
     if text == "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True: pass
@@ -41,7 +44,7 @@ def act(text):
     if text == "system exit": sys.exit(4)
     if text == "interrupt": raise KeyboardInterrupt
     if text == "recursion": return act(text)
-    if text == "memory": return float(len(bytearray(1 << 40)))
+    if text == "memory": return float(len(bytearray(1 << 30)))
     if text == "unspeakable": raise Unspeakable
     if text == "close": os.closerange(0, 200)
     if text == "reopen":
@@ -56,7 +59,8 @@ def act(text):
         if os.fork() == 0: return 0.25  # the copy goes on as if it were the worker
     if text == "outlive":
         if os.fork() == 0:
-            time.sleep(1000)
+            time.sleep(60)
+            os._exit(0)
     if text == "thread exit": threading.Timer(0.05, os._exit, (9,)).start()
     if text == "stdout":
         sys.stdout = sys.stderr = None
@@ -106,7 +110,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def odd(file: str) -> Iterator[RewardPool]:
-    with RewardPool(f"{file}:odd", workers=1, seconds=0.5) as pool:
+    with RewardPool(f"{file}:odd", workers=1, seconds=0.5, memory_bytes=1 << 29) as pool:
         yield pool
 
 
@@ -143,8 +147,8 @@ WRONG = {
     "segfault": ("error", "its process ended with signal SIGSEGV"),
     "kill": ("error", "its process ended with signal SIGKILL"),
     "kill group": ("error", "its process ended with signal SIGKILL"),
-    "raise": ("error", 'ValueError: no such thing (odd_rewards.py:22: if text == "raise": raise ValueError'),
-    "system exit": ("error", "SystemExit: 4 (odd_rewards.py:23:"),
+    "raise": ("error", 'ValueError: no such thing (odd_rewards.py:25: if text == "raise": raise ValueError'),
+    "system exit": ("error", "SystemExit: 4 (odd_rewards.py:26:"),
     "interrupt": ("error", "KeyboardInterrupt"),
     "recursion": ("error", "RecursionError: maximum recursion depth exceeded"),
     "memory": ("error", "MemoryError"),
@@ -285,9 +289,9 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(file: str) -> None:
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(KeyboardInterrupt):
-            _ = judged(pool, "sleep")
+            _ = judged(pool, "nap")
         signal.signal(signal.SIGALRM, before)
-        assert [verdict.status for verdict in judged(pool, "none", "a")] == ["abstain", "ok"]
+        assert judged(pool, "good") == [Verdict("ok", 1.0)]
 
 
 def test_workers_end_when_the_trainer_is_killed(file: str) -> None:

@@ -66,6 +66,7 @@ class RewardPool:
     seconds: float
     column_names: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    memory_bytes: int = MEMORY_BYTES
     _slots: list[Slot] = field(default_factory=list[Slot])
     _largest: int = 1 << 30
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
@@ -118,7 +119,7 @@ class RewardPool:
 
     def _started(self) -> Child:
         job = {"target": self.target, "options": dict(self.options), "columns": list(self.column_names)}
-        return Child({**job, "memory_bytes": MEMORY_BYTES, "seconds": self.seconds}, LOAD_SECONDS)
+        return Child({**job, "memory_bytes": self.memory_bytes, "seconds": self.seconds}, LOAD_SECONDS)
 
     def _drop(self, slot: Slot) -> None:
         if slot.child is not None:
