@@ -113,7 +113,8 @@ def _table(study: Json) -> str:
         ]
         for i, arm in enumerate(_arms(study))
     ]
-    notes = "".join(f"<li>{escape(f'{cell["arm"]}, seed {cell["seed"]}: {told}')}</li>" for cell, told in _notes(study))
+    told = [f"{cell['arm']}, seed {cell['seed']}: {text}" for cell, text in _notes(study)]
+    notes = "".join(f"<li>{escape(text)}</li>" for text in told)
     top = ("arm", "mean ± 95 %", f"seeds {', '.join(map(str, cast('list[int]', study['seeds'])))}", "what it is")
     return table(top, rows) + (f"<ul>{notes}</ul>" if notes else "")
 
@@ -134,8 +135,8 @@ def _expected(study: Json) -> list[str]:
 def _fixed(study: Json) -> str:
     spent = duration(number(study.get("seconds")) or 0.0)
     return (
-        f"Chosen before: {study['chosen']}\nMetric: {study['metric']}. Every arm ran with the same seeds; all are shown. "
-        f"The last call of the study took {spent}; run.toml in an arm's folder repeats its runs."
+        f"Chosen before: {study['chosen']}\nMetric: {study['metric']}. Every arm ran with the same seeds, and all are "
+        f"shown. The last call of the study took {spent}; run.toml in an arm's folder repeats its runs."
     )
 
 
@@ -145,8 +146,7 @@ def _dots(study: Json) -> str:
     if all(number(arm["mean"]) is None for arm in arms):
         return ""
 
-    def paint(axes: list[Any]) -> None:
-        axis = axes[0]
+    def paint(axis: Any) -> None:
         for i, arm in enumerate(arms):
             _arm_dots(axis, len(arms) - 1 - i, arm, ROLES[_role(i)])
         for one in objects(study["expectations"]):
@@ -160,7 +160,7 @@ def _dots(study: Json) -> str:
         axis.grid(visible=True, axis="x", linewidth=0.7)
         axis.grid(visible=False, axis="y")
 
-    drawing = drawn("finals", 1, paint, height=0.8 + 0.38 * len(arms))
+    drawing = drawn("finals", paint, height=0.8 + 0.38 * len(arms))
     return drawing + (key([("ink", "expected (dashed)")]) if study["expectations"] else "")
 
 
@@ -180,8 +180,7 @@ def _curves(study: Json, courses: Courses) -> str:
     if not any(courses.values()):
         return ""
 
-    def paint(axes: list[Any]) -> None:
-        axis = axes[0]
+    def paint(axis: Any) -> None:
         for i, name in enumerate(names):
             colour = ROLES[_role(i)]
             for series in courses.get(name, []):
@@ -194,7 +193,7 @@ def _curves(study: Json, courses: Courses) -> str:
         axis.set_xlabel("step")
 
     entries = [(_role(i), f"{name}{' (dashed)' if i >= len(PALETTE) else ''}") for i, name in enumerate(names)]
-    return drawn("courses", 1, paint, height=3.6) + key(entries)
+    return drawn("courses", paint, height=3.6) + key(entries)
 
 
 def _mean(all_series: Sequence[Series]) -> Series:

@@ -1,0 +1,225 @@
+"""The only place that runs a study: arms times seeds as processes, a few at once, each in a run folder of its own.
+
+A study may be stopped and started again at any time: finished runs are read, half-done ones go on from their
+checkpoint, and one that failed does not stop the others. One folder belongs to one protocol, by its hash.
+"""
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trimtab.config.study import Arm, Protocol, load_study, toml_text
+from trimtab.errors import ConfigError
+from trimtab.train.disk import write_json, write_whole
+from trimtab.train.study_progress import Silent, StudyProgress
+from trimtab.train.study_table import Checked, Row, checked, read_cell, read_summary, table
+
+PATIENCE = 0.1
+"""Seconds between two looks at the running processes."""
+LAST_WORDS = 400
+"""Characters kept of what a failed run said last."""
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What a study came to; `study.json`, `study.md` and `study.html` in `folder` say the same."""
+
+    folder: Path
+    protocol: Protocol
+    rows: tuple[Row, ...]
+    expectations: tuple[Checked, ...]
+    seconds: float
+    interrupted: bool
+
+    @property
+    def is_whole(self) -> bool:
+        """Every arm has a number for every seed."""
+        return all(row.is_whole for row in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        study, protocol = self.protocol.study, self.protocol
+        return {
+            "title": study.title,
+            "question": study.question,
+            "chosen": study.chosen,
+            "metric": study.metric,
+            "seeds": list(study.seeds),
+            "protocol": {"file": protocol.path.name, "sha256": protocol.sha256, "base_sha256": protocol.base_sha256},
+            "arms": [{**asdict(row), "num_values": row.num_values} for row in self.rows],
+            "expectations": [
+                {**one.expectation.model_dump(), "says": str(one.expectation), "mean": one.mean, "met": one.met}
+                for one in self.expectations
+            ],
+            "seconds": self.seconds,
+            "interrupted": self.interrupted,
+        }
+
+
+@dataclass
+class Child:
+    """A run under way: its process, and the file that holds what it says."""
+
+    arm: Arm
+    seed: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+def run_study(
+    path: Path, *, out: Path | None = None, jobs: int | None = None, progress: StudyProgress | None = None
+) -> StudyResult:
+    """Run what of a study is not done yet, then write its table, figure and page.
+
+    `out` is by default `runs/study-NAME`. Without `jobs`, as many runs at once as the protocol says.
+    """
+    from trimtab.report.study import write_study
+
+    began = time.perf_counter()
+    protocol = load_study(path)
+    folder = out or Path("runs") / f"study-{path.stem}"
+    told = progress or Silent()
+    with _claimed(folder, protocol), told:
+        told.opened(protocol, folder)
+        why, interrupted = _run_all(protocol, folder, jobs or protocol.study.jobs, told)
+        cells = [
+            read_cell(arm.name, seed, _place(folder, arm, seed), protocol.study.metric, why.get((arm.name, seed), ""))
+            for arm in protocol.arms
+            for seed in protocol.study.seeds
+        ]
+        rows = table(protocol, cells)
+        seconds = time.perf_counter() - began
+        result = StudyResult(folder, protocol, rows, checked(protocol, rows), seconds, interrupted)
+        write_json(folder / "study.json", result.to_json())
+        _ = write_study(folder)
+        told.finished(result.to_json(), folder)
+    return result
+
+
+def _run_all(
+    protocol: Protocol, folder: Path, jobs: int, told: StudyProgress
+) -> tuple[dict[tuple[str, int], str], bool]:
+    """Start, wait, start the next; returns why runs failed, and whether somebody asked to stop."""
+    # Seed by seed, so that a study that is stopped half-way has compared all its arms on some seeds.
+    waiting = [(arm, seed) for seed in protocol.study.seeds for arm in protocol.arms]
+    running: list[Child] = []
+    why: dict[tuple[str, int], str] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                child = _started(*waiting.pop(0), protocol, folder, told)
+                running += [child] if child else []
+            time.sleep(PATIENCE if running else 0)
+            for child in [one for one in running if one.process.poll() is not None]:
+                running.remove(child)
+                _ended(child, protocol, folder, why, told)
+    except KeyboardInterrupt:
+        _stopped(running)
+        return why, True
+    finally:
+        for child in running:
+            if child.process.poll() is None:
+                child.process.kill()
+    return why, False
+
+
+def _started(arm: Arm, seed: int, protocol: Protocol, folder: Path, told: StudyProgress) -> Child | None:
+    """Read a run that is done; go on with one that has a checkpoint; begin any other from nothing."""
+    place = _place(folder, arm, seed)
+    cell = read_cell(arm.name, seed, place, protocol.study.metric)
+    if cell.status != "missing":
+        told.ended(cell, known=True)
+        return None
+    has_checkpoint = any((place / "checkpoints").glob("step_*"))
+    if not has_checkpoint and place.exists():
+        shutil.rmtree(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    run_file = folder / arm.name / "run.toml"
+    write_whole(run_file, toml_text(arm.table))
+    how = ["--resume", str(place), "--last-good"] if has_checkpoint else [str(run_file), "--run-dir", str(place)]
+    command = [sys.executable, "-m", "trimtab.cli", "train", *how, "--quiet"]
+    command += [] if has_checkpoint else ["--seed", str(seed)]
+    log = folder / arm.name / f"seed{seed}.log"
+    told.began(arm.name, seed, resumed=has_checkpoint)
+    with log.open("ab") as file:
+        # A session of its own: Ctrl-C reaches this process alone, which then asks each run once to stop.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=_environment(), start_new_session=True
+        )
+    return Child(arm, seed, process, log)
+
+
+def _ended(
+    child: Child, protocol: Protocol, folder: Path, why: dict[tuple[str, int], str], told: StudyProgress
+) -> None:
+    place = _place(folder, child.arm, child.seed)
+    outcome = read_summary(place).get("outcome")
+    reason = f"exit code {child.process.returncode}" if child.process.returncode else f"outcome {outcome}"
+    said = child.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    last = f"{reason}; {said[-1].strip()[-LAST_WORDS:]}" if said else reason
+    cell = read_cell(child.arm.name, child.seed, place, protocol.study.metric, last)
+    if cell.value is None:
+        why[child.arm.name, child.seed] = last
+    told.ended(cell)
+
+
+def _stopped(running: list[Child]) -> None:
+    """Ask every run to finish its step and write a checkpoint; a second Ctrl-C leaves here and kills them."""
+    for child in running:
+        child.process.send_signal(signal.SIGINT)
+    for child in running:
+        _ = child.process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """One thread a run, whatever library counts them: runs side by side must not share cores by chance."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def _place(folder: Path, arm: Arm, seed: int) -> Path:
+    return folder / arm.name / f"seed{seed}"
+
+
+@contextmanager
+def _claimed(folder: Path, protocol: Protocol) -> Generator[None]:
+    """Hold the folder for this process and this protocol; another protocol's runs are never mixed in."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"study: {folder} is in use by another process, so two would run the same arms. Wait for it."
+            ) from error
+        _check_protocol(folder, protocol)
+        yield
+
+
+def _check_protocol(folder: Path, protocol: Protocol) -> None:
+    kept = folder / "protocol.sha256"
+    name = "\n".join([protocol.sha256, *([protocol.base_sha256] if protocol.base_sha256 else [])])
+    held = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+    if kept.is_file() and kept.read_text(encoding="utf-8").strip() == name:
+        return
+    if kept.is_file():
+        before = kept.read_text(encoding="utf-8").split()
+        raise ConfigError(
+            f"study: {folder} holds runs of a protocol with sha256 {before[0][:16] if before else '?'}…, and "
+            f"{protocol.path} has {protocol.sha256[:16]}…, so it was changed after they ran. Give another folder with "
+            "--out, or take the change back."
+        )
+    if held:
+        raise ConfigError(
+            f"study: {folder} already holds {', '.join(held[:4])} and no protocol, so it is no folder of a study. "
+            "Give another one with --out."
+        )
+    write_whole(folder / "protocol.toml", protocol.path.read_bytes())
+    write_whole(kept, name + "\n")

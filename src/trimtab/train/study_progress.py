@@ -1,0 +1,86 @@
+"""The only place that tells the course of a study on the terminal: one line for each run that starts or ends."""
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from trimtab.report.study import interval, seeds, verdict
+
+if TYPE_CHECKING:
+    from trimtab.config.study import Protocol as StudyProtocol
+    from trimtab.train.study_table import Cell
+
+
+class StudyProgress(Protocol):
+    """What a study tells while it goes."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def opened(self, protocol: "StudyProtocol", folder: Path) -> None: ...
+    def began(self, arm: str, seed: int, *, resumed: bool) -> None: ...
+    def ended(self, cell: "Cell", *, known: bool = False) -> None: ...
+    def finished(self, study: dict[str, Any], folder: Path) -> None: ...
+
+
+class Silent:
+    """Says nothing; what `run_study` uses inside a program."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def opened(self, protocol: "StudyProtocol", folder: Path) -> None: ...
+    def began(self, arm: str, seed: int, *, resumed: bool) -> None: ...
+    def ended(self, cell: "Cell", *, known: bool = False) -> None: ...
+    def finished(self, study: dict[str, Any], folder: Path) -> None: ...
+
+
+class Lines(Silent):
+    """Plain lines: the protocol's hash first, then each run, then the table."""
+
+    def __init__(self) -> None:
+        self._started: float = time.monotonic()
+        self._all: int = 0
+        self._ended: int = 0
+        self._run_here: int = 0
+
+    def opened(self, protocol: "StudyProtocol", folder: Path) -> None:
+        study = protocol.study
+        self._all = len(protocol.arms) * len(study.seeds)
+        print(f"protocol {protocol.path} sha256 {protocol.sha256}", flush=True)
+        if protocol.base_sha256:
+            print(f"base     {study.base} sha256 {protocol.base_sha256}", flush=True)
+        print(f"study    {study.title}: {len(protocol.arms)} arms x {len(study.seeds)} seeds in {folder}", flush=True)
+
+    def began(self, arm: str, seed: int, *, resumed: bool) -> None:
+        print(f"{'resume' if resumed else 'start':<8} {arm}, seed {seed}", flush=True)
+
+    def ended(self, cell: "Cell", *, known: bool = False) -> None:
+        self._ended += 1
+        self._run_here += not known
+        value = "no number" if cell.value is None else f"{cell.value:.4f}"
+        note = f"  {cell.note}" if cell.note else ""
+        word = "known" if known else "done"
+        print(f"{word:<8} {cell.arm}, seed {cell.seed}: {value} ({cell.status}){note}  {self._left()}", flush=True)
+
+    def finished(self, study: dict[str, Any], folder: Path) -> None:
+        wide = max(len(arm["arm"]) for arm in study["arms"])
+        for arm in study["arms"]:
+            print(f"{arm['arm']:<{wide}}  {interval(arm)}  [{seeds(arm)}]", flush=True)
+        for one in study["expectations"]:
+            print(f"expected {one['says']}: {verdict(one['met'])}", flush=True)
+        if study["interrupted"]:
+            print("stopped  run the same command again to go on", flush=True)
+        print(f"report   {folder / 'study.html'}", flush=True)
+
+    def _left(self) -> str:
+        left = self._all - self._ended
+        pace = (time.monotonic() - self._started) / self._run_here if self._run_here else 0.0
+        return f"[{self._ended}/{self._all}" + (f", about {left * pace / 60:.0f} min left]" if left and pace else "]")
