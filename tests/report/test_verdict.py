@@ -174,3 +174,24 @@ def test_a_short_bad_spell_is_no_verdict() -> None:
     values = [0.9] * 95 + [0.05] * 3 + [0.9] * 10
     check = verdict.judged(verdict.ESS, Series(tuple(range(108)), tuple(values)))
     assert check.status == "fine"
+
+
+def at_sampler(tmp_path: Path, **values: Any) -> RunData:
+    """A run whose only correction is a loss that clips at the sampler."""
+    parts = [
+        {"does": "policy loss", "formula": "policy_loss.geometric_clipped", "settings": {}, "how": "against rollout"}
+    ]
+    metrics = [{"step": step, "policy_loss.geometric_clipped/clipped_tokens": 0.12, **values} for step in range(20)]
+    return read_run(
+        write_run(tmp_path / "run", metrics=metrics, config=config(0) | {"recipe": RECIPE | {"parts": parts}})
+    )
+
+
+def test_a_loss_that_clips_at_the_sampler_is_a_correction(tmp_path: Path) -> None:
+    run = at_sampler(tmp_path, **{"drift/staleness_abs_mean": 0.5, "ess_total/sequence": 0.01})
+    assert fault.acting(run) == "policy_loss.geometric_clipped"
+    assert "policy_loss.geometric_clipped acts: on average it clips 12.0\u00a0% of the tokens." in fault.which_stage(
+        run
+    )
+    assert "nothing to clip" not in fault.which_stage(run)
+    assert status(run) == {"drift-staleness": "watch", "ess-near-zero": "watch"}

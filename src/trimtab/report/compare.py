@@ -15,7 +15,7 @@ from trimtab.report.section import question, table
 from trimtab.report.words import duration, listed, percent, points, small
 
 Named = Sequence[tuple[str, RunData]]
-UNTOLD = ("run_dir", "log_to", "threads")
+UNTOLD = ("run_dir", "log_to", "threads", "origin")
 """Settings that do not change what is learned."""
 
 

@@ -12,7 +12,7 @@ OUTCOMES = {
     "finished": "when all steps were done",
     "early_stop": "when validation accuracy was high enough",
     "interrupted": "when it was interrupted",
-    "max_minutes": "when its time was up",
+    "time_limit": "when its time was up",
     "nonfinite": "when loss or gradient were not finite too often",
 }
 Verdict = Literal["better", "worse", "same", "unknown"]

@@ -101,9 +101,10 @@ class RunData:
 
     @property
     def num_steps(self) -> int:
-        """Steps done: the summary's word, or the last line."""
+        """Steps done: the summary's word, or the last line of a step; an evaluation alone is none."""
         told = number(self.summary.get("steps"))
-        return int(told) if told is not None else (int(self.metrics[-1]["step"]) + 1 if self.metrics else 0)
+        done = self.series("train/updates", "rollout/tokens", "rollout/reward_mean").steps
+        return int(told) if told is not None else done[-1] + 1 if done else 0
 
     @property
     def asked(self) -> int:

@@ -163,9 +163,9 @@ def by_position(run: RunData) -> str:
         "grows": f"It grows along the answer, from {first} to {last} a token: differences add up.",
         "falls": f"It is largest at the start, {first} against {last} at the end: look at prompts and templates.",
         "flat": f"It is about the same all along, {mean} a token.",
-        "none": "There is none.",
+        "none": f"Nowhere: it is {small(max(values))} a token at most, which is rounding.",
     }[_growth(values)]
-    drawing = bars("position", {DRIFT: values}, names, xlabel="position in the answer")
+    drawing = bars("position", {DRIFT: values}, names, xlabel="position in the answer") if _is_drift(values) else ""
     return question("position", "Where in an answer does drift arise?", said, drawing)
 
 
@@ -184,8 +184,8 @@ def by_age(run: RunData) -> str:
         "none": "No drift at any age.",
     }[_growth(values)]
     if len(rows) == 1:
-        said = f"All tokens measured are {names[0]} updates old and differ by {first}: there is nothing to compare."
-    drawing = bars("age", {DRIFT: values}, names, xlabel=AGE)
+        said = f"Not to be told: all tokens are {names[0]} updates old. They differ by {first}."
+    drawing = bars("age", {DRIFT: values}, names, xlabel=AGE) if len(rows) > 1 and _is_drift(values) else ""
     return question("age", "Does older data drift more?", said, drawing)
 
 
@@ -227,10 +227,14 @@ def _range(row: Json) -> str:
     return f"{start}" if last is None or int(last) <= start + 1 else f"{start}–{int(last) - 1}"
 
 
+def _is_drift(values: list[float]) -> bool:
+    return max(values) >= ROUNDING
+
+
 def _growth(values: list[float]) -> str:
     third = max(1, len(values) // 3)
     first, last = sum(values[:third]) / third, sum(values[-third:]) / third
-    if max(values) < ROUNDING:
+    if not _is_drift(values):
         return "none"
     return "grows" if last > MANY_TIMES * first else "falls" if first > MANY_TIMES * last else "flat"
 

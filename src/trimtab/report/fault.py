@@ -84,7 +84,7 @@ def since(run: RunData, found: list[tuple[str, Series, Change]]) -> str:
         return f"Too short to say: no metric has the {2 * LEAST} points that an early range and a change need."
     if not found:
         return (
-            f"None: of {len(watched)} metrics watched, no one left its early range to the bad side and stayed out. "
+            f"None: of {len(watched)} metrics watched, none left its early range to the bad side and stayed out. "
             "The early range is that of the first fifth of the run, widened by half."
         )
     told = [
@@ -112,34 +112,40 @@ def _drawn_changes(found: list[tuple[str, Series, Change]]) -> str:
     return panels([(f"change{i}", painter(*entry)) for i, entry in enumerate(found)]) + key(entries)
 
 
-def stages(run: RunData) -> list[str]:
-    """Correction stages by the effect each reports."""
-    return [name.removesuffix("/alone") for name in run.names("/alone")]
+def stages(run: RunData) -> dict[str, Series]:
+    """What corrects, with its effect: correction stages on top of each other, and a loss that clips at the sampler."""
+    named = [name.removesuffix("/alone") for name in run.names("/alone")]
+    effects = {name: run.series(f"{name}/on_top", f"{name}/alone") for name in named}
+    losses = {loss: run.series(f"{loss}/clipped_tokens") for loss in verdict.losses_at_sampler(run)}
+    return {name: series for name, series in (effects | losses).items() if series}
 
 
 def acting(run: RunData) -> str:
     """The stage that decides most, by its effect on top of the others; empty when none acts or there is none."""
-    effect = {name: s.mean for name in stages(run) if (s := run.series(f"{name}/on_top", f"{name}/alone"))}
+    effect = {name: series.mean for name, series in stages(run).items()}
     most = max(effect, key=lambda name: effect[name], default="")
     return most if effect.get(most, 0.0) >= NEGLIGIBLE else ""
 
 
 def which_stage(run: RunData) -> str:
     """What each stage does by itself and on top of the others; what is rejected and clipped over steps."""
-    named = stages(run)
+    named = list(stages(run))
     clipped = {name.removesuffix("/clipped_tokens"): run.series(name) for name in run.names("/clipped_tokens")}
-    said = " ".join(text for text in (_acting(run, named), _clipping(run, clipped), _skipped(run)) if text)
+    said = " ".join(text for text in (_acting(run), _clipping(run, clipped), _skipped(run)) if text)
     labels = [*named, *(name for name in clipped if name not in named)]
-    rows = [[f"<th><code>{escape(label)}</code></th>", *_effects(run, label)] for label in labels]
+    cells = [(f"<th><code>{escape(label)}</code></th>", *_effects(run, label)) for label in labels]
     top = ("stage", "alone", "on top of the others", "rejected", "above its band", "below its band", "clipped")
+    told = [place for place in range(len(top)) if any(row[place] for row in cells)]  # no empty columns
+    rows = [[row[place] for place in told] for row in cells]
     lines = [
         Line(f"{label}: {what}", role, series)
         for role, (label, what, series) in zip(PALETTE[1:], _moving(run, labels), strict=False)
     ]
     kept = Line("kept by all", "first", run.series("kept/token_fraction"))
     shown = [kept, *lines] if lines or not kept.series.is_constant else []
-    return question("stage", "Which stage?", said or "The recipe has no correction and no clip.",
-                    curves("stages", shown, scale="share", height=2.3), table(top, rows, kind="numbers"))  # fmt: skip
+    drawing = curves("stages", shown, scale="share", height=2.3)
+    numbers = table([top[place] for place in told], rows, kind="numbers")
+    return question("stage", "Which stage?", said or "The recipe has no correction and no clip.", drawing, numbers)
 
 
 def _effects(run: RunData, label: str) -> list[str]:
@@ -158,18 +164,17 @@ def _moving(run: RunData, labels: list[str]) -> list[tuple[str, str, Series]]:
     return [entry for entry in entries if entry[2] and not entry[2].is_constant]
 
 
-def _acting(run: RunData, named: list[str]) -> str:
+def _acting(run: RunData) -> str:
     """Which stage decides most, and which never did anything."""
-    effect = {name: s for name in named if (s := run.series(f"{name}/on_top", f"{name}/alone"))}
+    effect = stages(run)
     idle = [name for name, series in effect.items() if max(series.values) == 0]
     still = [name for name, series in effect.items() if name not in idle and series.mean < NEGLIGIBLE]
     parts: list[str] = []
     most = acting(run)
     if most:
-        mean = effect[most].mean
-        what = (
-            f"rejects {percent(mean)} of the tokens" if most.startswith("keep") else f"moves weights by {small(mean)}"
-        )
+        mean, rejects = effect[most].mean, most.startswith(("keep", "policy_loss"))
+        verb = "clips" if most.startswith("policy_loss") else "rejects"
+        what = f"{verb} {percent(mean)} of the tokens" if rejects else f"moves weights by {small(mean)}"
         parts.append(f"{most} acts{' most' if len(effect) - len(idle) - len(still) > 1 else ''}: on average it {what}.")
     if still:
         parts.append(f"{listed(still)} had nothing but rounding to correct.")
@@ -179,8 +184,8 @@ def _acting(run: RunData, named: list[str]) -> str:
 
 
 def _clipping(run: RunData, clipped: dict[str, Series]) -> str:
-    if not clipped:
-        return ""
+    """Losses that clip at the old policy; those that clip at the sampler are stages."""
+    clipped = {name: series for name, series in clipped.items() if name not in verdict.losses_at_sampler(run)}
     single = run.setting("updates_per_batch") == 1
     shares = {name: max(series.values) for name, series in clipped.items() if series}
     parts = [

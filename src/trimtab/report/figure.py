@@ -66,7 +66,7 @@ def curves(
     height: float = 2.5,
 ) -> str:
     """Lines over steps with their key; empty when there is nothing to draw."""
-    shown = [line for line in lines if line.series]
+    shown = [line for line in lines if line.series and (scale != "log" or any(line.series.values))]
     if not shown:
         return ""
 
@@ -93,7 +93,8 @@ def draw_lines(axis: Any, lines: Sequence[Line], *, scale: Scale = "plain", mark
         axis.set_ylim(-0.03, 1.06)
         axis.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0", "25 %", "50 %", "75 %", "100 %"])
     elif scale == "log":
-        _log_axis(axis, [value for line in lines for value in line.series.values if value > 0])
+        values = [value for line in lines for value in line.series.values] + [mark.value for mark in marks]
+        _log_axis(axis, [value for value in values if value > 0])
     else:
         values = [value for line in lines for value in line.series.values] + [m.value for m in marks]
         low, high = min(0.0, *values), max(*values, 1e-9)

@@ -9,7 +9,7 @@ from trimtab.report.section import question
 from trimtab.report.style import CSS
 from trimtab.report.symptom import link
 from trimtab.report.symptoms import SYMPTOMS
-from trimtab.report.words import duration, percent
+from trimtab.report.words import percent
 
 SHORT = {"fine": "no", "watch": "perhaps", "fault": "probably", "unknown": "not known"}
 NOT_LEARNED = {"worse": "accuracy-falls", "same": "accuracy-stays"}
@@ -121,7 +121,7 @@ def _tiles(run: RunData) -> str:
     tiles = [
         ("main", f"{last.share:.3f}" if last else "–", f"{last.split} accuracy" if last else "no accuracy"),
         ("", f"{run.num_steps:,}", "steps"),
-        ("", duration(seconds) if seconds else "–", "in all"),
+        ("", f"{seconds // 60:.0f}:{seconds % 60:02.0f}" if seconds else "–", "minutes in all"),
         ("", f"{speed:,.0f}" if speed else "–", "tokens a second"),
         ("", f"{len(facts.told(run))}", "warning" if len(facts.told(run)) == 1 else "warnings"),
     ]

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, Literal, cast
 
 from trimtab.report import course
-from trimtab.report.data import RunData, Series
+from trimtab.report.data import Json, RunData, Series, objects
 from trimtab.report.words import capital, counted, percent, small
 
 Status = Literal["fine", "watch", "fault", "unknown"]
@@ -68,7 +68,7 @@ def checks(run: RunData) -> list[Check]:
     return [
         _drift(run, ENGINE, "drift/engine_abs_mean", "drift/engine_token_abs_mean"),
         _drift(run, STALENESS, "drift/staleness_abs_mean", "drift/staleness_token_abs_mean"),
-        judged(ESS, effective(run), percent),
+        _sample_size(run),
         judged(KEPT, run.series("kept/token_fraction"), percent),
         _rewards(run),
         judged(ENDED, run.series("rollout/ended_fraction", "ended/sequence_fraction"), percent),
@@ -114,27 +114,46 @@ def judged(bound: Bound, series: Series, form: Any = small) -> Check:
 
 def effective(run: RunData) -> Series:
     """The sample size at the level on which the recipe corrects: sequences where a stage looks at them, else tokens."""
-    parts = cast("list[dict[str, Any]]", run.recipe.get("parts") or [])
-    levels = [str(part.get("settings", {}).get("level", "")) for part in parts if part.get("does") == "correct"]
+    stages = [part.get("settings") for part in _parts(run) if part.get("does") == "correct"]
+    levels = [str(cast(Json, settings).get("level", "")) for settings in stages if isinstance(settings, dict)]
     level = "token" if levels and "sequence" not in levels else "sequence"
     return run.series(f"ess_total/{level}", f"ess_engine/{level}")
 
 
 def corrects(run: RunData) -> bool:
     """Does any stage of the recipe account for a sampler that differs?"""
-    return any(part.get("does") == "correct" for part in run.recipe.get("parts") or [])
+    return any(part.get("does") == "correct" for part in _parts(run)) or bool(losses_at_sampler(run))
+
+
+def losses_at_sampler(run: RunData) -> list[str]:
+    """Losses whose ratio is that of current and sampler: their clip sees engine and staleness."""
+    return [str(part.get("formula")) for part in _parts(run)
+            if part.get("does") == "policy loss" and "rollout" in str(part.get("how"))]  # fmt: skip
+
+
+def _parts(run: RunData) -> list[Json]:
+    return objects(run.recipe.get("parts"))
 
 
 def _drift(run: RunData, bound: Bound, *names: str) -> Check:
     """Drift that a correction takes care of is worth a look, no more: what harms then shows in ESS and kept share."""
     check = judged(bound, run.series(*names))
-    if check.status != "fault" or not corrects(run):
+    return _softened(check, "which the recipe corrects") if corrects(run) else check
+
+
+def _sample_size(run: RunData) -> Check:
+    """Where the loss clips at the sampler and nothing is weighted by ratios, few answers cannot carry the batch."""
+    check = judged(ESS, effective(run), percent)
+    clipped = losses_at_sampler(run) and not any(part.get("does") == "correct" for part in _parts(run))
+    return _softened(check, "though the loss clips such ratios") if clipped else check
+
+
+def _softened(check: Check, why: str) -> Check:
+    if check.status != "fault":
         return check
     softer: dict[Status, Status] = {"fault": "watch"}
     strip: list[tuple[Status, int]] = [(softer.get(status, status), count) for status, count in check.strip]
-    return Check(
-        check.name, check.anchor, "watch", f"{check.said}, which the recipe corrects", check.since, tuple(strip)
-    )
+    return Check(check.name, check.anchor, "watch", f"{check.said}, {why}", check.since, tuple(strip))
 
 
 def failed_share(run: RunData) -> Series:

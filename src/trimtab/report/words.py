@@ -32,9 +32,11 @@ def small(value: float) -> str:
     """A number of any size, three digits of it.
 
     >>> small(0.0123), small(2.5e-7), small(12.0), small(0.0)
-    ('0.0123', '2.5e-07', '12', '0')
+    ('0.0123', '2.5\xa0×\xa010⁻⁷', '12', '0')
     """
-    return f"{value:.3g}"
+    digits, _, power = f"{value:.3g}".partition("e")
+    raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")) if power else ""
+    return f"{digits}{SPACE}×{SPACE}10{raised}" if power else digits
 
 
 def duration(seconds: float) -> str:
