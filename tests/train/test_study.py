@@ -12,9 +12,9 @@ import pytest
 from trimtab.config.study import load_study, toml_text
 from trimtab.errors import ConfigError
 from trimtab.report.study import markdown, write_study
-from trimtab.train.study import run_study
+from trimtab.train.study import StudyResult, run_study
 from trimtab.train.study_progress import Lines
-from trimtab.train.study_table import half_width, read_cell, student_t
+from trimtab.train.study_table import Cell, checked, half_width, read_cell, student_t, table
 
 PROTOCOL = """
 title = "Two arms"
@@ -174,6 +174,7 @@ def test_finished_runs_are_read_and_not_run_again(tmp_path: Path, capsys: pytest
     said = capsys.readouterr().out
     assert said.splitlines()[0].endswith(hashlib.sha256(path.read_bytes()).hexdigest())
     assert "start " not in said
+    assert "stale  0.450 ± 1.906  [0.300, 0.600]" in said
     assert [row.mean for row in result.rows] == [pytest.approx(0.93), pytest.approx(0.45)]
     assert [one.met for one in result.expectations] == [True, False]
     assert result.is_whole
@@ -197,26 +198,18 @@ def test_the_page_stands_alone_and_shows_every_seed(tmp_path: Path) -> None:
     assert len(page) < 2_000_000
 
 
-def test_an_arm_with_a_missing_seed_decides_nothing(tmp_path: Path) -> None:
-    path = protocol(tmp_path, PROTOCOL.replace("steps = 1", "steps = 1\ntask.name = 'no such task'"))
-    out = claimed(tmp_path, path)
-    for seed in (3, 4):
-        _ = summary(out, "fresh", seed, 0.99)
-    _ = summary(out, "stale", 3, 0.1)
-    study = {
-        "title": "t", "question": "q", "chosen": "c", "metric": "m", "seeds": [3, 4],
-        "protocol": {"file": "f", "sha256": "0"},
-        "expectations": [{"arm": "a", "at_least": 0.5, "at_most": None, "says": "a >= 0.5", "mean": 0.9, "met": None}],
-        "arms": [{
-            "arm": "a", "means": "", "recipe": "r", "mean": 0.9, "half_width": None, "num_values": 1,
-            "cells": [{"arm": "a", "seed": 3, "status": "finished", "value": 0.9, "note": ""},
-                      {"arm": "a", "seed": 4, "status": "failed", "value": None, "note": "exit code 1; why"}],
-        }],
-    }  # fmt: skip
-    said = markdown(study)
-    assert "0.900 (1 of 2 seeds)" in said
-    assert "seed 4: failed: exit code 1; why" in said
-    assert "not known" in said
+def test_an_arm_with_a_hole_decides_nothing_and_says_so(tmp_path: Path) -> None:
+    read = load_study(protocol(tmp_path))
+    cells = [Cell("fresh", 3, "finished", 0.99), Cell("fresh", 4, "failed", None, "exit code 1; why"),
+             Cell("stale", 3, "finished", 0.1)]  # fmt: skip
+    rows = table(read, cells)
+    assert [one.met for one in checked(read, rows)] == [None, None]
+    assert [(row.num_values, row.mean, row.half_width) for row in rows] == [(1, 0.99, None), (1, 0.1, None)]
+    said = markdown(StudyResult(tmp_path, read, rows, checked(read, rows), 1.0, interrupted=True).to_json())
+    assert "0.990 (1 of 2 seeds)" in said
+    assert "fresh, seed 4: failed: exit code 1; why" in said
+    assert "stale, seed 4: missing" in said
+    assert "not known, a seed is missing" in said
 
 
 def test_a_changed_protocol_is_refused(tmp_path: Path) -> None:

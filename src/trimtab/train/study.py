@@ -54,7 +54,10 @@ class StudyResult:
             "metric": study.metric,
             "seeds": list(study.seeds),
             "protocol": {"file": protocol.path.name, "sha256": protocol.sha256, "base_sha256": protocol.base_sha256},
-            "arms": [{**asdict(row), "num_values": row.num_values} for row in self.rows],
+            "arms": [
+                {**asdict(row), "cells": [asdict(cell) for cell in row.cells], "num_values": row.num_values}
+                for row in self.rows
+            ],
             "expectations": [
                 {**one.expectation.model_dump(), "says": str(one.expectation), "mean": one.mean, "met": one.met}
                 for one in self.expectations
