@@ -54,6 +54,14 @@ def test_different_sizes_of_one_task_are_different_tasks(tmp_path: Path) -> None
     assert compare.ended(named).startswith("Not comparable: these runs answer different settings of sort")
 
 
+def test_more_prompts_are_no_other_task_and_an_unknown_setting_is_no_difference(tmp_path: Path) -> None:
+    fewer = {key: value for key, value in config(0).items() if key not in ("staleness", "lr")} | {"eval_prompts": 64}
+    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", config=fewer | {"recipe": RECIPE})]
+    named = [(folder.name, read_run(folder)) for folder in folders]
+    assert compare.differing(named) == {"eval_prompts": ["512", "64"]}
+    assert compare.ended(named).startswith("All between")
+
+
 def test_folders_of_equal_names_are_told_apart(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / parent / "run", steps=20) for parent in ("one", "two")]
     text = write_comparison(folders, tmp_path / "c.html").read_text(encoding="utf-8")

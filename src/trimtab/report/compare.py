@@ -45,7 +45,7 @@ def comparison(runs: Sequence[RunData], labels: Sequence[str]) -> str:
 
 def tasks(runs: Sequence[RunData]) -> list[str]:
     """What was asked, all settings of it: equal text means that accuracies can be compared."""
-    return [json.dumps([run.task, run.setting("task"), run.asked], sort_keys=True) for run in runs]
+    return [json.dumps([run.task, run.setting("task")], sort_keys=True) for run in runs]
 
 
 def ended(named: Named) -> str:
@@ -79,7 +79,11 @@ def differing(named: Named) -> dict[str, list[str]]:
     """Settings that are not the same in all runs, flattened to their keys."""
     flat = [_flat({key: value for key, value in run.config.items() if key not in UNTOLD}) for _, run in named]
     keys = dict.fromkeys(key for one in flat for key in one)
-    return {key: values for key in keys if len(set(values := [one.get(key, "–") for one in flat])) > 1}
+    return {
+        key: [one.get(key, "–") for one in flat]
+        for key in keys
+        if len({one[key] for one in flat if key in one}) > 1  # what an older run did not write is not known to differ
+    }
 
 
 def _settings(named: Named) -> tuple[str, str]:
@@ -126,11 +130,9 @@ def _curves(named: Named) -> list[str]:
         ]
         drawing = curves(f"accuracy{place}", lines, scale="share", height=3.2)
         title = "How did they learn?" if len(set(kinds)) == 1 else f"How did they learn {here[0][2].task}?"
-        said = (
-            f"Held-out validation accuracy over steps, greedy, {here[0][2].asked} prompts each."
-            if drawing
-            else "Not measured."
-        )
+        asked = sorted({run.asked for _, _, run in here})
+        prompts = listed([str(count) for count in asked])
+        said = f"Held-out validation accuracy over steps, greedy, of {prompts} prompts." if drawing else "Not measured."
         blocks.append(question(f"accuracy{place}", title, said, drawing))
     return blocks
 

@@ -57,10 +57,10 @@ def _row(check: verdict.Check) -> str:
 def changes(run: RunData) -> list[tuple[str, Series, Change]]:
     """Watched metrics that left their early range for good, to the bad side, first ones first."""
     found: list[tuple[str, Series, Change]] = []
-    last = course.end(run)
+    harmless = {check.anchor for check in verdict.checks(run) if check.status == "fine"}
     for name, side in WORST_WAY.items():
-        if name.startswith("entropy") and last is not None and last.share >= verdict.SOLVED:
-            continue  # a solved task has little entropy left
+        if name.startswith("entropy") and "entropy-collapse" in harmless:
+            continue  # whoever learns becomes more certain
         if name.startswith("logratio") and run.series("drift/engine_abs_mean"):
             continue  # the same drift, not split
         series = run.series(name)

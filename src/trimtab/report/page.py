@@ -112,8 +112,8 @@ def _glance(run: RunData) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A dotted name may break after its dots."""
-    return escape(name).replace(".", ".<wbr>")
+    """A name of code may break after its dots and dashes."""
+    return escape(name).replace(".", ".<wbr>").replace("_", "_<wbr>")
 
 
 def _tiles(run: RunData) -> str:

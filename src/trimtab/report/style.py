@@ -36,7 +36,7 @@ header p.lead { margin: 0; font-size: 1.1rem; color: var(--faint); max-width: 42
 .ask.watch, .ask.same { border-left-color: var(--warn); }
 .ask.fault, .ask.worse { border-left-color: var(--bad); }
 .ask span, .tile span { display: block; color: var(--faint); font-size: .85rem; }
-.ask b { font-weight: 650; }
+.ask b { font-weight: 650; font-size: .95rem; line-height: 1.35; display: block; }
 .tile b { display: block; font-size: 1.35rem; font-weight: 650; font-variant-numeric: tabular-nums; }
 .tile.main b { color: var(--first); }
 section {
@@ -48,6 +48,7 @@ section > p { margin: 0 0 .8rem; max-width: 44rem; }
 p.note { color: var(--faint); font-size: .85rem; margin: .5rem 0 .2rem; }
 .figure svg { display: block; width: 100%; height: auto; font-family: inherit; overflow: visible; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .4rem 1rem; }
+.panels .figure { max-width: 26rem; }
 .warnings { background: var(--warn-card); border-color: transparent; }
 .warnings h2 { color: var(--warn); }
 .warnings ul { margin: .3rem 0 .2rem; padding-left: 1.2rem; }

@@ -92,7 +92,12 @@ def answer(run: RunData) -> tuple[Status, str]:
         return worst, f"Nothing points at it: {counted(len(seen), 'check')} of the signal, all inside of their bounds."
     causes = [check for check in found[:NUM_CAUSES] if check.status in ("watch", "fault") and check.since is not None]
     first = min(causes, key=lambda check: check.since or 0, default=None)
-    came = f" {capital(first.name)} came first, at step {first.since}." if first is not None and len(causes) > 1 else ""
+    is_known = first is not None and first.since and len(causes) > 1
+    came = f" {capital(first.name)} came first, at step {first.since}." if first is not None and is_known else ""
+        f" {capital(first.name)} came first, at step {first.since}."
+        if first is not None and first.since and len(causes) > 1
+        else ""
+    )
     told = "; ".join(check.said for check in bad)
     opening = "Probably" if worst == "fault" else "Perhaps"
     learned = " It learned all the same." if course.verdict(run) == "better" else ""
