@@ -74,8 +74,20 @@ def test_the_readme_counts_what_there_is() -> None:
 
 def test_the_table_of_training_keys_is_complete() -> None:
     text = (ROOT / "docs/training.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| .*? \| (.*) \|$", text, re.M)
-    assert rows == [(name, field.description) for name, field in TrainSettings.model_fields.items()]
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \| (.*) \|$", text, re.M)
+    expected: list[tuple[str, str]] = []
+    for name, field in TrainSettings.model_fields.items():
+        expected.append((name, field.description or ""))
+    for table in ("task", "model", "engine"):
+        for name, field in type(getattr(TrainSettings(), table)).model_fields.items():
+            expected.append((f"{table}.{name}", field.description or ""))
+    assert [(name, what) for name, _, what in rows] == expected
+    defaults = {name: default for name, default, _ in rows}
+    for name in ("steps", "staleness", "lr", "engine.format", "model.hidden_size", "runtime"):
+        value: object = TrainSettings()
+        for part in name.split("."):
+            value = getattr(value, part)
+        assert defaults[name] == str(value), name
 
 
 def test_every_link_between_pages_leads_somewhere() -> None:

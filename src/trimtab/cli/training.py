@@ -129,3 +129,24 @@ def replay(
     from trimtab.cli.replay import run_replay
 
     raise typer.Exit(run_replay(run, step, list(overrides or [])))
+
+
+@app.command(rich_help_panel=PANEL)
+def study(
+    protocol: Annotated[
+        Path, typer.Argument(help="A protocol: question, arms, seeds, expectations (docs/studies.md).")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder of the study; default: runs/study-NAME.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once; default: as the protocol says.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the table only.")] = False,
+) -> None:
+    """Run arms x seeds of a protocol in parallel processes, and write a table with intervals, a figure and a page.
+
+    Prints the protocol's sha256 first. Finished runs are not run again, cut-off ones are resumed; a protocol that was
+    changed in between is refused. Every seed is in the table, also those that failed.
+
+    Example: trimtab study studies/staleness_sort5.toml --jobs 2
+    """
+    from trimtab.cli.study import show_study
+
+    raise typer.Exit(show_study(protocol, out, jobs, quiet))

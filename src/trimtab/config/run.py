@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from trimtab.config.correction import OffPolicyCorrection
 from trimtab.config.signal import SignalTable, build_recipe
@@ -21,13 +21,22 @@ class RunFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     recipe: str = "start_async"
-    """A recipe by name; a complete choice of the signal. `trimtab catalog` lists them."""
+    """A recipe by name; a complete choice of the signal. `trimtab catalog` lists them. Unset beside an
+    `off_policy_correction` block: `start_on_policy`, which corrects nothing by itself."""
     signal: SignalTable = SignalTable()
     """Fields of the recipe that are your own."""
     off_policy_correction: OffPolicyCorrection = OffPolicyCorrection()
     """SkyRL's block, key for key; its stages join the recipe's."""
     train: TrainSettings = TrainSettings()
     """The trainer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _block_needs_a_plain_recipe(cls, given: Any) -> Any:
+        """The default recipe corrects both ratios already; a block of corrections asks for one that does not."""
+        if isinstance(given, dict) and "recipe" not in given and given.get("off_policy_correction"):
+            return {**cast("dict[str, Any]", given), "recipe": "start_on_policy"}
+        return cast("dict[str, Any]", given)
 
     def build_recipe(self) -> Recipe:
         return build_recipe(self.recipe, self.signal, self.off_policy_correction)
@@ -106,9 +115,17 @@ def _say(where: str, problem: Any, table: Mapping[str, Any]) -> str:
 
 def _is_type_name(part: str) -> bool:
     """pydantic puts the tried member of a union into the path; it is not a key of the file."""
-    return part in {"PartTable", "StageTable", "KLTable", "TermTable", "EarlyStop", "bool", "int", "float", "str"} or part.startswith(
-        ("literal", "function-", "constrained", "none")
-    )
+    return part in {
+        "PartTable",
+        "StageTable",
+        "KLTable",
+        "TermTable",
+        "EarlyStop",
+        "bool",
+        "int",
+        "float",
+        "str",
+    } or part.startswith(("literal", "function-", "constrained", "none"))
 
 
 def known_keys(path: list[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """The only place that says what a training run can be told. Frozen; unknown keys and senseless values are refused."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -197,12 +197,14 @@ class TrainSettings(Frozen):
     @classmethod
     def _folder_starts_as_it_is(cls, given: Any) -> Any:
         """Whoever brings a trained model did not ask for another 50 steps on it."""
-        if isinstance(given, dict) and "warm_start_steps" not in given:
-            model: Any = given.get("model")
-            path = model.get("path") if isinstance(model, dict) else getattr(model, "path", model)
-            if isinstance(path, str | Path):
-                return {**given, "warm_start_steps": 0}
-        return given
+        if not isinstance(given, dict):
+            return given
+        table = cast("dict[str, Any]", given)
+        model: Any = table.get("model")
+        path: Any = cast("dict[str, Any]", model).get("path") if isinstance(model, dict) else model
+        path = path.path if isinstance(path, ModelSettings) else path
+        brought = "warm_start_steps" not in table and isinstance(path, str | Path)
+        return {**table, "warm_start_steps": 0} if brought else table
 
     @model_validator(mode="after")
     def _updates_fit_the_batch(self) -> "TrainSettings":

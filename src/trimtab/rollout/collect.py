@@ -14,7 +14,7 @@ from trimtab.rollout.engine import Engine, Greedy, Request, Sample, Sampling
 from trimtab.rollout.episode import Episode, Group
 from trimtab.rollout.reward import Attempt, Scorer, Verdict
 from trimtab.rollout.seed import stream_seed
-from trimtab.rollout.task import Environment, Problem, Task
+from trimtab.rollout.task import Environment, Problem, Prompt, Task
 from trimtab.rollout.tokenizer import decode, encode, encode_prompt
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class Played:
     problem: Problem
     environment: Environment
     seed: int
+    prompt: Prompt
+    prompt_ids: tuple[int, ...]
     ids: list[int]
     trainable: list[bool]
     samples: list[Sample] = field(default_factory=list[Sample])
@@ -76,7 +78,9 @@ class Collector:
 
     def play(self, problems: Sequence[Problem], seeds: Sequence[int], how: Sampling | Greedy) -> list[Played]:
         """One attempt at each problem, turn after turn, all attempts side by side."""
-        played = [self._opened(problem, seed) for problem, seed in zip(problems, seeds, strict=True)]
+        played: list[Played] = []
+        for problem, seed in zip(problems, seeds, strict=True):
+            played.append(self._opened(problem, seed, played[-1] if played else None))
         for turn in range(self.max_turns):
             going = [one for one in played if not one.is_done]
             if not going:
@@ -86,10 +90,13 @@ class Collector:
                 self._moved(one, sample, is_last=turn + 1 == self.max_turns)
         return played
 
-    def _opened(self, problem: Problem, seed: int) -> Played:
+    def _opened(self, problem: Problem, seed: int, before: Played | None) -> Played:
+        """A new attempt; the samples of one prompt stand side by side, so that it is encoded once."""
         environment = self.task.environment(problem)
-        ids = encode_prompt(self.tokenizer, environment.reset())
-        return Played(problem, environment, seed, ids, [False] * len(ids))
+        prompt = environment.reset()
+        ids = before.prompt_ids if before is not None and prompt == before.prompt else None
+        ids = tuple(encode_prompt(self.tokenizer, prompt)) if ids is None else ids
+        return Played(problem, environment, seed, prompt, ids, list(ids), [False] * len(ids))
 
     def _moved(self, one: Played, sample: Sample, *, is_last: bool) -> None:
         """Take the policy's turn in, and the environment's answer to it if the episode goes on."""

@@ -171,8 +171,9 @@ class Processes:
         lines = self._words.read().decode(errors="replace").strip().splitlines()
         said = "\n".join(lines[-SHOWN_LINES:]) or "(it said nothing)"
         return (
-            f"processes: the sampler ended with exit code {code}, so no batch can come. The run can be resumed from its "
-            f"last checkpoint; if it happens again, train.runtime=inline shows the error in place. Its last words:\n{said}"
+            f"processes: the sampler ended with exit code {code}, so no batch can come. The run can be resumed from "
+            "its last checkpoint; if it happens again, train.runtime=inline shows the error in place. "
+            f"Its last words:\n{said}"
         )
 
 

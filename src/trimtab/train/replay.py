@@ -1,4 +1,4 @@
-"""The only place that computes a recorded step again: the batch as the signal saw it, through the recipe or another one.
+"""The only place that computes a recorded step again: the batch as the signal saw it, through its recipe or another.
 
 Nothing is sampled and no model runs: the dump holds what the current policy said of each token when it was trained on.
 """
@@ -58,7 +58,8 @@ def read_dump(folder: Path, number: int) -> Dump:
             meta = read_json(path.with_suffix(".json"))
             effects = {name: tuple(seen) for name, seen in meta["state"]["effects"].items()}
             state = SignalState(effects, int(meta["state"]["window"]))
-            return Dump(number, load_file(path), state, meta["metrics"])
+            metrics = {name: value for name, value in meta["metrics"].items() if value is not None}
+            return Dump(number, load_file(path), state, metrics)
     dumped = sorted(path.stem.removeprefix("step_") for path in folder.glob("*/step_*.safetensors"))
     there = f"steps {', '.join(dumped[:8])}{', …' if len(dumped) > 8 else ''}" if dumped else "none"
     raise ConfigError(
@@ -142,5 +143,5 @@ def _differences(recorded: Mapping[str, float], now: Mapping[str, float]) -> dic
     return {
         name: (recorded[name], value)
         for name, value in now.items()
-        if name in recorded and recorded[name] is not None and recorded[name] != value and value == value
+        if name in recorded and recorded[name] != value and value == value
     }

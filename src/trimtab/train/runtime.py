@@ -1,4 +1,4 @@
-"""The only place that says what a runtime is: parameters go in, batches come out, at most so stale. And the simplest one.
+"""The only place that says what a runtime is: parameters in, batches out, never too stale. And the simplest one.
 
 The loop does not know whether sampling happens here or in another process.
 """

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, cast
 
 from trimtab.rollout.assemble import Assembled
 from trimtab.rollout.episode import Episode, Group
@@ -45,8 +46,9 @@ def transcripts(
 
 def _turns(episode: Episode, tokenizer: "PreTrainedTokenizerFast") -> list[dict[str, str]]:
     """Runs of cells with the same author; the prompt, the first of them, is told apart."""
-    cells = zip(episode.trainable.tolist(), episode.ids.tolist(), strict=True)
-    parts = [(trains, [token for _, token in part]) for trains, part in groupby(cells, key=lambda cell: cell[0])]
+    flags, ids = cast("list[bool]", episode.trainable.tolist()), cast("list[int]", episode.ids.tolist())
+    cells = list(zip(flags, ids, strict=True))
+    parts = [(trains, [token for _, token in part]) for trains, part in groupby(cells, key=itemgetter(0))]
     return [
         {"by": "policy" if trains else "environment", "text": decode(tokenizer, ids)}
         for place, (trains, ids) in enumerate(parts)

@@ -108,7 +108,7 @@ def _alone(folder: Path) -> Generator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigError(
-                f"train: another process is training in {folder}, so two runs would write over each other. Wait for it, "
-                "stop it, or give another folder."
+                f"train: another process is training in {folder}, so two runs would write over each other. Wait for "
+                "it, stop it, or give another folder."
             ) from error
         yield

@@ -1,0 +1,18 @@
+"""`trimtab study`: a protocol's runs, told as they go, and the table they make."""
+
+from pathlib import Path
+
+INTERRUPTED = 130
+
+
+def show_study(protocol: Path, out: Path | None, jobs: int | None, quiet: bool) -> int:
+    """0 when every run gave a number, 1 when one failed or is missing; expectations are told, not judged."""
+    from trimtab.train.study import run_study
+    from trimtab.train.study_progress import Lines, Silent
+
+    result = run_study(protocol, out=out, jobs=jobs, progress=Silent() if quiet else Lines())
+    if quiet:
+        print((result.folder / "study.md").read_text(encoding="utf-8"), end="")
+    if result.interrupted:
+        return INTERRUPTED
+    return 0 if result.is_whole else 1
