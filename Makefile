@@ -11,7 +11,7 @@ help: ## show this list
 
 train: ## run the main job; ARGS="--seed 1" passes options on
 	@sh scripts/setup.sh train
-	@.venv/bin/trimtab train --twin $(ARGS)
+	@.venv/bin/trimtab train examples/async_int4.toml --twin $(ARGS)
 
 test: ## run the tests, all but the slow ones
 	@sh scripts/setup.sh dev

@@ -63,7 +63,7 @@ def _twin(settings: Any, recipe: Any, summary: Any, quiet: bool) -> None:
     from trimtab.train.twin import train_twin
 
     if not quiet:
-        print(f"twin    the same {summary.steps} steps without correction ...", flush=True)
+        print(f"twin    the same run without correction ...", flush=True)
     twin = train_twin(settings, recipe, summary)
     print(
         f"twin    held-out accuracy {twin.held_out_accuracy:.3f} without correction, {summary.held_out_accuracy:.3f} with"

@@ -42,9 +42,10 @@ def train(
 ) -> None:
     """Train a language model by RL on this machine, and write metrics, checkpoints, a summary and a report.
 
-    With no arguments: a tiny transformer, warm-started by a few supervised steps, learns to sort five digits. Its sampler
-    has quantised weights and is several updates behind, and the recipe corrects for both. Everything is in the run
-    folder; open report.html to look at it. Ctrl-C finishes the step and says how to go on; a second one ends at once.
+    With no arguments: a tiny transformer, warm-started by a few supervised steps, learns to sort five digits. With
+    train.staleness and train.engine.format its sampler falls behind and is quantised, and the recipe corrects for both.
+    Everything is in the run folder; open report.html to look at it. Ctrl-C finishes the step and says how to go on; a
+    second one ends at once.
 
     Examples: trimtab train · trimtab train run.toml train.steps=60 --seed 1 · trimtab train recipe=dapo --dry-run ·
     trimtab train --resume runs/… · trimtab train train.model=path/to/hf_folder train.task.name=file train.task.file=p.jsonl

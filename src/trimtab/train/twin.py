@@ -23,11 +23,9 @@ def uncorrected(recipe: Recipe) -> Recipe:
     )
 
 
-def twin_settings(settings: TrainSettings, run_dir: Path, steps: int) -> TrainSettings:
-    """As many steps as the run itself took, in a folder inside of its own."""
-    return settings.model_copy(
-        update={"run_dir": run_dir / FOLDER, "steps": max(1, steps), "early_stop": "never", "log_to": ()}
-    )
+def twin_settings(settings: TrainSettings, run_dir: Path) -> TrainSettings:
+    """The same settings, in a folder inside of the run's own; nothing but `steps` ends it, which is in its favour."""
+    return settings.model_copy(update={"run_dir": run_dir / FOLDER, "early_stop": "never", "log_to": ()})
 
 
 def train_twin(settings: TrainSettings, recipe: Recipe, summary: Summary) -> Summary:
@@ -35,6 +33,6 @@ def train_twin(settings: TrainSettings, recipe: Recipe, summary: Summary) -> Sum
     from trimtab.report import write_report
     from trimtab.train.whole import train_run
 
-    twin = train_run(twin_settings(settings, summary.run_dir, summary.steps), uncorrected(recipe), Silent())
+    twin = train_run(twin_settings(settings, summary.run_dir), uncorrected(recipe), Silent())
     _ = write_report(summary.run_dir)
     return twin
