@@ -13,6 +13,7 @@ ROUNDING = 1e-4
 SMALL = 1e-2
 """Mean |log-ratio| below which formats such as bf16 or fp8 are the usual cause, and training was not harmed."""
 DRIFT = "mean |log-ratio| a token, at the last evaluation"
+BY_AGE = "mean |log-ratio| a token, all evaluations together"
 AGE = "updates between sampling and learning"
 MANY_TIMES = 1.5
 """One end of a course this many times the other counts as growth."""
@@ -158,11 +159,12 @@ def by_position(run: RunData) -> str:
         )
     names = [_range(row) for row in rows]
     values = [number(row.get("abs_mean")) or 0.0 for row in rows]
-    first, last, mean = small(values[0]), small(values[-1]), small(sum(values) / len(values))
+    first, last = _ends(values)
     said = {
-        "grows": f"It grows along the answer, from {first} to {last} a token: differences add up.",
-        "falls": f"It is largest at the start, {first} against {last} at the end: look at prompts and templates.",
-        "flat": f"It is about the same all along, {mean} a token.",
+        "grows": f"It grows along the answer: {small(first)} a token in the first third, {small(last)} in the last.",
+        "falls": f"It is largest at the start: {small(first)} a token in the first third, {small(last)} in the last. "
+        "Look at prompts and templates.",
+        "flat": f"It is about the same all along, {small(sum(values) / len(values))} a token.",
         "none": f"Nowhere: it is {small(max(values))} a token at most, which is rounding.",
     }[_growth(values)]
     drawing = bars("position", {DRIFT: values}, names, xlabel="position in the answer") if _is_drift(values) else ""
@@ -170,12 +172,17 @@ def by_position(run: RunData) -> str:
 
 
 def by_age(run: RunData) -> str:
-    """Does older data drift more?"""
-    rows = _rows(run, "drift_by_age")
-    if not rows:
+    """Does older data drift more? All evaluations together: a steady run has but one age in each."""
+    sums: dict[int, tuple[float, float]] = {}
+    for row in (row for line in run.diagnostics for row in objects(line.get("drift_by_age"))):
+        mean, tokens = number(row.get("abs_mean")), number(row.get("tokens")) or 1.0
+        if mean is not None:
+            total, count = sums.get(age := int(number(row.get("age")) or 0), (0.0, 0.0))
+            sums[age] = (total + mean * tokens, count + tokens)
+    if not sums:
         return _missing("age", "Does older data drift more?", "diagnostics.jsonl holds no drift by version age")
-    names = [f"{int(number(row.get('age')) or 0)}" for row in rows]
-    values = [number(row.get("abs_mean")) or 0.0 for row in rows]
+    names = [str(age) for age in sorted(sums)]
+    values = [sums[age][0] / sums[age][1] for age in sorted(sums)]
     first, last, mean = small(values[0]), small(values[-1]), small(sum(values) / len(values))
     said = {
         "grows": f"Yes: {first} a token at age {names[0]}, {last} at age {names[-1]}.",
@@ -183,9 +190,9 @@ def by_age(run: RunData) -> str:
         "flat": f"Hardly: about {mean} a token at every age, so the engine is what differs.",
         "none": "No drift at any age.",
     }[_growth(values)]
-    if len(rows) == 1:
+    if len(values) == 1:
         said = f"Not to be told: all tokens are {names[0]} updates old. They differ by {first}."
-    drawing = bars("age", {DRIFT: values}, names, xlabel=AGE) if len(rows) > 1 and _is_drift(values) else ""
+    drawing = bars("age", {BY_AGE: values}, names, xlabel=AGE) if len(values) > 1 and _is_drift(values) else ""
     return question("age", "Does older data drift more?", said, drawing)
 
 
@@ -232,11 +239,16 @@ def _is_drift(values: list[float]) -> bool:
 
 
 def _growth(values: list[float]) -> str:
-    third = max(1, len(values) // 3)
-    first, last = sum(values[:third]) / third, sum(values[-third:]) / third
+    first, last = _ends(values)
     if not _is_drift(values):
         return "none"
     return "grows" if last > MANY_TIMES * first else "falls" if first > MANY_TIMES * last else "flat"
+
+
+def _ends(values: list[float]) -> tuple[float, float]:
+    """Means of the first and of the last third."""
+    third = max(1, len(values) // 3)
+    return sum(values[:third]) / third, sum(values[-third:]) / third
 
 
 def _missing(anchor: str, title: str, why: str) -> str:

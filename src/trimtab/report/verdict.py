@@ -94,10 +94,6 @@ def answer(run: RunData) -> tuple[Status, str]:
     first = min(causes, key=lambda check: check.since or 0, default=None)
     is_known = first is not None and first.since and len(causes) > 1
     came = f" {capital(first.name)} came first, at step {first.since}." if first is not None and is_known else ""
-        f" {capital(first.name)} came first, at step {first.since}."
-        if first is not None and first.since and len(causes) > 1
-        else ""
-    )
     told = "; ".join(check.said for check in bad)
     opening = "Probably" if worst == "fault" else "Perhaps"
     learned = " It learned all the same." if course.verdict(run) == "better" else ""
