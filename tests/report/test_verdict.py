@@ -195,3 +195,14 @@ def test_a_loss_that_clips_at_the_sampler_is_a_correction(tmp_path: Path) -> Non
     )
     assert "nothing to clip" not in fault.which_stage(run)
     assert status(run) == {"drift-staleness": "watch", "ess-near-zero": "watch"}
+
+
+def test_drift_by_age_is_read_over_all_evaluations(tmp_path: Path) -> None:
+    """A steady run has one age an evaluation: 0 at first, 8 later. Tokens weigh."""
+    rows = [(0, 0.01, 100), (8, 0.2, 100), (8, 0.5, 200)]
+    lines = [
+        {"step": i, "drift_by_age": [{"age": age, "abs_mean": mean, "tokens": tokens}]}
+        for i, (age, mean, tokens) in enumerate(rows)
+    ]
+    page = drift.by_age(read_run(write_run(tmp_path / "run", steps=20, diagnostics=lines)))
+    assert "Yes: 0.01 a token at age 0, 0.4 at age 8." in page
