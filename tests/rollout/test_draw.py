@@ -64,6 +64,8 @@ def test_top_k_and_top_p_by_hand() -> None:
     assert ids(2, 0.5) == [1]  # 0.4 of 0.7 is already more than half
     assert ids(9, 1.0) == [0, 1, 2, 3]
     assert ids(0, 1e-9) == [1]
+    even = kept(torch.zeros(1, 4), top_k=0, top_p=0.5)
+    assert even[0].tolist() == [True, True, False, False]  # exactly half is enough
 
 
 def test_of_equal_tokens_the_lower_id_is_kept() -> None:

@@ -16,6 +16,8 @@ def test_tied_tensors_count_like_equal_ones() -> None:
     shared = torch.arange(3.0)
     assert digest({"a": shared, "b": shared}) == digest({"a": shared.clone(), "b": shared.clone()})
     assert digest({"a": shared, "b": shared}) != digest({"a": shared, "b": shared.flip(0)})
+    square = torch.arange(4.0).reshape(2, 2)
+    assert digest({"a": square, "b": square.t()}) != digest({"a": square, "b": square})
 
 
 @pytest.mark.parametrize(
@@ -37,4 +39,5 @@ def test_any_change_of_bits_shape_format_or_names_shows(changed: dict[str, torch
 def test_a_name_that_moves_shows() -> None:
     assert digest({"x": STATE["a"], "b": STATE["b"], "c": STATE["c"]}) != digest(STATE)
     assert digest({"a": torch.zeros(2), "b": torch.ones(2)}) != digest({"a": torch.ones(2), "b": torch.zeros(2)})
+    assert digest({"a": torch.zeros(2)}) != digest({"z": torch.zeros(2)})
     assert digest({"a": torch.tensor(0.0)}) != digest({"a": torch.tensor(-0.0)})
