@@ -62,6 +62,14 @@ def test_more_prompts_are_no_other_task_and_an_unknown_setting_is_no_difference(
     assert compare.ended(named).startswith("All between")
 
 
+def test_a_formula_that_one_recipe_lacks_is_a_difference(tmp_path: Path) -> None:
+    parts = [part for part in RECIPE["parts"] if part["does"] != "correct"]
+    plain = config(0) | {"recipe": RECIPE | {"parts": parts}}
+    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", config=plain)]
+    found = compare.differing([(folder.name, read_run(folder)) for folder in folders])
+    assert found == {"recipe: correct importance.truncated": ["level = sequence, band = (0.0, 2.0), ratio total", "–"]}
+
+
 def test_folders_of_equal_names_are_told_apart(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / parent / "run", steps=20) for parent in ("one", "two")]
     text = write_comparison(folders, tmp_path / "c.html").read_text(encoding="utf-8")

@@ -82,8 +82,13 @@ def differing(named: Named) -> dict[str, list[str]]:
     return {
         key: [one.get(key, "–") for one in flat]
         for key in keys
-        if len({one[key] for one in flat if key in one}) > 1  # what an older run did not write is not known to differ
+        if len({one[key] for one in flat if key in one}) > 1 or _is_part_of_some(key, flat)
     }
+
+
+def _is_part_of_some(key: str, flat: Sequence[dict[str, str]]) -> bool:
+    """A formula that some recipes lack is a difference; a setting that an older run did not write is just not known."""
+    return key.startswith("recipe: ") and any(key not in one for one in flat)
 
 
 def _settings(named: Named) -> tuple[str, str]:
