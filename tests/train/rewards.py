@@ -4,3 +4,31 @@
 def enormous(prompts, completions, completion_ids, **columns):  # type: ignore[no-untyped-def]
     """Finite, but too large for the square in a gradient norm."""
     return [3e38 if len(text) % 2 else -3e38 for text in completions]
+
+
+def everything_wrong(prompts, completions, completion_ids, **columns):  # type: ignore[no-untyped-def]
+    """One way to fail for each last digit of the prompt; the others get an honest reward."""
+    import os
+    import time
+
+    print("x" * 200_000)
+    rewards = []
+    for prompt, text, answer in zip(prompts, completions, columns["answer"], strict=True):
+        kind = int(prompt[0])
+        if kind == 0:
+            while True:
+                time.sleep(0.01)
+        if kind == 1:
+            os._exit(3)
+        if kind == 2:
+            raise RuntimeError("no idea")
+        if kind == 3:
+            rewards.append(float("nan"))
+        elif kind == 4:
+            rewards.append(None)
+        elif kind == 5 and os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        else:
+            rewards.append(float(text == answer))
+    return rewards

@@ -208,6 +208,24 @@ def test_steps_that_are_not_finite_stop_the_run_with_what_is_needed(small: Train
     assert all(torch.equal(tensor, end[name]) for name, tensor in start.items())  # no such step was taken
 
 
+def test_a_reward_that_goes_wrong_in_every_way_costs_its_answers_and_not_the_run(
+    small: TrainSettings, tmp_path: Path
+) -> None:
+    """Endless loop, crash, exception, nan, abstention, a fork that stays behind, a flood of output."""
+    reward = f"{Path(__file__).parent}/rewards.py:everything_wrong"
+    task = TaskSettings(name="reverse", size=2, reward=reward, reward_seconds=0.3, reward_workers=2)
+    changed = {"task": task, "run_dir": tmp_path / "run", "steps": 3, "prompts_per_step": 8, "samples_per_prompt": 2}
+    changed |= {"staleness": 0, "eval_every": 3, "eval_prompts": 2}
+    summary = train(small.model_copy(update=changed), "start_on_policy", progress=Silent())
+    assert summary.steps == 3
+    assert sum(summary.reward_status.values()) == 48
+    assert all(summary.reward_status.get(status, 0) > 0 for status in ("ok", "error", "timeout", "abstain"))
+    for step, line in enumerate(lines(tmp_path / "run")[:3]):
+        assert sum(line[f"reward/{status}"] for status in ("ok", "error", "timeout", "abstain")) == 16, step
+    told = [line for line in lines(tmp_path / "run", "transcripts.jsonl") if line["status"] != "ok"]
+    assert all(line["reward"] is None for line in told)
+
+
 def test_top_p_with_a_ratio_is_refused_unless_the_support_is_recorded(small: TrainSettings, tmp_path: Path) -> None:
     cut = small.model_copy(update={"engine": EngineSettings(top_p=0.9), "run_dir": tmp_path / "run"})
     with pytest.raises(ConfigError, match=r"top_p 0.9 .* every ratio would be wrong.*record_support=true"):
