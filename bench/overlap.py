@@ -32,9 +32,7 @@ def measured(runtime: str, threads: int, seed: int, steps: int, hidden: int, fol
     _ = subprocess.run(command, check=True, capture_output=True)
     summary = json.loads((folder / "summary.json").read_text())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][1:-1]
-    share = {
-        name: mean(float(line[f"time/{name}_seconds"]) for line in lines) for name in ("sample", "learn", "wait")
-    }
+    share = {name: mean(float(line[f"time/{name}_seconds"]) for line in lines) for name in ("sample", "learn", "wait")}
     whole = lines[-1]["time/elapsed_seconds"] - lines[0]["time/elapsed_seconds"]
     return {"seconds": whole / (len(lines) - 1), "accuracy": summary["held_out_accuracy"], **share}
 
@@ -62,8 +60,7 @@ def main() -> None:
             f"wait {parts['wait']:.1f}; accuracy {accuracy:.3f}"
         )
     ratios = [
-        min(one["seconds"], two["seconds"]) / apart["seconds"]
-        for one, two, apart in zip(*found.values(), strict=True)
+        min(one["seconds"], two["seconds"]) / apart["seconds"] for one, two, apart in zip(*found.values(), strict=True)
     ]
     width = half_width(ratios)
     print(f"better inline / processes: {mean(ratios):.3f}" + (f" ± {width:.3f} (95 %)" if width is not None else ""))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 Status = Literal["ok", "error", "timeout", "abstain"]
+"""Of a reward. Only `ok` has one; the other three neither vote in their group nor train."""
 STATUSES: tuple[Status, ...] = ("ok", "error", "timeout", "abstain")
 
 

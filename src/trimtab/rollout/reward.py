@@ -7,18 +7,16 @@ import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trimtab.errors import ConfigError, MissingExtra, unknown_name
+from trimtab.rollout.episode import Status
 from trimtab.rollout.numeric import number_in
 from trimtab.rollout.task import Problem, Prompt, Task, is_exact
 
 if TYPE_CHECKING:
     from trimtab.config.train import TaskSettings
     from trimtab.rollout.reward_pool import RewardPool
-
-Status = Literal["ok", "error", "timeout", "abstain"]
-"""Only `ok` has a reward; the other three neither vote in their group nor train."""
 
 
 @dataclass(frozen=True)

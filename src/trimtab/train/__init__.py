@@ -65,7 +65,7 @@ def resume(
     """Go on with a run from its last checkpoint, as if it had never stopped (`inline`: bit for bit).
 
     `changes` may name settings that touch nothing computed so far (`{"steps": 300}`). A damaged checkpoint is refused;
-    `last_good` goes on from the newest one that is whole. `recipe` is needed only if the run began with one of your own.
+    `last_good` goes on from the newest one that is whole. `recipe` is needed only if the run began with your own.
     """
     _check_extras()
     from trimtab.train.progress import terminal_progress

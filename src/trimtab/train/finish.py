@@ -26,7 +26,10 @@ def finish(run: Run, outcome: Outcome) -> Summary:
         held_out_accuracy=accuracy,
         seconds=run.elapsed,
         tokens_per_second=tally.tokens / tally.step_seconds if tally.step_seconds else 0.0,
-        warnings=tuple(f"{text} ({count} of {tally.steps} steps)" for text, count in tally.warnings),
+        warnings=(
+            *(f"{text} ({count} of {tally.steps} steps)" for text, count in tally.warnings),
+            *run.sinks.said,
+        ),
         steps=tally.steps,
         seed=settings.seed,
         outcome=outcome,

@@ -176,7 +176,8 @@ def read_json(path: Path) -> dict[str, Any]:
         return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"resume: {path} is missing, so {path.parent} is not the folder of a run. Give one that `trimtab train` made."
+            f"resume: {path} is missing, so {path.parent} is not the folder of a run. "
+            "Give one that `trimtab train` made."
         ) from error
     except ValueError as error:
         raise ConfigError(f"resume: {path} is not JSON ({error}), so the run cannot be understood.") from error

@@ -48,7 +48,7 @@ class Processes:
         self._again: list[int] = sorted(buffer.waiting)
         self._closing: bool = False
         self._changed: threading.Condition = threading.Condition()
-        self._words: IO[bytes] = tempfile.TemporaryFile()
+        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         self._child: subprocess.Popen[bytes] = _start(self._words)
         for target in (self._listen, self._send):
             threading.Thread(target=target, daemon=True).start()
@@ -119,7 +119,7 @@ class Processes:
             self._changed.notify_all()
 
     def _send(self) -> None:
-        """Orders and parameters, parameters first, until the last order. A child that is gone is the listener's news."""
+        """Orders and parameters, parameters first, until the last one. That a child is gone, the listener tells."""
         try:
             head: dict[str, object] = {}
             while head.get("do") != "close":
