@@ -74,9 +74,9 @@ def test_a_bad_name_or_option_is_refused(name: str, options: dict[str, object], 
 
 
 def test_a_data_set_too_small_for_the_request_is_refused() -> None:
+    narrow = opened("chain_sum", min_terms=2, max_terms=2, min_digits=1, max_digits=1)
     with pytest.raises(ConfigError, match=r"has \d+ test problems and 40 were asked for"):
-        narrow = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-        _ = opened("chain_sum", **narrow).held_out("test", 40)
+        _ = narrow.held_out("test", 40)
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

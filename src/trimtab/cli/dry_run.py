@@ -3,6 +3,7 @@
 import time
 
 from rich.console import Console
+from rich.markup import escape
 
 from trimtab.cli.explain import show_recipe
 from trimtab.config.train import TrainSettings
@@ -21,10 +22,11 @@ def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None
     problem = task.train(0)
     tokens = settings.prompts_per_step * settings.samples_per_prompt * settings.max_new_tokens
     lines = [
-        f"\n[bold]task[/]     {task.name}: {problem.text!r} -> {problem.answer!r}",
+        f"\n[bold]task[/]     {escape(f'{task.name}: {problem.text!r} -> {problem.answer!r}')}",
         f"[bold]policy[/]   {policy.num_parameters:,} parameters, {policy.dtype} on {settings.model.device}; "
         f"vocabulary {len(policy.tokenizer):,}",
-        f"[bold]sampler[/]  {settings.engine.format}, runtime {settings.runtime}, at most {settings.staleness} updates old",
+        f"[bold]sampler[/]  {settings.engine.format}, runtime {settings.runtime}, "
+        f"at most {settings.staleness} updates old",
         f"[bold]batch[/]    {settings.prompts_per_step} prompts x {settings.samples_per_prompt} answers, at most "
         f"{tokens:,} trainable tokens; {settings.updates_per_batch} updates",
     ]
@@ -68,7 +70,7 @@ def _time(settings: TrainSettings, recipe: Recipe) -> str:
     sample, learn = sampled - began, learned - sampled
     step = max(sample, learn) if settings.runtime == "processes" else sample + learn
     return (
-        f"{sample:.2f} s to sample and {learn:.2f} s to learn from one batch (measured now, untrained policy), so about "
+        f"{sample:.2f} s to sample and {learn:.2f} s to learn from one batch (measured now, untrained), so about "
         f"{_duration(step * settings.steps)} for {settings.steps} steps, evaluations and warm start besides"
     )
 
@@ -82,10 +84,6 @@ def _bytes(size: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -32,7 +32,7 @@ def run_replay(folder: Path, step: int, overrides: list[str]) -> int:
             console.print(f"step {step}: all {len(compared)} metrics of the signal came out as recorded, bit for bit")
             return 0
         console.print(f"step {step}: {len(again.differences)} of {len(compared)} metrics came out other than recorded")
-        _show(console, {name: pair for name, pair in again.differences.items()}, "recorded", "now")
+        _show(console, again.differences, "recorded", "now")
         return 1
     pairs = {
         name: (float(dump.metrics.get(name) or float("nan")), value)

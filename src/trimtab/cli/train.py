@@ -63,11 +63,10 @@ def _twin(settings: Any, recipe: Any, summary: Any, quiet: bool) -> None:
     from trimtab.train.twin import train_twin
 
     if not quiet:
-        print(f"twin    the same run without correction ...", flush=True)
+        print("twin    the same run without correction ...", flush=True)
     twin = train_twin(settings, recipe, summary)
-    print(
-        f"twin    held-out accuracy {twin.held_out_accuracy:.3f} without correction, {summary.held_out_accuracy:.3f} with"
-    )
+    pair = f"{twin.held_out_accuracy:.3f} without correction, {summary.held_out_accuracy:.3f} with"
+    print(f"twin    held-out accuracy {pair}")
     if not quiet:
         print(f"report  {summary.run_dir / 'report.html'} shows both", flush=True)
 

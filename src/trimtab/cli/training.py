@@ -48,7 +48,8 @@ def train(
     second one ends at once.
 
     Examples: trimtab train · trimtab train run.toml train.steps=60 --seed 1 · trimtab train recipe=dapo --dry-run ·
-    trimtab train --resume runs/… · trimtab train train.model=path/to/hf_folder train.task.name=file train.task.file=p.jsonl
+    trimtab train --resume runs/… ·
+    trimtab train train.model=path/to/hf_folder train.task.name=file train.task.file=problems.jsonl
     """
     from trimtab.cli.train import Asked, run_training
 

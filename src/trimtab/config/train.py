@@ -30,7 +30,7 @@ class TaskSettings(Frozen):
     size: Count = 5
     """Digits of reverse and sort; operands of arithmetic and calculator have at most this many values; 1 or more."""
     file: Path | None = None
-    """Problems for `name = "file"`: JSONL or parquet with `prompt` (text or chat messages), `answer` and your columns."""
+    """Problems for `name = "file"`: JSONL or parquet with `prompt` (text or chat messages), `answer`, your columns."""
     eval_file: Path | None = None
     """Held-out problems in the same form; unset: a fifth of `file`, split off by a hash of the prompt."""
     options: dict[str, bool | int | float | str] = {}

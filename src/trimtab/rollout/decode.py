@@ -175,7 +175,8 @@ def _write_support(batch: Batch, left: Tensor, support: list[list[tuple[int, ...
 
 def _stepped(model: "PreTrainedModel", batch: Batch, chosen: Tensor) -> Batch:
     """One more column."""
-    position = batch.width - batch.hidden[:, None]
+    # A finished row that has not left yet must not run beyond a table of positions; what it says is of no account.
+    position = (batch.width - batch.hidden).masked_fill(batch.finished, 0)[:, None]
     logits, cache = _forward(model, chosen[:, None], batch.hidden, position, batch.cache)
     return replace(batch, logits=logits, cache=cache)
 

@@ -264,7 +264,7 @@ def sequence_tis() -> Recipe:
 def reinforce_tis() -> Recipe:
     return Recipe(
         name="reinforce_tis",
-        summary="REINFORCE with one bounded factor a sequence, current against the sampler: engine and staleness at once.",
+        summary="REINFORCE with one bounded factor a sequence, current against the sampler: engine and staleness.",
         source="slime #2084 (current against rollout); Liu et al. 2025, When Speed Kills Stability (sequence level)",
         loss=_reinforce(),
         normalize=_group(),

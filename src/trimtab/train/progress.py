@@ -133,9 +133,11 @@ class Live(Silent):
         self._live.update(self._drawn())
 
     def finished(self, summary: "Summary") -> None:
+        from rich.markup import escape
+
         self._live.stop()
         for warning in summary.warnings:
-            self._console.print(f"[yellow]warning[/]  {warning}", highlight=False)
+            self._console.print(f"[yellow]warning[/]  {escape(warning)}", highlight=False)
         self._console.print(f"[dim]held-out[/]  {sparks(self._accuracies)}", highlight=False)
         self._console.print(f"[bold green]{result_line(summary)}[/]", highlight=False, soft_wrap=True)
         if summary.outcome in RESUMABLE:
