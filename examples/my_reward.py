@@ -4,7 +4,7 @@
 def units(
     prompts: list[str], completions: list[str], answer: list[str], level: list[int], **columns: object
 ) -> list[float | None]:
-    """1 for the right answer, half for the right number with the wrong unit; no opinion on rows of level 3."""
+    """1 for the right answer, half for the right number with the wrong unit; no opinion on level 3 (all equal)."""
     del prompts, columns
     return [judged(*row) for row in zip(completions, answer, level, strict=True)]
 
