@@ -93,3 +93,15 @@ def test_answers_longer_than_a_position_table_are_refused() -> None:
     engine.load(state, 0, digest(state))
     with pytest.raises(EngineError, match="need more than the 64 positions of the model"):
         _ = engine.sample([Request((5, 6), 0)], Sampling(max_new_tokens=63, temperature=1.0))
+
+
+def test_rows_that_wait_to_leave_stay_inside_the_position_table() -> None:
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=10, n_embd=32, n_layer=1, n_head=4, n_positions=12)).eval()
+    engine = Embedded(frozen_copy(model), pad_id=0, eos_id=1, max_rows=16)
+    state = published(model)
+    engine.load(state, 0, digest(state))
+    samples = engine.sample([Request((5, 6, 7, 8), row) for row in range(300)], Sampling(8, 1.0))
+    lengths = {len(sample.ids) for sample in samples}
+    assert 8 in lengths
+    assert len(lengths) > 4  # rows leave and enter at different times
