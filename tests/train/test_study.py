@@ -206,6 +206,7 @@ def test_an_arm_with_a_hole_decides_nothing_and_says_so(tmp_path: Path) -> None:
     assert [one.met for one in checked(read, rows)] == [None, None]
     assert [(row.num_values, row.mean, row.half_width) for row in rows] == [(1, 0.99, None), (1, 0.1, None)]
     said = markdown(StudyResult(tmp_path, read, rows, checked(read, rows), 1.0, interrupted=True).to_json())
+    assert "Of 4 runs: 1 failed, 1 missing." in said
     assert "0.990 (1 of 2 seeds)" in said
     assert "fresh, seed 4: failed: exit code 1; why" in said
     assert "stale, seed 4: missing" in said
