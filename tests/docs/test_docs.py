@@ -14,6 +14,7 @@ import trimtab
 from trimtab.cli import app
 from trimtab.cli.catalog import catalogue_page, paper_page
 from trimtab.config import TrainSettings, parse_run
+from trimtab.config.study import load_study
 from trimtab.sentinel import INVARIANTS
 from trimtab.signal import catalog, names
 
@@ -46,7 +47,11 @@ def test_every_python_block_runs(block: str, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("block", blocks("toml"))
-def test_every_toml_block_loads_and_trains_a_gradient(block: str) -> None:
+def test_every_toml_block_loads_and_trains_a_gradient(block: str, tmp_path: Path) -> None:
+    if "arms" in tomllib.loads(block):  # a study's protocol, not a run file
+        _ = (tmp_path / "study.toml").write_text(block)
+        assert load_study(tmp_path / "study.toml").arms
+        return
     chosen = parse_run(tomllib.loads(block)).build_recipe()
     torch.manual_seed(0)
     old = -0.1 - torch.rand(4, 6, dtype=torch.float64)

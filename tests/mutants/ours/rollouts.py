@@ -1,6 +1,7 @@
 """What stands between engine and signal: cutting answers, assembling rows, the door, log-probs from logits."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -8,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.rollout.assemble import Assembled, Episode, assemble
-from trimtab.rollout.embedded import Embedded
-from trimtab.rollout.engine import Sample
+from trimtab.rollout.assemble import Assembled, assemble
+from trimtab.rollout.decode import Batch, _blank, _drawn
+from trimtab.rollout.engine import Greedy
+from trimtab.rollout.episode import Episode, Group
 from trimtab.sentinel import Case, Out, Result, Subject, scored
 from trimtab.sentinel.perturb import without_tokens
 from trimtab.signal import SignalBatch
@@ -26,16 +28,16 @@ def _bare(case: Case) -> Case:
 def _assembled(case: Case) -> Assembled:
     ids, logp = case.list("token_id"), case.list("logp_rollout")
     reward, ended = case.sequence("reward"), case.sequence("ended")
-    episodes: list[Episode] = []
+    groups: list[Group] = []
     for row, kinds in enumerate(case.kinds):
-        start = kinds.count("p")
-        own = [int(i) for i in ids[row]]
-        sample = Sample(
-            tuple(own[:start]), tuple(own[start:]), logp[row][start:], (case.origin[row],) * (len(own) - start),
-            "eos" if bool(ended[row]) else "length",
+        start, width = kinds.count("p"), len(ids[row])
+        episode = Episode(
+            ids=ids[row].long(), trainable=torch.arange(width) >= start, logp=logp[row][start:],
+            version=torch.full((width - start,), case.origin[row]), turn=torch.zeros(width - start, dtype=torch.int64),
+            ended=bool(ended[row]), reward=float(reward[row]), status="ok",
         )  # fmt: skip
-        episodes.append(Episode(sample, int(case.sequence("group")[row]), float(reward[row])))
-    return assemble(episodes, pad_id=case.pad_id)
+        groups.append(Group(row, "", (episode,)))
+    return assemble(groups, pad_id=case.pad_id)
 
 
 @cache
@@ -100,18 +102,29 @@ def cut() -> Subject:
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         if len(case.eos_ids) > 1:
             raise case.cannot("the embedded engine knows one end id")
-        engine = SimpleNamespace(_eos_id=case.eos_ids[0], _pad_id=case.pad_id, _version=0)
         width = max(case.response_lengths, default=0) + case.extra_columns
         mask = torch.zeros(case.num_sequences, width)
         for row, ids in enumerate(case.list("token_id", with_prompt=False)):
             own = [int(i) for i in ids]
             # A row that ended goes on with whatever the engine feeds it until the longest one is done.
             own += [case.pad_id] * (width - len(own)) if bool(case.sequence("ended")[row]) else []
-            sample = Embedded._cut(engine, (3,), own, torch.zeros(len(own)))  # type: ignore[arg-type]
-            mask[row, : len(sample.ids)] = 1
+            mask[row, : _answer_length(own, case.eos_ids[0])] = 1
         return {"mask": Result.cell(case, mask, with_prompt=False)}
 
     return Subject("cut", call, adapt=_bare)
+
+
+def _answer_length(ids: list[int], eos_id: int) -> int:
+    """How long the engine takes an answer to be whose logits dictate these ids."""
+    if not ids:
+        return 0
+    how = Greedy(len(ids))
+    answers, none = _blank(1, how, torch.device("cpu")), torch.zeros(1, dtype=torch.int64)
+    batch = Batch(none, none, none, none.bool(), torch.zeros(1, 1), cache=None)  # type: ignore[arg-type]
+    for token in ids:
+        said = torch.nn.functional.one_hot(torch.tensor([token]), max(*ids, eos_id) + 1).float()
+        _, batch = _drawn(replace(batch, logits=said), how, torch.zeros(1, len(ids) + 1), answers, eos_id)
+    return int(answers.length[0])
 
 
 @cache
@@ -136,18 +149,31 @@ def door(*, after: str = "kl") -> Subject:
     return Subject(f"door({after})", call)
 
 
+class _Head:
+    """An output head that passes its states on."""
+
+    def __init__(self, size: int) -> None:
+        self.weight = torch.empty(size, 0)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        return states
+
+
 class _Model:
     """A model whose hidden states are the case's logits and whose head passes them on."""
 
-    def __init__(self, hidden: Tensor | None) -> None:
+    device = torch.device("cpu")
+
+    def __init__(self, hidden: Tensor | None, size: int) -> None:
         self.hidden = hidden
+        self.size = size
 
     def base_model(self, *, input_ids: Tensor, use_cache: bool) -> Any:
         assert self.hidden is not None
         return SimpleNamespace(last_hidden_state=self.hidden[:, : input_ids.shape[1]])
 
     def get_output_embeddings(self) -> Any:
-        return lambda states: states
+        return _Head(self.size)
 
 
 @cache
@@ -155,8 +181,10 @@ def from_logits(*, chunk: int = 1000, twin: bool = False, defined: bool = True) 
     """Log-probs and entropies of trainable tokens from their logits, in one chunk or several."""
 
     def call(case: Case, options: Mapping[str, Any], chunk: int = chunk) -> Out:
-        model: Any = _Model(None)
-        logp, entropy = _chunked(model, case.flat("logits"), case.flat("token_id"), options["temperature"], chunk)
+        logits = case.flat("logits")
+        model: Any = _Model(None, logits.shape[-1])
+        held = 4 * chunk * logits.shape[-1]
+        logp, entropy = _chunked(model, logits, case.flat("token_id"), options["temperature"], held)
         return {"logp": Result(logp, "token", "logp"), "entropy": Result(entropy, "token", "entropy")}
 
     return Subject(
@@ -174,7 +202,8 @@ def passed() -> Subject:
         if not case.segments.num_tokens:
             raise case.cannot("nothing trains")
         rows = _assembled(case).rows(range(case.num_sequences))
-        out = token_pass(_Model(case.logits(side="right")), rows, **options)  # type: ignore[arg-type]
+        logits = case.logits(side="right")
+        out = token_pass(_Model(logits, logits.shape[-1]), rows, **options)  # type: ignore[arg-type]
         return {
             "logp": Result(out.logp, "token", "logp"), "entropy": Result(out.entropy, "token", "entropy"),
             "value": Result(out.state.sum(-1), "token", "value"),

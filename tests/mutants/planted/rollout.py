@@ -38,16 +38,16 @@ plant(
     "critic_reads_tempered_states",
     hidden,
     "train.logp:token_pass",
-    "state=state,",
-    "state=state / temperature,",
+    "state=state.to(",
+    "state=(state / temperature).to(",
 )
 plant(
     "temperature_consistency",
     "entropy_of_the_plain_distribution",
     logits,
     "train.logp:_chunked",
-    "entropy = normaliser - (torch.softmax(logits, -1) * logits).sum(-1)",
-    "plain = logits * temperature\n        entropy = plain.logsumexp(-1) - (torch.softmax(plain, -1) * plain).sum(-1)",
+    "return _scored(logits, targets)",
+    "return _scored(logits, targets)[0], _scored(logits * temperature, targets)[1]",
 )
 
 # --- I17: alignment --------------------------------------------------------------------------------------------------
@@ -82,8 +82,8 @@ plant(
     "answer_reversed_inside_its_row",
     rows,
     "rollout.assemble:assemble",
-    "[sample.logp for sample in samples]",
-    "[sample.logp.flip(0) for sample in samples]",
+    "[episode.logp for episode in episodes]",
+    "[episode.logp.flip(0) for episode in episodes]",
 )
 plant(
     "alignment",
@@ -101,33 +101,33 @@ plant(
     "eos_semantics",
     "end_token_is_dropped",
     ends,
-    "rollout.embedded:Embedded._cut",
-    "ids.index(self._eos_id) + 1",
-    "ids.index(self._eos_id)",
+    "rollout.decode:_drawn",
+    "batch.count[ends] + 1",
+    "batch.count[ends]",
 )
 plant(
     "eos_semantics",
     "cut_at_the_last_end_token",
     ends,
-    "rollout.embedded:Embedded._cut",
-    "ids.index(self._eos_id) + 1",
-    "len(ids) - ids[::-1].index(self._eos_id)",
+    "rollout.decode:_drawn",
+    "(chosen == eos_id) & ~batch.finished",
+    "chosen == eos_id",
 )
 plant(
     "eos_semantics",
-    "ends_at_padding",
+    "one_token_after_the_end",
     ends,
-    "rollout.embedded:Embedded._cut",
-    "ids.index(self._eos_id) + 1 if ended else len(ids)",
-    "ids.index(self._pad_id) if self._pad_id in ids else len(ids)",
+    "rollout.decode:_drawn",
+    "batch.count[ends] + 1",
+    "batch.count[ends] + 2",
 )
 plant(
     "eos_semantics",
     "never_cuts",
     ends,
-    "rollout.embedded:Embedded._cut",
-    "ids.index(self._eos_id) + 1 if ended else len(ids)",
-    "len(ids)",
+    "rollout.decode:_drawn",
+    "(chosen == eos_id) & ~batch.finished",
+    "batch.finished & ~batch.finished",
 )
 plant(
     "eos_semantics",
@@ -145,7 +145,7 @@ plant(
     "reward_of_zero_is_no_reward",
     rows,
     "rollout.assemble:assemble",
-    "episode.reward if episode.scored else UNTRAINABLE",
+    "episode.reward if episode.is_scored else UNTRAINABLE",
     "episode.reward or -1.0",
 )
 plant(
@@ -153,8 +153,8 @@ plant(
     "log_prob_of_zero_is_missing",
     rows,
     "rollout.assemble:assemble",
-    "torch.cat([sample.logp for sample in samples]).float()",
-    "torch.cat([torch.where(sample.logp == 0, -1.0, sample.logp) for sample in samples]).float()",
+    "torch.cat([episode.logp for episode in episodes]).float()",
+    "torch.cat([torch.where(episode.logp == 0, -1.0, episode.logp) for episode in episodes]).float()",
 )
 plant(
     "value_fidelity",
@@ -187,7 +187,7 @@ plant(
     "exactly_once",
     "prompt_trained_with_the_answer",
     once,
-    "rollout.assemble:assemble",
-    "[False] * len(sample.prompt_ids)",
-    "[True] * len(sample.prompt_ids)",
+    "rollout.assemble:Assembled.rows",
+    "[episode.trainable for episode in chosen]",
+    "[torch.ones_like(episode.trainable) for episode in chosen]",
 )
