@@ -39,6 +39,9 @@ def pixels(path: Path) -> list[tuple[int, ...]]:
     return [tuple(round(255 * float(part)) for part in pixel[:3]) for row in image[::20] for pixel in row[::20]]
 
 
+NAMES = ["healthy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("collapsing", "comparison"))]
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("pages")
@@ -48,7 +51,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made | {"comparison": write_comparison(list(folders.values()), base / "comparison.html")}
 
 
-@pytest.mark.parametrize("name", ["healthy", "collapsing", "comparison"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_page_renders_and_the_console_is_silent(name: str, pages: dict[str, Path], tmp_path: Path) -> None:
     shown, said = browse(tmp_path / "profile", pages[name], "--dump-dom")
     assert said == ""
@@ -85,7 +88,7 @@ def test_a_script_in_the_page_would_not_run(pages: dict[str, Path], tmp_path: Pa
     assert "Content Security Policy" in said
 
 
-@pytest.mark.parametrize("name", ["healthy", "collapsing", "comparison"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_narrow_screen_is_not_left_to_scroll_sideways(name: str, pages: dict[str, Path], tmp_path: Path) -> None:
     """420 pixels wide, measured inside a frame, for a window cannot be so narrow. Tables scroll by themselves."""
     inner = re.sub(r"<meta http-equiv[^>]*>", "", pages[name].read_text(encoding="utf-8"))

@@ -1,6 +1,7 @@
 """Small real runs, shared by the tests that look at what a run leaves behind."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,20 @@ def timeless(folder: Path) -> list[dict[str, Any]]:
 def one_thread() -> None:
     """Two threads on a busy machine are slower than one, and one gives equal numbers for equal seeds."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def undrawn() -> Iterator[None]:
+    """Runs whose page nobody looks at: drawing it takes longer than they do. test_loop and the commands draw theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trimtab.report.write_report", lambda folder: folder / "report.html")
+        yield
+
+
+@pytest.fixture
+def undrawn_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for one test."""
+    monkeypatch.setattr("trimtab.report.write_report", lambda folder: folder / "report.html")
 
 
 @pytest.fixture(scope="session")

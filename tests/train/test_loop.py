@@ -21,6 +21,7 @@ from trimtab.train.record import Summary
 from trimtab.train.setup import new_collector, new_engine
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_equal_seeds_give_equal_metrics_and_others_do_not(small: TrainSettings, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("a", "b", "c")]
     for folder, seed in zip(folders, (3, 3, 4), strict=True):
@@ -151,6 +152,7 @@ def test_ctrl_c_in_the_warm_start_still_leaves_a_summary(small: TrainSettings, t
     assert not (tmp_path / "run" / "checkpoints").exists()  # half a warm start is nothing to go on from
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_a_second_ctrl_c_ends_it_at_once(small: TrainSettings, tmp_path: Path) -> None:
     class Twice(InterruptAt):
         def stage(self, text: str) -> None:
@@ -161,6 +163,7 @@ def test_a_second_ctrl_c_ends_it_at_once(small: TrainSettings, tmp_path: Path) -
         _ = train(small.model_copy(update={"run_dir": tmp_path / "run"}), progress=Twice(0))
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_it_stops_early_when_it_is_good_enough(small: TrainSettings, tmp_path: Path) -> None:
     changed = {"early_stop": EarlyStop(accuracy=0.2, evaluations=2), "run_dir": tmp_path / "run", "steps": 9}
     summary = train(small.model_copy(update=changed), progress=Silent())
@@ -169,6 +172,7 @@ def test_it_stops_early_when_it_is_good_enough(small: TrainSettings, tmp_path: P
     assert [line["step"] for line in lines(tmp_path / "run")] == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_the_best_policy_is_kept_apart_from_the_last(small: TrainSettings, tmp_path: Path) -> None:
     """A learning rate that destroys the policy: the best evaluation is the first, and best/ still answers like it."""
     settings = small.model_copy(update={"lr": 0.5, "run_dir": tmp_path / "run", "warm_start_steps": 18})
@@ -182,6 +186,7 @@ def test_the_best_policy_is_kept_apart_from_the_last(small: TrainSettings, tmp_p
     assert found.accuracy == summary.best_accuracy
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_time_is_up_between_steps_and_can_be_resumed(small: TrainSettings, tmp_path: Path) -> None:
     settings = small.model_copy(update={"max_minutes": 1e-9, "run_dir": tmp_path / "run"})
     summary = train(settings, progress=Silent())
@@ -189,6 +194,7 @@ def test_time_is_up_between_steps_and_can_be_resumed(small: TrainSettings, tmp_p
     assert (tmp_path / "run" / "checkpoints" / "step_000000").is_dir()
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_steps_that_are_not_finite_stop_the_run_with_what_is_needed(small: TrainSettings, tmp_path: Path) -> None:
     settings = small.model_copy(
         update={
@@ -208,6 +214,7 @@ def test_steps_that_are_not_finite_stop_the_run_with_what_is_needed(small: Train
     assert all(torch.equal(tensor, end[name]) for name, tensor in start.items())  # no such step was taken
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_a_reward_that_goes_wrong_in_every_way_costs_its_answers_and_not_the_run(
     small: TrainSettings, tmp_path: Path
 ) -> None:
@@ -226,6 +233,7 @@ def test_a_reward_that_goes_wrong_in_every_way_costs_its_answers_and_not_the_run
     assert all(line["reward"] is None for line in told)
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_top_p_with_a_ratio_is_refused_unless_the_support_is_recorded(small: TrainSettings, tmp_path: Path) -> None:
     cut = small.model_copy(update={"engine": EngineSettings(top_p=0.9), "run_dir": tmp_path / "run"})
     with pytest.raises(ConfigError, match=r"top_p 0.9 .* every ratio would be wrong.*record_support=true"):
@@ -239,6 +247,7 @@ def test_top_p_with_a_ratio_is_refused_unless_the_support_is_recorded(small: Tra
         assert line["logratio_engine/token_abs_max"] < 1e-4
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_dynamic_sampling_replaces_groups_that_teach_nothing(small: TrainSettings, tmp_path: Path) -> None:
     folders = [tmp_path / "with", tmp_path / "without"]
     for folder, refills in zip(folders, (3, 0), strict=True):
@@ -252,6 +261,7 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(small: TrainSetting
     assert all(line["staleness/max"] <= 1 for line in with_refills)
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_threads_are_given_back(small: TrainSettings, tmp_path: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)

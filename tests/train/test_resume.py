@@ -18,13 +18,14 @@ from trimtab.train import resume, train
 from trimtab.train.progress import Silent
 from trimtab.train.record import Summary
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 TIMES = ("seconds", "tokens_per_second", "run_dir", "resumed")
 RECIPE = "ppo"
 """It has all that there is to lose: a critic, a reference, running statistics; with a stale int4 sampler besides."""
 
 
 @pytest.fixture(scope="module")
-def whole(small: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(undrawn: None, small: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
     uninterrupted(small, folder, RECIPE)
     return folder
@@ -53,7 +54,7 @@ KILLS = [
 
 
 @pytest.fixture(scope="module")
-def writes(small: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def writes(undrawn: None, small: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Every write of the run, in order."""
     folder = tmp_path_factory.mktemp("writes")
     return count_writes(partial(uninterrupted, small, folder / "run", RECIPE), folder / "note")
@@ -185,6 +186,7 @@ def test_a_run_of_a_recipe_of_ones_own_asks_for_it(small: TrainSettings, tmp_pat
     assert resume(tmp_path / "run", own, changes={"steps": 2}, progress=Silent()).steps == 2
 
 
+@pytest.mark.slow
 def test_two_turns_and_refills_resume_bit_for_bit_too(small: TrainSettings, tmp_path: Path) -> None:
     """Observations, turns and a buffer that has dropped groups all pass through a checkpoint."""
     settings = small.model_copy(

@@ -25,6 +25,9 @@ from trimtab.train.setup import new_buffer, new_collector, open_runtime, task_an
 from trimtab.train.warmstart import warm_start
 
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
 def test_staleness_zero_is_the_synchronous_loop_bit_for_bit(small: TrainSettings, tmp_path: Path) -> None:
     """The loop written out: sample, learn, publish. No buffer, no runtime."""
     settings = small.model_copy(update={"staleness": 0, "run_dir": tmp_path / "run"})
@@ -105,6 +108,7 @@ def test_a_sampler_that_dies_is_one_clear_error_and_leaves_nothing_behind(small:
     assert children() == []
 
 
+@pytest.mark.slow
 def test_an_error_of_the_sampler_is_told_in_its_own_words(small: TrainSettings, tmp_path: Path) -> None:
     policy, runtime = opened(small, tmp_path / "sampler")
     state = published(policy.model)
@@ -145,6 +149,7 @@ def test_tickets_lost_on_the_way_are_sampled_again_after_a_resume(small: TrainSe
     runtime.close()
 
 
+@pytest.mark.slow
 def test_closing_while_the_sampler_is_busy_does_not_hang(small: TrainSettings, tmp_path: Path) -> None:
     settings = small.model_copy(update={"prompts_per_step": 64, "samples_per_prompt": 16, "staleness": 4})
     policy, runtime = opened(settings, tmp_path / "sampler")
