@@ -24,7 +24,6 @@ from trimtab.train.runtime import Inline, Runtime
 from trimtab.train.setup import new_buffer, new_collector, open_runtime, task_and_policy
 from trimtab.train.warmstart import warm_start
 
-
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
