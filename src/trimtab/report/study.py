@@ -37,7 +37,10 @@ def markdown(study: Json) -> str:
     expected = objects(study["expectations"])
     if expected:
         lines += ["", "| expected before | mean | came so |", "|---|---|---|"]
-        lines += [f"| {one['says']} | {_number(one['mean'])} | {verdict(one['met'])} |" for one in expected]
+        lines += [
+            f"| {one['says']} | {_number(one['mean'])} | {verdict(one['met'])}{_beyond(one, study)} |"
+            for one in expected
+        ]
     notes = [f"- {cell['arm']}, seed {cell['seed']}: {told}" for cell, told in _notes(study)]
     return "\n".join([*lines, *(["", *notes] if notes else []), ""])
 
@@ -132,6 +135,16 @@ def _expected(study: Json) -> list[str]:
     return [question("expected", "Did it come as expected?", said, table(("expected", "mean", "came so"), rows))]
 
 
+def _beyond(one: Json, study: Json) -> str:
+    """A mean on the right side of its bound is no proof while the interval reaches past it."""
+    half = next(number(arm["half_width"]) for arm in _arms(study) if arm["arm"] == one["arm"])
+    mean, low, high = number(one["mean"]), number(one["at_least"]), number(one["at_most"])
+    if one["met"] is not True or mean is None or half is None:
+        return ""
+    is_past = (low is not None and mean - half < low) or (high is not None and mean + half > high)
+    return " by the mean; the interval reaches past it" if is_past else ", the whole interval"
+
+
 def _fixed(study: Json) -> str:
     spent = duration(number(study.get("seconds")) or 0.0)
     return (
@@ -147,6 +160,8 @@ def _dots(study: Json) -> str:
         return ""
 
     def paint(axis: Any) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         for i, arm in enumerate(arms):
             _arm_dots(axis, len(arms) - 1 - i, arm, ROLES[_role(i)])
         for one in objects(study["expectations"]):
@@ -156,6 +171,7 @@ def _dots(study: Json) -> str:
                     axis.plot([bound, bound], [place - 0.38, place + 0.38], color=ROLES["ink"], linestyle=(0, (2, 2)))
         axis.set_yticks(range(len(arms)), [str(arm["arm"]) for arm in reversed(arms)])
         axis.set_ylim(-0.6, len(arms) - 0.4)
+        axis.xaxis.set_major_locator(MaxNLocator(6))
         axis.set_xlabel(str(study["metric"]).replace("_", " "))
         axis.grid(visible=True, axis="x", linewidth=0.7)
         axis.grid(visible=False, axis="y")
