@@ -26,15 +26,15 @@ class TaskSettings(Frozen):
     """What is asked and how answers are judged. A bare name is enough: `train.task=sort`."""
 
     name: str = "sort"
-    """A generated task (reverse, sort, arithmetic, calculator, gsm8k), `reasoning_gym.NAME`, or `file`."""
+    """A generated task (reverse, sort, arithmetic, calculator, gsm8k), `reasoning_gym.X`, `file`, `module:factory`."""
     size: Count = 5
-    """Digits of reverse and sort; operands of arithmetic and calculator have at most this many values; 1 or more."""
+    """Digits of reverse and sort; operands of arithmetic, calculator and gsm8k lie below ten times this; 1 or more."""
     file: Path | None = None
     """Problems for `name = "file"`: JSONL or parquet with `prompt` (text or chat messages), `answer`, your columns."""
     eval_file: Path | None = None
     """Held-out problems in the same form; unset: a fifth of `file`, split off by a hash of the prompt."""
     options: dict[str, bool | int | float | str] = {}
-    """Settings of a reasoning-gym data set, by its own names."""
+    """Settings of a reasoning-gym data set, by its own names; of a file: `prompt_column`, `answer_column`."""
     reward: str = "task"
     """Who judges: the task itself, `exact`, `numeric`, `math_verify`, or your own as `module:function`."""
     reward_seconds: Rate = 5.0
