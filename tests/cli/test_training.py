@@ -119,6 +119,7 @@ def test_a_written_run_file_gives_the_defaults_and_is_never_overwritten(tmp_path
         _ = invoke("init", str(tmp_path / "other.toml"), "--recipe", "dappo")
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_shell_says_how_to_go_on_and_resume_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "trimtab.cli", "train", *TINY, "train.steps=2000", "--run-dir", str(folder)]

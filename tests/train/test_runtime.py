@@ -60,6 +60,7 @@ def test_processes_without_staleness_give_the_numbers_of_inline(small: TrainSett
     assert not (tmp_path / "processes" / ".sampler").exists()
 
 
+@pytest.mark.slow
 def test_processes_keep_within_the_limit_and_count_what_they_did(small: TrainSettings, tmp_path: Path) -> None:
     changed = {"runtime": "processes", "run_dir": tmp_path / "run", "steps": 6, "staleness": 2}
     summary = train(small.model_copy(update=changed), "start_async", progress=Silent())

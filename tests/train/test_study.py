@@ -243,6 +243,7 @@ def test_no_study_is_no_page(tmp_path: Path) -> None:
         _ = write_study(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_stops_no_other(tmp_path: Path) -> None:
     text = PROTOCOL.replace("[3, 4]", "[3]").replace("train.model.num_layers = 2", "train.task.size = 5000")
     path = protocol(tmp_path, text.replace("train.staleness = 16", "train.model.path = 'no such folder'"))
