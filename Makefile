@@ -18,7 +18,7 @@ test: ## run the tests, all but the slow ones
 	@$(PYTEST) $(ARGS)
 
 test-all: ## run every test, with every extra; about half an hour
-	@sh scripts/setup.sh dev all
+	@sh scripts/setup.sh dev all oracle
 	@$(PYTEST) -m "" $(ARGS)
 
 lint: ## check format, style, types and the direction of imports

@@ -18,9 +18,10 @@ from trimtab.config.train import ModelSettings, TrainSettings
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import Request, Sample, Sampling
 from trimtab.rollout.task import open_task
+from trimtab.rollout.tokenizer import encode_prompt
 from trimtab.rollout.weights import digest
 from trimtab.train.logp import token_pass
-from trimtab.train.policy import Policy, frozen_copy, new_policy, prompt_ids, published
+from trimtab.train.policy import Policy, frozen_copy, new_policy, published
 from trimtab.train.warmstart import warm_start
 
 FORMATS = ("fp32", "bf16", "int8", "int4", "int3")
@@ -53,7 +54,7 @@ def measured(setting: Setting, rounds: int) -> None:
     policy = new_policy(settings.model, task.alphabet, settings.seed)
     if setting.warm_start_steps:
         _ = warm_start(policy, settings)
-    prompts = [prompt_ids(policy, task.train(ticket).prompt) for ticket in range(setting.prompts)]
+    prompts = [tuple(encode_prompt(policy.tokenizer, task.train(ticket).prompt)) for ticket in range(setting.prompts)]
     asked = [Request(ids, row) for row, ids in enumerate(ids for ids in prompts for _ in range(setting.copies))]
     how = Sampling(setting.max_new_tokens, 1.0)
     print(f"\n{setting.name} ({policy.num_parameters / 1e6:.2f}M)")

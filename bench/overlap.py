@@ -1,7 +1,8 @@
 """Does sampling beside learning pay? `processes` against the better of `inline` with one and with two threads.
 
     python -m bench.overlap            five rounds, interleaved; about six minutes on two cores
-    python -m bench.overlap --rounds 2 --hidden 128
+    python -m bench.overlap --rounds 2 train.model.hidden_size=128
+    python -m bench.overlap train.task.name=gsm8k train.max_new_tokens=32
 
 Every round trains the same steps three times, in turning order. The time is that of the steps: warm start, evaluations
 and start-up are left out. The ratio is better inline / processes, with a 95 % interval over rounds; above 1 it pays.
@@ -21,12 +22,12 @@ from trimtab.train.study_table import half_width
 ARMS = {"inline, 1 thread": ("inline", 1), "inline, 2 threads": ("inline", 2), "processes": ("processes", 1)}
 
 
-def measured(runtime: str, threads: int, seed: int, steps: int, hidden: int, folder: Path) -> dict[str, Any]:
+def measured(runtime: str, threads: int, seed: int, steps: int, settings: list[str], folder: Path) -> dict[str, Any]:
     """One run in a process of its own; its seconds a step, and where they went."""
     command = [
         sys.executable, "-m", "trimtab.cli", "train", f"train.runtime={runtime}", f"train.threads={threads}",
-        f"train.steps={steps}", f"train.model.hidden_size={hidden}", "train.staleness=8", "train.engine.format=int4",
-        "train.warm_start_steps=60", "train.early_stop=never", f"train.eval_every={steps}", "train.checkpoint_every=0",
+        f"train.steps={steps}", "train.staleness=8", "train.engine.format=int4", "train.warm_start_steps=60",
+        "train.early_stop=never", f"train.eval_every={steps}", "train.checkpoint_every=0", *settings,
         "--seed", str(seed), "--run-dir", str(folder), "--quiet",
     ]  # fmt: skip
     _ = subprocess.run(command, check=True, capture_output=True)
@@ -41,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     _ = parser.add_argument("--rounds", type=int, default=5)
     _ = parser.add_argument("--steps", type=int, default=60)
-    _ = parser.add_argument("--hidden", type=int, default=64)
+    _ = parser.add_argument("settings", nargs="*", help="settings of all runs, as `trimtab train` takes them")
     asked = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ARMS}
     for number in range(asked.rounds):
@@ -49,7 +50,7 @@ def main() -> None:
         for name in names[number % 3 :] + names[: number % 3]:
             with tempfile.TemporaryDirectory() as folder:
                 runtime, threads = ARMS[name]
-                result = measured(runtime, threads, number, asked.steps, asked.hidden, Path(folder) / "run")
+                result = measured(runtime, threads, number, asked.steps, asked.settings, Path(folder) / "run")
             found[name].append(result)
             print(f"round {number}  {name:<18} {1000 * result['seconds']:6.1f} ms a step  {result}", flush=True)
     for name, results in found.items():

@@ -53,17 +53,17 @@ SMALL = ("mask_content", "degenerate_bounded", "suppressed_do_not_vote", "split"
 
 @pytest.mark.parametrize("invariant", SMALL)
 def test_counter_examples_are_small(invariant: str) -> None:
-    _is_small(next(m for m in MUTANTS if m.invariant == invariant))
+    assert_small(next(m for m in MUTANTS if m.invariant == invariant))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
-def test_every_counter_example_is_small(mutant: Mutant) -> None:
+def test_every_counter_exampleassert_small(mutant: Mutant) -> None:
     """About two minutes on two cores."""
-    _is_small(mutant)
+    assert_small(mutant)
 
 
-def _is_small(mutant: Mutant) -> None:
+def assert_small(mutant: Mutant) -> None:
     verdict = check(mutant.subject, mutant.invariant, examples=4)
     assert verdict.status in FINDING, verdict
     assert verdict.case is not None

@@ -1,5 +1,6 @@
 """Data files: which row a ticket asks, what is held out, and what is refused."""
 
+import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,10 +119,9 @@ def test_blank_lines_windows_line_ends_and_a_byte_order_mark_are_read(tmp_path: 
 
 
 def test_parquet_gives_the_same_problems_as_jsonl(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
+    pyarrow, parquets = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
-    pyarrow.parquet = pytest.importorskip("pyarrow.parquet")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    parquets.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     jsonl, parquet = opened(written(tmp_path / "a.jsonl", rows)), opened(tmp_path / "a.parquet")
     assert [parquet.train(t) for t in range(30)] == [jsonl.train(t) for t in range(30)]
 

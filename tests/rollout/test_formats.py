@@ -54,7 +54,7 @@ def test_a_row_does_not_depend_on_the_others_and_a_width_may_be_odd(weight: torc
 
 @pytest.mark.parametrize("format", WHOLE)
 def test_rounding_is_that_of_torchao(weight: torch.Tensor, format: Format) -> None:
-    quant = pytest.importorskip("torchao.quantization.quant_primitives")
+    quant = pytest.importorskip("torchao.quantization.quant_primitives", reason="make test-all installs it")
     symmetric = format == "int8"
     mapping = quant.MappingType.SYMMETRIC if symmetric else quant.MappingType.ASYMMETRIC
     block = (1, weight.shape[1] if symmetric else GROUP_SIZE)

@@ -91,7 +91,6 @@ def test_an_unknown_reward_names_the_known_ones() -> None:
 
 
 def test_math_verify_finds_equal_mathematics(tmp_path: Path) -> None:
-    _ = pytest.importorskip("math_verify")
     del tmp_path
     right = [r"so $\frac{1}{2}$", r"\boxed{0.5}", "1/2", "2"]
     verdicts = scored(

@@ -7,7 +7,7 @@ from trimtab.errors import ConfigError
 from trimtab.rollout.reward import Attempt, open_scorer
 from trimtab.rollout.task import Task, open_task, split_of
 
-_ = pytest.importorskip("reasoning_gym")
+_ = pytest.importorskip("reasoning_gym", reason="make test-all installs it")
 SHORT = {"min_word_len": 3, "max_word_len": 5}
 
 

@@ -16,11 +16,11 @@ def test_every_formula_has_a_definition_and_its_settings_are_exercised() -> None
 
 @pytest.mark.parametrize("subject", formula_subjects(), ids=lambda s: s.label)
 def test_every_promise_of_every_formula_holds(subject: Subject) -> None:
-    check_promises(subject, examples=5)
+    check_promises(subject, examples=2)
 
 
-OFTEN = ("recipe.dapo", "recipe.start_async")
-"""Recipes that take every turn of the pipeline between them; test_invariants looks at all of them, on fewer cases."""
+OFTEN = ("recipe.start_async",)
+"""The default of the trainer; test_invariants looks at every recipe, on fewer cases."""
 
 
 @pytest.mark.parametrize(

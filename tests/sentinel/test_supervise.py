@@ -47,9 +47,9 @@ def test_a_child_that_dies_costs_one_function_and_not_the_report(losses: Path) -
 
 def test_a_function_that_does_not_end_is_given_up(losses: Path) -> None:
     job = Job(str(losses), examples=1, subjects=("sleeps",), invariants=("split",))
-    report = run_job(job, limits=Limits(processes=1, seconds=8.0))
+    report = run_job(job, limits=Limits(processes=1, seconds=4.0))
     assert [v["status"] for v in report["verdicts"]] == ["could not run"]
-    assert "no answer within 8 s" in report["verdicts"][0]["reason"]
+    assert "no answer within 4 s" in report["verdicts"][0]["reason"]
 
 
 def test_a_target_that_cannot_be_loaded_is_one_error(tmp_path: Path) -> None:

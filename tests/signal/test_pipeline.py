@@ -1,4 +1,4 @@
-"""Every loss × weighting × a representative correction, from padded tensors to the gradient.
+"""Every loss and weighting with a representative correction, from padded tensors to the gradient.
 
 The same samples give the same gradient, however they are split, ordered, padded, spread over ranks, or whatever stands
 in the cells nobody may read.
@@ -42,7 +42,13 @@ CORRECTION = (
     Stage(part("keep.negative_drift", delta=0.02), anchor="rollout"),
 )
 """An importance, a decision before the vote, and one that needs the current policy."""
-GRID = [pytest.param(loss, weighting, id=f"{loss}-{weighting}") for loss, weighting in product(LOSSES, WEIGHTINGS)]
+GRID = [
+    pytest.param(
+        loss, weighting, id=f"{loss}-{weighting}", marks=() if (row + column) % 5 in (0, 2) else pytest.mark.slow
+    )
+    for (row, loss), (column, weighting) in product(enumerate(LOSSES), enumerate(WEIGHTINGS))
+]
+"""By default two weightings for each loss and four losses for each weighting; all pairs in the slow suite."""
 
 
 @cache

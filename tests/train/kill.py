@@ -25,15 +25,7 @@ def go_on(folder: Path) -> None:
 
 def in_child(work: Callable[[], None]) -> int:
     """What the child ended with: 0, or minus the signal that killed it."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
+    _, status = os.waitpid(_forked(work), 0)
     return os.waitstatus_to_exitcode(status)
 
 
@@ -62,14 +54,7 @@ def count_writes(work: Callable[[], None], note: Path) -> list[str]:
 
 def killed_after(work: Callable[[], None], seconds: float) -> int:
     """The work, killed from outside after this long wherever it is; 0 if it was faster."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
+    child = _forked(work)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -79,6 +64,19 @@ def killed_after(work: Callable[[], None], seconds: float) -> int:
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)
+
+
+def _forked(work: Callable[[], None]) -> int:
+    """A child process that does the work and ends, 0 if it came through."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
 
 
 def _fuse(write: int, phase: Phase) -> None:

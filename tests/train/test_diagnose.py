@@ -2,21 +2,34 @@ import torch
 
 from trimtab.config.train import TrainSettings
 from trimtab.rollout.assemble import assemble
+from trimtab.rollout.collect import Collector
 from trimtab.rollout.weights import digest
 from trimtab.signal import recipe
 from trimtab.train.diagnose import Probe, diagnostics, measured_now, split_drift, staleness
 from trimtab.train.learn import Learner
-from trimtab.train.policy import published
+from trimtab.train.policy import Policy, published
 from trimtab.train.setup import new_collector, task_and_policy
+
+
+def sent(policy: Policy, settings: TrainSettings, *, version: int) -> Collector:
+    """A sampler that holds the policy's parameters."""
+    collector = new_collector(policy, settings)
+    state = published(policy.model)
+    collector.engine.load(state, version, digest(state))
+    return collector
+
+
+def move(policy: Policy) -> None:
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.05)
 
 
 def test_engine_and_staleness_are_told_apart(small: TrainSettings) -> None:
     """An int4 sampler, fresh: all of the drift is the engine's. Then the parameters move: the rest is staleness."""
     _, policy = task_and_policy(small)
     learner = Learner(policy, recipe("start_async"), small)
-    collector = new_collector(policy, small)
-    state = published(policy.model)
-    collector.engine.load(state, 0, digest(state))
+    collector = sent(policy, small, version=0)
     probe = Probe(learner, pad_id=policy.pad_id, keeps_copy=False)
     probe.mark(0)
     groups = probe.measured(collector.collect([0, 1]))
@@ -24,9 +37,7 @@ def test_engine_and_staleness_are_told_apart(small: TrainSettings) -> None:
     fresh = split_drift(assembled, learner.score(assembled))
     assert fresh["drift/engine_abs_mean"] > 1e-4
     assert fresh["drift/staleness_abs_mean"] == 0
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.mul_(1.05)
+    move(policy)
     moved = split_drift(assembled, learner.score(assembled))
     assert moved["drift/engine_abs_mean"] == fresh["drift/engine_abs_mean"]
     assert moved["drift/staleness_abs_mean"] > 1e-4
@@ -36,16 +47,12 @@ def test_a_copy_remembers_the_marked_version(small: TrainSettings) -> None:
     """Groups of a sampler process arrive when the policy has already moved on."""
     _, policy = task_and_policy(small)
     learner = Learner(policy, recipe("start_async"), small)
-    collector = new_collector(policy, small)
-    state = published(policy.model)
-    collector.engine.load(state, 0, digest(state))
+    collector = sent(policy, small, version=0)
     probe = Probe(learner, pad_id=policy.pad_id, keeps_copy=True)
     probe.mark(0)
     groups = collector.collect([0])
     before = learner.score(assemble(groups, pad_id=policy.pad_id))
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.mul_(1.05)
+    move(policy)
     found = torch.cat([episode.logp_trainer for episode in probe.measured(groups)[0].episodes if episode.num_tokens])
     assert torch.equal(found, before)
     probe.mark(1)
@@ -54,9 +61,7 @@ def test_a_copy_remembers_the_marked_version(small: TrainSettings) -> None:
 
 def test_diagnostics_count_every_token_once(small: TrainSettings) -> None:
     _, policy = task_and_policy(small)
-    collector = new_collector(policy, small)
-    state = published(policy.model)
-    collector.engine.load(state, 3, digest(state))
+    collector = sent(policy, small, version=3)
     assembled = assemble(collector.collect([0, 1, 2, 3]), pad_id=policy.pad_id)
     learned = Learner(policy, recipe("grpo"), small).learn(assembled, version=5)
     found = diagnostics(assembled, learned, 5)

@@ -16,9 +16,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from trimtab.config.train import EngineSettings, ModelSettings, TaskSettings, TrainSettings
+from trimtab.rollout.tokenizer import encode_prompt
 from trimtab.signal import recipe
 from trimtab.train.memory import estimate_memory
-from trimtab.train.policy import load, prompt_ids
+from trimtab.train.policy import load
 
 VOCABULARY = 32_768
 STEPS = 5
@@ -120,7 +121,7 @@ def test_a_hundred_million_parameters_learn_from_chat_data(tmp_path: Path) -> No
     steps = [line for line in lines if "train/loss" in line]
     policy = load(tmp_path / "model")
     messages = json.loads((tmp_path / "problems.jsonl").read_text().splitlines()[0])["prompt"]
-    asked = prompt_ids(policy, tuple(messages))
+    asked = encode_prompt(policy.tokenizer, tuple(messages))
     sizes = estimate_memory(policy, settings, recipe("start_async"), prompt_tokens=len(asked))
     seconds = {
         name: sum(line.get(f"time/{name}_seconds") or 0.0 for line in lines) for name in ("sample", "learn", "eval")

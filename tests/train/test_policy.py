@@ -19,7 +19,8 @@ from transformers import (
 
 from trimtab.config.train import ModelSettings
 from trimtab.errors import ConfigError
-from trimtab.train.policy import Policy, frozen_copy, load, new_policy, prompt_ids, published, save
+from trimtab.rollout.tokenizer import encode_prompt
+from trimtab.train.policy import Policy, frozen_copy, load, new_policy, published, save
 
 SMALL = ModelSettings(hidden_size=16, num_layers=1, num_heads=2, mlp_size=16)
 
@@ -204,13 +205,13 @@ def test_padding_that_must_be_the_end_token_is_said_aloud(tmp_path: Path) -> Non
 def test_chat_messages_need_a_template(folder: Path) -> None:
     policy = load(folder)
     messages = ({"role": "user", "content": "a b"},)
-    assert prompt_ids(policy, "a b") == (4, 5)
+    assert encode_prompt(policy.tokenizer, "a b") == [4, 5]
     with pytest.raises(ConfigError, match="no chat template"):
-        _ = prompt_ids(policy, messages)
+        _ = encode_prompt(policy.tokenizer, messages)
     policy.tokenizer.chat_template = (
         "{% for m in messages %}g {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}h{% endif %}"
     )
-    assert prompt_ids(policy, messages) == (10, 4, 5, 11)
+    assert encode_prompt(policy.tokenizer, messages) == [10, 4, 5, 11]
 
 
 def broken(folder: Path, change: str) -> None:

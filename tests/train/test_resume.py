@@ -97,6 +97,36 @@ def test_killed_anywhere_again_and_again(
     assert_equal_runs(folder, whole)
 
 
+@pytest.mark.slow
+def test_a_sampler_beside_the_learner_is_killed_with_it_and_the_run_goes_on(
+    writes: list[str], small: TrainSettings, tmp_path: Path
+) -> None:
+    """Without staleness two processes give the numbers of one, so a kill must leave no trace there either."""
+    synchronous = small.model_copy(update={"staleness": 0})
+    uninterrupted(synchronous, tmp_path / "whole", RECIPE)
+    beside = synchronous.model_copy(update={"runtime": "processes"})
+    work = partial(uninterrupted, beside, tmp_path / "run", RECIPE)
+    place = writes.index("rename step_000002")  # of the same run, inline; the sampler's folder adds writes before it
+    assert in_child(killed_at(work, place, "after")) == -signal.SIGKILL
+    go_on(tmp_path / "run")
+    assert_equal_runs(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_an_asynchronous_run_that_was_killed_goes_on_within_its_limit(small: TrainSettings, tmp_path: Path) -> None:
+    settings = small.model_copy(update={"runtime": "processes", "steps": 8})
+    folder = tmp_path / "run"
+    note = count_writes(partial(uninterrupted, settings, tmp_path / "counted", RECIPE), tmp_path / "note")
+    place = len(note) - 1 - note[::-1].index("line metrics.jsonl") - 3
+    assert in_child(killed_at(partial(uninterrupted, settings, folder, RECIPE), place, "after")) == -signal.SIGKILL
+    assert not (folder / "summary.json").exists()
+    summary = resume(folder, progress=Silent())
+    assert (summary.steps, summary.resumed) == (8, 1)
+    trained = [line for line in lines(folder) if "train/loss" in line]
+    assert [line["step"] for line in trained] == list(range(8))
+    assert max(line["staleness/max"] for line in trained) <= small.staleness
+
+
 def test_a_resumed_run_may_get_more_steps_and_equals_one_that_had_them(
     small: TrainSettings, whole: Path, tmp_path: Path
 ) -> None:

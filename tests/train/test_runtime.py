@@ -18,6 +18,7 @@ from trimtab.rollout.weights import digest
 from trimtab.signal import recipe
 from trimtab.train import train
 from trimtab.train.learn import Learner
+from trimtab.train.opening import cautions
 from trimtab.train.policy import published
 from trimtab.train.progress import Silent
 from trimtab.train.runtime import Inline, Runtime
@@ -72,6 +73,19 @@ def test_processes_keep_within_the_limit_and_count_what_they_did(small: TrainSet
     assert sum(line["time/sample_seconds"] for line in metrics) > 0
     assert "drift/engine_abs_mean" in metrics[0]  # version 0 is probed, and int4 differs
     assert metrics[0]["drift/engine_abs_mean"] > 1e-3
+
+
+@pytest.mark.parametrize(("runtime", "threads", "cores", "said"), [
+    ("processes", 2, 2, "Set train.threads=1"), ("processes", 5, 8, "Set train.threads=4"),
+    ("processes", 4, 8, ""), ("processes", 1, 1, ""), ("inline", 2, 2, ""),
+])  # fmt: skip
+def test_more_threads_than_cores_are_cautioned_against(
+    runtime: str, threads: int, cores: int, said: str, small: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    text = "".join(cautions(small.model_copy(update={"runtime": runtime, "threads": threads})))
+    assert said in text
+    assert bool(said) == bool(text)
 
 
 def children() -> list[int]:

@@ -1,5 +1,6 @@
 """Sinks run for real, against local storage: what was logged is read back with each package's own reader."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ CONFIG = {"seed": 0, "task": {"name": "sort"}}
 
 
 def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     read = accumulator.EventAccumulator(str(folder / "tensorboard"))
     read.Reload()
     known = name in read.Tags()["scalars"]
@@ -26,7 +27,6 @@ def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
 
 
 def test_tensorboard_holds_what_was_logged(tmp_path: Path) -> None:
-    _ = pytest.importorskip("tensorboard")
     sinks = open_sinks(["tensorboard"], tmp_path, config=CONFIG)
     for step in range(3):
         sinks.log(step, {"step": step, "train/loss": 0.5 * step, "eval/accuracy": float("nan")})
@@ -38,7 +38,6 @@ def test_tensorboard_holds_what_was_logged(tmp_path: Path) -> None:
 
 def test_a_resumed_run_has_no_point_twice_in_tensorboard(tmp_path: Path) -> None:
     """Killed after step 5, resumed from the checkpoint before step 3: steps 3 to 5 are trained, and shown, again."""
-    _ = pytest.importorskip("tensorboard")
     first = open_sinks(["tensorboard"], tmp_path, config=CONFIG)
     for step in range(6):
         first.log(step, {"train/loss": 1.0})
@@ -77,7 +76,7 @@ assert first.said == second.said == [], (first.said, second.said)
 
 
 def test_trackio_holds_each_step_once_also_after_resume(tmp_path: Path) -> None:
-    _ = pytest.importorskip("trackio")
+    _ = pytest.importorskip("trackio", reason="make test-all installs it")
     folder, storage = tmp_path / "run", tmp_path / "trackio"
     folder.mkdir()
     read = """
@@ -94,7 +93,7 @@ print("READ", json.dumps([[log["step"], log["train/loss"]] for log in logs]), le
 
 @pytest.mark.slow
 def test_wandb_writes_offline_files_when_nobody_is_logged_in(tmp_path: Path) -> None:
-    _ = pytest.importorskip("wandb")
+    _ = pytest.importorskip("wandb", reason="make test-all installs it")
     folder = tmp_path / "run"
     folder.mkdir()
     home = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "WANDB_API_KEY": "", "WANDB_MODE": "offline"}
@@ -164,7 +163,6 @@ def test_a_sink_that_fails_warns_once_and_the_others_go_on() -> None:
 
 
 def test_a_sink_that_cannot_open_does_not_stop_the_run(tmp_path: Path) -> None:
-    _ = pytest.importorskip("tensorboard")
     _ = (tmp_path / "tensorboard").write_text("a file where its folder should be")
     with pytest.warns(UserWarning, match="tensorboard failed to open"):
         sinks = open_sinks(["tensorboard"], tmp_path, config=CONFIG)

@@ -1,6 +1,7 @@
 """Studies: protocols are read strictly, runs are never lost or hidden, and the numbers are right."""
 
 import hashlib
+import io
 import json
 import math
 import tomllib
@@ -8,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from trimtab.config.study import load_study, toml_text
 from trimtab.errors import ConfigError
 from trimtab.report.study import markdown, write_study
 from trimtab.train.study import StudyResult, run_study
-from trimtab.train.study_progress import Lines
+from trimtab.train.study_progress import Lines, Live
 from trimtab.train.study_table import Cell, checked, half_width, read_cell, student_t, table
 
 PROTOCOL = """
@@ -179,6 +182,25 @@ def test_finished_runs_are_read_and_not_run_again(tmp_path: Path, capsys: pytest
     assert [one.met for one in result.expectations] == [True, False]
     assert result.is_whole
     assert json.loads((out / "study.json").read_text())["arms"][1]["cells"][1]["value"] == 0.6
+
+
+def test_the_live_table_shows_what_is_done_under_way_and_waiting(tmp_path: Path) -> None:
+    path = protocol(tmp_path)
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80)
+    told = Live(console)
+    with told:
+        told.opened(load_study(path), tmp_path)
+        told.ended(Cell("fresh", 3, "finished", 0.9125))
+        told.ended(Cell("fresh", 4, "failed", None, "exit code 1"))
+        told.began("stale", 3, resumed=False)
+        _ = summary(tmp_path, "stale", 3, 0.0)
+        console.print(told._drawn())  # pyright: ignore[reportPrivateUsage]
+    shown = Text.from_ansi(screen.getvalue()).plain
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["fresh", "0.9125", "no", "number"] in rows
+    assert ["stale", "3/1", "·"] in rows
+    assert "2/4, about" in shown
 
 
 def test_the_page_stands_alone_and_shows_every_seed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from trimtab.signal import Recipe
 def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None:
     """The recipe, the sizes, the memory by purpose, and the time of one real step times their number."""
     from trimtab.train.memory import estimate_memory
-    from trimtab.train.opening import check_run
+    from trimtab.train.opening import cautions, check_run
     from trimtab.train.setup import task_and_policy
 
     show_recipe(recipe, console, title=f"{recipe.name} will run")
@@ -42,6 +42,8 @@ def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None
         soft_wrap=True,
     )
     console.print(f"[bold]time[/]     {_time(settings, recipe)}", highlight=False, soft_wrap=True)
+    for caution in cautions(settings):
+        console.print(f"[yellow]warning[/]  {escape(caution)}", highlight=False, soft_wrap=True)
 
 
 def _time(settings: TrainSettings, recipe: Recipe) -> str:

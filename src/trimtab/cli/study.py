@@ -8,9 +8,9 @@ INTERRUPTED = 130
 def show_study(protocol: Path, out: Path | None, jobs: int | None, quiet: bool) -> int:
     """0 when every run gave a number, 1 when one failed or is missing; expectations are told, not judged."""
     from trimtab.train.study import run_study
-    from trimtab.train.study_progress import Lines, Silent
+    from trimtab.train.study_progress import study_progress
 
-    result = run_study(protocol, out=out, jobs=jobs, progress=Silent() if quiet else Lines())
+    result = run_study(protocol, out=out, jobs=jobs, progress=study_progress(quiet=quiet))
     if quiet:
         print((result.folder / "study.md").read_text(encoding="utf-8"), end="")
     if result.interrupted:

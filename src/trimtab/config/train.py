@@ -191,7 +191,7 @@ class TrainSettings(Frozen):
     log_to: tuple[Sink, ...] = ()
     """Where metrics go besides `metrics.jsonl`: tensorboard, wandb, trackio."""
     threads: Count = 1
-    """CPU threads of torch, for sampler and learner each. With 1, equal seeds give equal numbers."""
+    """CPU threads of torch, for sampler and learner each; both must fit. With 1, equal seeds give equal numbers."""
 
     @model_validator(mode="before")
     @classmethod

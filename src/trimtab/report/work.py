@@ -75,10 +75,10 @@ def used(run: RunData) -> str:
                 f"At the end {last} of the tokens carried a gradient, {first} at the start: "
                 "where all answers to a prompt earn the same, there is nothing to compare."
             )
-    for name, what in (("refilled", "replaced by fresh prompts"), ("dropped", "dropped")):
-        count = int(sum(run.series(f"rollout/groups_{name}").values))
-        if count:
-            parts.append(f"{capital(counted(count, 'group'))} {'was' if count == 1 else 'were'} {what}.")
+    dropped = int(sum(run.series("rollout/groups_dropped").values))
+    if dropped:
+        were = "was" if dropped == 1 else "were"
+        parts.append(f"{capital(counted(dropped, 'group'))} {were} dropped for fresh prompts.")
     return " ".join(parts)
 
 

@@ -98,10 +98,7 @@ class Assembled:
                 f"Assembled.cells: the field has shape {tuple(flat.shape)} and the batch {self.num_tokens} "
                 "trainable tokens, so its values cannot be placed. Give one value for each, sequence after sequence."
             )
-        trains = torch.cat(self.trainable)
-        cells = torch.full(trains.shape, UNTRAINABLE if flat.is_floating_point() else -1, dtype=flat.dtype)
-        cells[trains] = flat
-        return list(cells.split([len(row) for row in self.trainable]))
+        return in_cells(flat, self.trainable)
 
     def batch(
         self,
@@ -145,6 +142,18 @@ class Assembled:
             "ended": self.ended,
             "sequence_id": self.sequence_id,
         }
+
+
+def in_cells(flat: Tensor, trainable: Sequence[Tensor]) -> list[Tensor]:
+    """One row for each sequence: the flat values where `trainable` is true, in order; nan or -1 elsewhere.
+
+    >>> [row.tolist() for row in in_cells(torch.tensor([5, 6]), [torch.tensor([False, True]), torch.tensor([True])])]
+    [[-1, 5], [6]]
+    """
+    trains = torch.cat(list(trainable))
+    cells = torch.full(trains.shape, UNTRAINABLE if flat.is_floating_point() else -1, dtype=flat.dtype)
+    cells[trains] = flat
+    return list(cells.split([len(row) for row in trainable]))
 
 
 def assemble(groups: Sequence[Group], *, pad_id: int) -> Assembled:

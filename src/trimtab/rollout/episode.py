@@ -110,12 +110,13 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, object]) -> list[Gr
     prompts, messages = cast("list[str]", meta["prompts"]), cast("dict[str, str]", meta["messages"])
     id_counts = cast("list[int]", tensors["id_counts"].tolist())
     trainable = tensors["trainable"].split(id_counts)
-    counts = [int(cells.sum()) for cells in trainable]
+    counts = _sums(tensors["trainable"], id_counts)
     logp, version, turn = (tensors[name].split(counts) for name in ("logp", "version", "turn"))
     probed, supported = _numbered(tensors["probed"]), _numbered(tensors["supported"])
     trainer = tensors["logp_trainer"].split([counts[i] for i in probed])
     kept = tensors["support_counts"].split([counts[i] for i in supported])
     support = tensors["support_ids"].split([int(part.sum()) for part in kept])
+    ended, reward, status = (tensors[name].tolist() for name in ("ended", "reward", "status"))
     episodes = [
         Episode(
             ids=ids,
@@ -123,9 +124,9 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, object]) -> list[Gr
             logp=logp[index],
             version=version[index],
             turn=turn[index],
-            ended=bool(tensors["ended"][index]),
-            reward=float(tensors["reward"][index]),
-            status=STATUSES[int(tensors["status"][index])],
+            ended=ended[index],
+            reward=reward[index],
+            status=STATUSES[status[index]],
             message=messages.get(str(index), ""),
             support=(support[supported[index]], kept[supported[index]]) if index in supported else None,
             logp_trainer=trainer[probed[index]] if index in probed else None,
@@ -144,6 +145,13 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, object]) -> list[Gr
 
 def _joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return torch.cat(list(parts)).to(dtype) if parts else torch.zeros(0, dtype=dtype)
+
+
+def _sums(flags: Tensor, widths: Sequence[int]) -> list[int]:
+    """How many are true in each of the parts that `flags` is cut into."""
+    ends = torch.cat([torch.zeros(1, dtype=torch.int64), flags.cumsum(0)])
+    marks = ends[torch.tensor([0, *widths], dtype=torch.int64).cumsum(0)]
+    return cast("list[int]", marks.diff().tolist())
 
 
 def _numbered(indices: Tensor) -> dict[int, int]:

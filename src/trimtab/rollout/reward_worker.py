@@ -146,7 +146,7 @@ def judgement(value: Any) -> Judgement:
         return "error", None, _cut(f"returned the text {reprlib.repr(value)} in place of a number")
     try:
         reward = float(value)
-    except Exception:
+    except Exception:  # the user's object decides what its `__float__` raises
         return "error", None, _cut(f"returned {reprlib.repr(value)} in place of a number")
     if reward != reward or reward in (float("inf"), float("-inf")):
         return "error", None, f"returned {reward}; only finite numbers can be learned from"

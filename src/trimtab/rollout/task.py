@@ -4,7 +4,7 @@ It knows nothing of tokens, models or groups. The tasks themselves lie in `tasks
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
@@ -124,6 +124,27 @@ def split_of(text: str) -> Split:
     bucket = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % SPLIT_BUCKETS
     named: dict[int, Split] = {0: "test", 1: "validation"}
     return named.get(bucket, "train")
+
+
+def distinct(candidates: Iterable[Problem], split: Split, count: int, *, name: str, widen: str) -> list[Problem]:
+    """The first `count` different problems of one split; `widen` names the setting that would give more of them."""
+    drawn: dict[str, Problem] = {}
+    for problem in candidates:
+        if len(drawn) == count:
+            break
+        if split_of(problem.text) == split:
+            _ = drawn.setdefault(problem.text, problem)
+    if len(drawn) < count:
+        raise ConfigError(
+            f"task {name}: has {len(drawn)} {split} problems and {count} were asked for, so they would repeat. "
+            f"Ask for fewer (train.eval_prompts), or {widen}."
+        )
+    return list(drawn.values())
+
+
+def tries(count: int) -> int:
+    """How many problems to draw before saying that a task does not have `count` of a split."""
+    return 100 * SPLIT_BUCKETS * max(count, SPLIT_BUCKETS)
 
 
 def open_task(settings: "TaskSettings", seed: int) -> Task:

@@ -11,6 +11,7 @@
 The guard never raises by itself and never touches gradients; `strict=True` raises at the first alarm.
 """
 
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
@@ -147,6 +148,7 @@ class Step:
             self.guard.raise_alarm("denominator", "spent", str(error))
 
 
+@functools.cache  # asked for every metric of every step; looking for names that are like an unknown one takes a while
 def _known_range(name: str) -> tuple[float, float]:
     from trimtab.signal import metric_spec
 

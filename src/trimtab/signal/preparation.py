@@ -61,6 +61,12 @@ class Prepared:
     passes: list[int] = field(default_factory=list[int])
     """How often `updates` has begun; the one thing here that changes."""
 
+    @property
+    def num_training_groups(self) -> int:
+        """The most updates that keep groups together; a filter may leave few groups, or none at all."""
+        levels = self.batch.levels
+        return len(torch.unique(levels.group_of_episode[levels.episode_of_sequence[self.trains]]))
+
     def updates(self, num: int = 1, *, together: str = "group") -> Iterator[Update]:
         """Cut the sequences that train into `num` optimiser steps; groups stay together unless together="sequence"."""
         return updates_of(self, num, together)

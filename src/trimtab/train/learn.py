@@ -100,7 +100,7 @@ class Learner:
         before = self.signal
         prepared, state = prepare(batch, self.recipe, before, version=version)
         seen = _nothing_seen(assembled)
-        num_updates = min(self._settings.updates_per_batch, _groups_that_train(prepared))
+        num_updates = min(self._settings.updates_per_batch, prepared.num_training_groups)
         for number, update in enumerate(prepared.updates(num_updates) if num_updates else ()):
             result = self._backward(assembled, decide(update, logp_now=self._now(assembled, update)), seen, number)
             seen.metrics = seen.metrics.merge(result.metrics)
@@ -227,10 +227,3 @@ def _keep_current(
     if value is not None:
         held = seen.current.setdefault("value_current", torch.full((assembled.num_tokens,), float("nan")))
         held[places] = value.detach().float().cpu()
-
-
-def _groups_that_train(prepared: Prepared) -> int:
-    """A filter may leave fewer groups than there are updates, or none at all."""
-    levels = prepared.batch.levels
-    episodes = levels.episode_of_sequence[prepared.trains]
-    return len(torch.unique(levels.group_of_episode[episodes]))

@@ -1,13 +1,17 @@
 """The only place that opens a run: a new one from settings, or one that goes on from its last checkpoint."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from trimtab.config.train import TrainSettings
 from trimtab.errors import CheckpointError, ConfigError
+from trimtab.rollout.buffer import Buffer
+from trimtab.rollout.task import Task
 from trimtab.signal import Recipe
 from trimtab.train.checkpoint import Checkpoint, newest_checkpoint
 from trimtab.train.describe import described
@@ -39,6 +43,73 @@ def check_run(settings: TrainSettings, recipe: Recipe) -> None:
         )
 
 
+def cautions(settings: TrainSettings) -> tuple[str, ...]:
+    """What is allowed and yet seldom meant."""
+    cores = os.cpu_count() or 1
+    if settings.runtime == "processes" and 2 * settings.threads > max(cores, 2):
+        return (
+            f"train.threads: sampler and learner with {settings.threads} threads each want {2 * settings.threads} of "
+            f"{cores} cores, so they wait for each other in every operation, and a step can take ten times as long. "
+            f"Set train.threads={max(cores // 2, 1)}.",
+        )
+    return ()
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A run before its first step: what a new one and a resumed one have alike."""
+
+    settings: TrainSettings
+    recipe: Recipe
+    progress: Progress
+    record: Record
+    run_id: str
+    task: Task
+    policy: Policy
+    started: float = field(default_factory=time.perf_counter)
+
+    def begun(self, stopped: Callable[[], bool]) -> Run:
+        """Warm start, then a learner; its reference, if it has one, is the policy as the warm start left it."""
+        if self.settings.warm_start_steps:
+            self.progress.stage(f"warm start: {self.settings.warm_start_steps} supervised steps")
+            _ = warm_start(self.policy, self.settings, stopped=stopped)
+        learner = Learner(self.policy, self.recipe, self.settings)
+        return self._run(learner, Tally(warm_started=not stopped()), new_buffer(self.settings), resumed_step=None)
+
+    def gone_on(self, saved: Checkpoint) -> Run:
+        """Everything as the checkpoint has it."""
+        learner = Learner(self.policy, self.recipe, self.settings)
+        restore_learner(learner, saved)
+        tally = restored_tally(saved.state, saved.step)
+        tally.resumed += 1
+        buffer = new_buffer(self.settings)
+        buffer.restore(saved.state["buffer"], restored_groups(saved))
+        return self._run(learner, tally, buffer, resumed_step=saved.step)
+
+    def _run(self, learner: Learner, tally: Tally, buffer: Buffer, *, resumed_step: int | None) -> Run:
+        settings, policy, folder = self.settings, self.policy, self.record.folder
+        for caution in cautions(settings):
+            self.progress.stage(f"warning: {caution}")
+        tally.warn(cautions(settings))
+        return Run(
+            settings=settings,
+            run_id=self.run_id,
+            task=self.task,
+            policy=policy,
+            learner=learner,
+            runtime=open_runtime(policy, settings, buffer, folder / ".sampler"),
+            judge=new_collector(policy, settings, engine=new_engine(policy, settings, exact=True)),
+            probe=Probe(learner, pad_id=policy.pad_id, keeps_copy=settings.runtime != "inline"),
+            record=self.record,
+            progress=self.progress,
+            sinks=open_sinks(
+                settings.log_to, folder, resumed_step=resumed_step, config=settings.model_dump(mode="json")
+            ),
+            tally=tally,
+            started=self.started,
+        )
+
+
 def open_new(
     settings: TrainSettings,
     recipe: Recipe,
@@ -56,65 +127,7 @@ def open_new(
     run_id = fingerprint({"config": config, "started": facts["started"], "folder": str(record.folder.resolve())})
     record.write_json("config.json", config)
     record.write_json("manifest.json", {**facts, "run_id": run_id})
-    return _begun(settings, recipe, progress, record, run_id, (task, policy), stopped)
-
-
-def _begun(
-    settings: TrainSettings,
-    recipe: Recipe,
-    progress: Progress,
-    record: Record,
-    run_id: str,
-    made: tuple[Any, Policy],
-    stopped: Callable[[], bool],
-) -> Run:
-    """Warm start, then the first publication."""
-    started = time.perf_counter()
-    task, policy = made
-    if settings.warm_start_steps:
-        progress.stage(f"warm start: {settings.warm_start_steps} supervised steps")
-        _ = warm_start(policy, settings, stopped=stopped)
-    learner = Learner(policy, recipe, settings)  # its reference, if any, is the policy as it is now
-    tally = Tally(warm_started=not stopped())
-    return _put_together(settings, run_id, task, learner, record, progress, tally, None, started)
-
-
-def _put_together(
-    settings: TrainSettings,
-    run_id: str,
-    task: Any,
-    learner: Learner,
-    record: Record,
-    progress: Progress,
-    tally: Tally,
-    saved: Checkpoint | None,
-    started: float,
-) -> Run:
-    policy = learner.policy
-    buffer = new_buffer(settings)
-    if saved is not None:
-        buffer.restore(saved.state["buffer"], restored_groups(saved))
-    runtime = open_runtime(policy, settings, buffer, record.folder / ".sampler")
-    return Run(
-        settings=settings,
-        run_id=run_id,
-        task=task,
-        policy=policy,
-        learner=learner,
-        runtime=runtime,
-        judge=new_collector(policy, settings, engine=new_engine(policy, settings, exact=True)),
-        probe=Probe(learner, pad_id=policy.pad_id, keeps_copy=settings.runtime != "inline"),
-        record=record,
-        progress=progress,
-        sinks=open_sinks(
-            settings.log_to,
-            record.folder,
-            resumed_step=None if saved is None else saved.step,
-            config=settings.model_dump(mode="json"),
-        ),
-        tally=tally,
-        started=started,
-    )
+    return Opening(settings, recipe, progress, record, run_id, task, policy).begun(stopped)
 
 
 def open_resumed(
@@ -127,7 +140,6 @@ def open_resumed(
     stopped: Callable[[], bool],
 ) -> Run:
     """The run as it was at its last checkpoint; lines written after it are cut off, for they will be written again."""
-    started = time.perf_counter()
     run_id = str(read_json(folder / "manifest.json").get("run_id", ""))
     saved = newest_checkpoint(folder / "checkpoints", run_id, last_good=last_good)
     check_run(settings, recipe)
@@ -135,15 +147,12 @@ def open_resumed(
     task, policy = task_and_policy(settings)
     progress.opened(settings, recipe.name, folder)
     record.cut_back(0 if saved is None else saved.step)
+    opening = Opening(settings, recipe, progress, record, run_id, task, policy)
     if saved is None:
         progress.stage("no checkpoint was written yet: beginning again")
-        return _begun(settings, recipe, progress, record, run_id, (task, policy), stopped)
+        return opening.begun(stopped)
     progress.stage(f"going on from step {saved.step}")
-    learner = Learner(policy, recipe, settings)
-    restore_learner(learner, saved)
-    tally = restored_tally(saved.state, saved.step)
-    tally.resumed += 1
-    return _put_together(settings, run_id, task, learner, record, progress, tally, saved, started)
+    return opening.gone_on(saved)
 
 
 def resumed_settings(folder: Path, changes: Mapping[str, object]) -> tuple[TrainSettings, dict[str, Any]]:

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 
 from trimtab.errors import ConfigError
 from trimtab.rollout.seed import stream_seed
-from trimtab.rollout.tokenizer import character_tokenizer, encode_prompt
+from trimtab.rollout.tokenizer import character_tokenizer
 from trimtab.train.disk import whole_folder, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from trimtab.config.train import ModelSettings
-    from trimtab.rollout.task import Prompt
 
 WEIGHTS_FILE = "model.safetensors"
 CRITIC_FILE = "critic.safetensors"
@@ -128,11 +127,6 @@ def new_critic(hidden_size: int) -> nn.Linear:
     nn.init.zeros_(critic.weight)
     nn.init.zeros_(critic.bias)
     return critic
-
-
-def prompt_ids(policy: Policy, prompt: "Prompt") -> tuple[int, ...]:
-    """What the policy reads before it answers: the text, or the messages as its chat template writes them."""
-    return tuple(encode_prompt(policy.tokenizer, prompt))
 
 
 def frozen_copy(model: "PreTrainedModel") -> "PreTrainedModel":

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import ConfigError
+from trimtab.rollout.assemble import in_cells
 from trimtab.signal import (
     Metrics,
-    Prepared,
     Recipe,
     SignalBatch,
     SignalState,
@@ -78,8 +78,8 @@ def replay(dump: Dump, recipe: Recipe, *, updates_per_batch: int) -> Replayed:
         )
     prepared, _ = prepare(batch_of(dump.fields), recipe, dump.state, version=dump.step)
     metrics, losses = Metrics.empty(), list[float]()
-    groups = _groups_that_train(prepared)
-    for update in prepared.updates(min(updates_per_batch, groups)) if groups else ():
+    num_updates = min(updates_per_batch, prepared.num_training_groups)
+    for update in prepared.updates(num_updates) if num_updates else ():
         result = _again(update, dump.fields, recipe)
         metrics = metrics.merge(result[0])
         losses.append(result[1])
@@ -91,11 +91,10 @@ def replay(dump: Dump, recipe: Recipe, *, updates_per_batch: int) -> Replayed:
 
 def batch_of(fields: Mapping[str, Tensor]) -> SignalBatch:
     """A dump as the signal's batch."""
-    trainable = fields["trainable"]
-    widths = cast("list[int]", fields["id_counts"].tolist())
-    tokens = {name: _cells(fields[name], trainable, widths) for name in PER_TOKEN if name in fields}
+    trainable = fields["trainable"].split(cast("list[int]", fields["id_counts"].tolist()))
+    tokens = {name: in_cells(fields[name], trainable) for name in PER_TOKEN if name in fields}
     return SignalBatch.from_list(
-        trainable=list(trainable.split(widths)),
+        trainable=list(trainable),
         reward=fields["reward"],
         group=fields["group"],
         scored=fields["scored"],
@@ -104,12 +103,6 @@ def batch_of(fields: Mapping[str, Tensor]) -> SignalBatch:
         value_after=fields.get("value_after"),
         **tokens,
     )
-
-
-def _cells(flat: Tensor, trainable: Tensor, widths: list[int]) -> list[Tensor]:
-    cells = torch.full(trainable.shape, float("nan") if flat.is_floating_point() else -1, dtype=flat.dtype)
-    cells[trainable] = flat
-    return list(cells.split(widths))
 
 
 def _again(update: Update, fields: Mapping[str, Tensor], recipe: Recipe) -> tuple[Metrics, float]:
@@ -132,11 +125,6 @@ def _of(flat: Tensor, fields: Mapping[str, Tensor], sequences: Tensor) -> Tensor
     """A flat field's values for these sequences, in their order."""
     parts = flat.split(cast("list[int]", fields["token_counts"].tolist()))
     return torch.cat([parts[index] for index in cast("list[int]", sequences.tolist())])
-
-
-def _groups_that_train(prepared: Prepared) -> int:
-    levels = prepared.batch.levels
-    return len(torch.unique(levels.group_of_episode[levels.episode_of_sequence[prepared.trains]]))
 
 
 def _differences(recorded: Mapping[str, float], now: Mapping[str, float]) -> dict[str, tuple[float, float]]:

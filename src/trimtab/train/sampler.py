@@ -28,7 +28,7 @@ def main() -> int:
         return 1
     except BrokenPipeError:
         return 0
-    except Exception:
+    except Exception:  # whatever it is, people shall read where; the parent says that the sampler died
         traceback.print_exc()
         return 1
     return 0

@@ -1,5 +1,6 @@
-"""The only place that tells the course of a study on the terminal: one line for each run that starts or ends."""
+"""The only place that tells the course of a study on the terminal: a table that fills, or a line for each run."""
 
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from trimtab.report.study import interval, seeds, verdict
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
     from trimtab.config.study import Protocol as StudyProtocol
     from trimtab.train.study_table import Cell
 
@@ -84,3 +87,87 @@ class Lines(Silent):
         left = self._all - self._ended
         pace = (time.monotonic() - self._started) / self._run_here if self._run_here else 0.0
         return f"[{self._ended}/{self._all}" + (f", about {left * pace / 60:.0f} min left]" if left and pace else "]")
+
+
+class Live(Lines):
+    """Arms by seeds, redrawn in place: results as they come, the steps of the runs under way; then the lines."""
+
+    def __init__(self, console: "Console") -> None:
+        from rich.live import Live as RichLive
+
+        super().__init__()
+        self._protocol: StudyProtocol | None = None
+        self._folder: Path = Path()
+        self._cells: dict[tuple[str, int], Cell | None] = {}  # None for a run under way
+        self._live: RichLive = RichLive(
+            console=console, get_renderable=self._drawn, refresh_per_second=2, transient=True
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def opened(self, protocol: "StudyProtocol", folder: Path) -> None:
+        super().opened(protocol, folder)
+        self._protocol, self._folder = protocol, folder
+
+    def began(self, arm: str, seed: int, *, resumed: bool) -> None:
+        del resumed
+        self._cells[arm, seed] = None
+
+    def ended(self, cell: "Cell", *, known: bool = False) -> None:
+        self._ended += 1
+        self._run_here += not known
+        self._cells[cell.arm, cell.seed] = cell
+
+    def finished(self, study: dict[str, Any], folder: Path) -> None:
+        self._live.stop()
+        super().finished(study, folder)
+
+    def _drawn(self) -> "RenderableType":
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        if self._protocol is None:
+            return Text("")
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("arm")
+        for seed in self._protocol.study.seeds:
+            table.add_column(f"seed {seed}", justify="right")
+        for arm in self._protocol.arms:
+            cells = (self._cell(arm.name, seed, arm.run.train.steps) for seed in self._protocol.study.seeds)
+            table.add_row(arm.name, *cells)
+        return Group(table, Text(self._left().strip("[]"), style="dim"))
+
+    def _cell(self, arm: str, seed: int, steps: int) -> "RenderableType":
+        from rich.text import Text
+
+        if (arm, seed) not in self._cells:
+            return Text("·", style="dim")
+        cell = self._cells[arm, seed]
+        if cell is None:
+            return Text(f"{steps_done(self._folder / arm / f'seed{seed}')}/{steps}", style="cyan")
+        return Text("no number", style="red") if cell.value is None else Text(f"{cell.value:.4f}", style="bold")
+
+
+def steps_done(folder: Path) -> int:
+    """How many steps a run under way has written down."""
+    try:
+        return (folder / "metrics.jsonl").read_bytes().count(b"\n")
+    except OSError:  # not there yet
+        return 0
+
+
+def study_progress(*, quiet: bool) -> StudyProgress:
+    """Nothing with `quiet`; live on a terminal; plain lines elsewhere."""
+    if quiet:
+        return Silent()
+    from rich.console import Console
+
+    return Live(Console()) if sys.stdout.isatty() else Lines()

@@ -57,7 +57,7 @@ plant(
     "alignment",
     "one_position_off",
     rows,
-    "rollout.assemble:Assembled.cells",
+    "rollout.assemble:in_cells",
     "cells[trains] = flat",
     "cells[trains] = flat.roll(1)",
 )

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from trimtab.errors import ConfigError
 from trimtab.rollout.seed import stream_seed
-from trimtab.rollout.task import SPLIT_BUCKETS, Environment, OneTurn, Problem, Split, is_exact, split_of
+from trimtab.rollout.task import Environment, OneTurn, Problem, Split, distinct, is_exact, tries
 
 
 class Judge(Protocol):
@@ -73,17 +72,5 @@ class Generated:
         return self.kind.judge(problem, answer, ended=ended)
 
     def _drawn(self, stream: random.Random, split: Split, count: int) -> list[Problem]:
-        """Different problems of one split; refused when the task does not seem to have that many."""
-        drawn: dict[str, Problem] = {}
-        for _ in range(100 * SPLIT_BUCKETS * max(count, SPLIT_BUCKETS)):
-            if len(drawn) >= count:
-                break
-            problem = self.kind.problem(stream)
-            if split_of(problem.text) == split:
-                drawn.setdefault(problem.text, problem)
-        if len(drawn) < count:
-            raise ConfigError(
-                f"task {self.name}: has {len(drawn)} {split} problems and {count} were asked for, so they would "
-                "repeat. Ask for fewer (train.eval_prompts), or make the task larger (train.task.size)."
-            )
-        return list(drawn.values())
+        candidates = (self.kind.problem(stream) for _ in range(tries(count)))
+        return distinct(candidates, split, count, name=self.name, widen="make the task larger (train.task.size)")

@@ -8,13 +8,13 @@ import functools
 import importlib
 import importlib.util
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from trimtab.errors import ConfigError, MissingExtra, nearest
 from trimtab.rollout.seed import stream_seed
-from trimtab.rollout.task import SPLIT_BUCKETS, Environment, OneTurn, Problem, Split, split_of
+from trimtab.rollout.task import SPLIT_BUCKETS, Environment, OneTurn, Problem, Split, distinct, split_of, tries
 
 if TYPE_CHECKING:
     from trimtab.config.train import TaskSettings
@@ -54,18 +54,11 @@ class GymTask:
         raise ConfigError(f"task {self.name}: has no training problem for ticket {ticket}. Make its options wider.")
 
     def held_out(self, split: Split, count: int) -> list[Problem]:
-        drawn: dict[str, Problem] = {}
-        for problem in self._candidates(split, 100 * SPLIT_BUCKETS * max(count, SPLIT_BUCKETS)):
-            if len(drawn) >= count:
-                break
-            if split_of(problem.text) == split:
-                drawn.setdefault(problem.text, problem)
-        if len(drawn) < count:
-            raise ConfigError(
-                f"task {self.name}: has {len(drawn)} {split} problems and {count} were asked for, so they would "
-                "repeat. Ask for fewer (train.eval_prompts), or widen train.task.options."
-            )
-        return list(drawn.values())
+        candidates = (
+            self._problem(stream_seed("held out", split, "reasoning_gym", number // SIZE), number % SIZE)
+            for number in range(tries(count))
+        )
+        return distinct(candidates, split, count, name=self.name, widen="widen train.task.options")
 
     def environment(self, problem: Problem) -> Environment:
         return OneTurn(problem)
@@ -83,11 +76,6 @@ class GymTask:
         seed, _, index = cast("list[int]", problem.columns["entry"])
         dataset = self._dataset(seed)
         return float(dataset.score_answer(answer, dataset[index])) if ended else 0.0
-
-    def _candidates(self, split: Split, tries: int) -> Iterator[Problem]:
-        for number in range(tries):
-            block, index = divmod(number, SIZE)
-            yield self._problem(stream_seed("held out", split, "reasoning_gym", block), index)
 
     def _problem(self, stream: int, index: int) -> Problem:
         seed = stream >> 31  # some data sets seed numpy, which takes 32 bits
