@@ -7,7 +7,7 @@ that what they reject moves nobody.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -65,7 +65,8 @@ class Prepared:
     def num_training_groups(self) -> int:
         """The most updates that keep groups together; a filter may leave few groups, or none at all."""
         levels = self.batch.levels
-        return len(torch.unique(levels.group_of_episode[levels.episode_of_sequence[self.trains]]))
+        groups = levels.group_of_episode[levels.episode_of_sequence[self.trains]]
+        return len(cast("Tensor", torch.unique(groups)))
 
     def updates(self, num: int = 1, *, together: str = "group") -> Iterator[Update]:
         """Cut the sequences that train into `num` optimiser steps; groups stay together unless together="sequence"."""
