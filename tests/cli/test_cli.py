@@ -101,6 +101,7 @@ def test_check_reports_a_finding_with_exit_code_one_and_the_smallest_case(tmp_pa
     assert shown.startswith("BUG high  policy_loss.leaky  breaks  on_policy_identity")
 
 
+@pytest.mark.slow
 def test_the_same_seed_finds_the_same_counter_example() -> None:
     words = ("check", "outside_formulas.leaky", "--format", "json", "--seed", "5", "--jobs", "1")
     first, second = (json.loads(invoke(*words).stdout)["verdicts"] for _ in range(2))
