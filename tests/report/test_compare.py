@@ -82,6 +82,18 @@ def test_an_interrupted_run_can_be_compared(tmp_path: Path) -> None:
     assert "b has no config.json" in write_comparison(folders, tmp_path / "c.html").read_text(encoding="utf-8")
 
 
+def test_text_of_the_runs_is_shown_as_text(tmp_path: Path) -> None:
+    """Names of folders, tasks, recipes and settings."""
+    evil = "<img src=x onerror=alert(2)>\"'&"
+    folders: list[Path] = []
+    for number in range(2):
+        config = {"task": evil, "recipe": {"name": evil}, f"{evil}key": f"{evil}{number}"}
+        folders.append(write_run(tmp_path / f"{evil}{number}", config=config, summary_changes={"task": evil}))
+    text = write_comparison(folders, tmp_path / "comparison.html").read_text(encoding="utf-8")
+    assert "<img" not in text
+    assert text.count("&lt;img src=x") >= 8
+
+
 def test_one_run_is_no_comparison(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a comparison needs two runs or more, got 1"):
         _ = write_comparison([write_run(tmp_path / "a")], tmp_path / "c.html")

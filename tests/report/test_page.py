@@ -115,11 +115,13 @@ def test_text_of_the_run_is_shown_as_text(tmp_path: Path) -> None:
     turns = [{"by": "policy", "text": EVIL}, {"by": "environment", "text": EVIL}, {"by": EVIL, "text": ""}]
     line = {"step": 0, "version": 0, "prompt": EVIL, "turns": turns, "reward": None, "status": EVIL, "message": EVIL}
     sample = {"step": 0, "prompt": EVIL, "answer": EVIL, "is_right": False}
-    recipe = {"name": EVIL, "summary": EVIL, "parts": [{"does": EVIL, "formula": EVIL, "settings": {EVIL: EVIL}}]}
+    part = {"does": EVIL, "formula": EVIL, "settings": {EVIL: EVIL}, "means": EVIL, "source": EVIL}
+    recipe = {"name": EVIL, "summary": EVIL, "parts": [part]}
     metrics = [metric_line("healthy", step, 20, random.Random(0)) for step in range(20)]
     named = [m | {f"{EVIL}/alone": 0.5, f"{EVIL}/clipped_tokens": 0.1 * (i % 2)} for i, m in enumerate(metrics)]
     folder = write_run(
-        tmp_path / "run", transcripts=[line], samples=[sample], metrics=named, config={"recipe": recipe, "task": EVIL},
+        tmp_path / "<img src=x>", transcripts=[line, line | {"step": EVIL}],
+        samples=[sample], metrics=named, config={"recipe": recipe, "task": EVIL},
         summary_changes={"warnings": [EVIL], "task": EVIL, "outcome": EVIL, "seed": EVIL},
         manifest={"started": EVIL, "hardware": {"processor": EVIL}},
     )  # fmt: skip
