@@ -17,7 +17,7 @@ test: ## run the tests, all but the slow ones
 	@sh scripts/setup.sh dev
 	@$(PYTEST) $(ARGS)
 
-test-all: ## run every test, with every extra; about half an hour
+test-all: ## run every test, with every extra; more than an hour
 	@sh scripts/setup.sh dev all oracle
 	@$(PYTEST) -m "" $(ARGS)
 
