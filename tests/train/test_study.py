@@ -199,8 +199,8 @@ def test_the_live_table_shows_what_is_done_under_way_and_waiting(tmp_path: Path)
     shown = Text.from_ansi(screen.getvalue()).plain
     rows = [line.split() for line in shown.splitlines()]
     assert ["fresh", "0.9125", "no", "number"] in rows
-    assert ["stale", "3/1", "·"] in rows
-    assert "2/4, about" in shown
+    assert ["stale", "1/1", "·"] in rows  # of three lines in its metrics
+    assert "2/4, under a minute left" in shown
 
 
 def test_the_page_stands_alone_and_shows_every_seed(tmp_path: Path) -> None:

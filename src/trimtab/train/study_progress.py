@@ -86,7 +86,9 @@ class Lines(Silent):
     def _left(self) -> str:
         left = self._all - self._ended
         pace = (time.monotonic() - self._started) / self._run_here if self._run_here else 0.0
-        return f"[{self._ended}/{self._all}" + (f", about {left * pace / 60:.0f} min left]" if left and pace else "]")
+        minutes = round(left * pace / 60)
+        when = f"about {minutes} min left" if minutes else "under a minute left"
+        return f"[{self._ended}/{self._all}" + (f", {when}]" if left and pace else "]")
 
 
 class Live(Lines):
@@ -152,7 +154,8 @@ class Live(Lines):
             return Text("·", style="dim")
         cell = self._cells[arm, seed]
         if cell is None:
-            return Text(f"{steps_done(self._folder / arm / f'seed{seed}')}/{steps}", style="cyan")
+            done = min(steps_done(self._folder / arm / f"seed{seed}"), steps)  # the last line is an evaluation
+            return Text(f"{done}/{steps}", style="cyan")
         return Text("no number", style="red") if cell.value is None else Text(f"{cell.value:.4f}", style="bold")
 
 
