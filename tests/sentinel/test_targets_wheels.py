@@ -1,5 +1,6 @@
 """The ready targets of verl, SkyRL, AReaL, OpenRLHF and TRL: well-formed, and seen on released wheels."""
 
+import os
 from importlib import import_module
 from pathlib import Path
 
@@ -61,7 +62,9 @@ def released(name: str) -> Tree:
     try:
         return Tree.folder(wheel(name).folder)
     except WheelError as error:
-        pytest.skip(str(error))
+        if os.environ.get("TRIMTAB_OFFLINE") == "1":
+            pytest.skip(str(error))
+        pytest.fail(str(error), pytrace=False)
 
 
 @pytest.mark.peers

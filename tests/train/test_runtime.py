@@ -20,7 +20,7 @@ from trimtab.train import train
 from trimtab.train.learn import Learner
 from trimtab.train.opening import cautions
 from trimtab.train.policy import published
-from trimtab.train.progress import Silent
+from trimtab.train.progress import Lines, Silent
 from trimtab.train.runtime import Inline, Runtime
 from trimtab.train.setup import new_buffer, new_collector, open_runtime, task_and_policy
 from trimtab.train.warmstart import warm_start
@@ -86,6 +86,16 @@ def test_more_threads_than_cores_are_cautioned_against(
     text = "".join(cautions(small.model_copy(update={"runtime": runtime, "threads": threads})))
     assert said in text
     assert bool(said) == bool(text)
+
+
+def test_a_caution_is_said_at_the_start_and_in_the_summary(
+    small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in ("opening", "finish"):
+        monkeypatch.setattr(f"trimtab.train.{place}.cautions", lambda _: ("be careful",))
+    summary = train(small.model_copy(update={"run_dir": tmp_path / "run", "steps": 1}), "grpo", progress=Lines())
+    assert "be careful" in summary.warnings  # and not "of 1 steps": it is not a matter of steps
+    assert "warning: be careful\n" in capsys.readouterr().out
 
 
 def children() -> list[int]:

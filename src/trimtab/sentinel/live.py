@@ -11,7 +11,6 @@
 The guard never raises by itself and never touches gradients; `strict=True` raises at the first alarm.
 """
 
-import functools
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
@@ -148,15 +147,11 @@ class Step:
             self.guard.raise_alarm("denominator", "spent", str(error))
 
 
-@functools.cache  # asked for every metric of every step; looking for names that are like an unknown one takes a while
 def _known_range(name: str) -> tuple[float, float]:
-    from trimtab.signal import metric_spec
+    from trimtab.signal.metrics import declared
 
-    try:
-        spec = metric_spec(name)
-    except (SignalError, KeyError):
-        return -math.inf, math.inf
-    return spec.low, spec.high
+    spec = declared(name)
+    return (-math.inf, math.inf) if spec is None else (spec.low, spec.high)
 
 
 def _state(values: Tensor) -> tuple[object, ...]:

@@ -293,9 +293,14 @@ METRICS = (
 )  # fmt: skip
 
 
+def declared(name: str) -> MetricSpec | None:
+    """The declaration behind a metric's name, None for a name that is not ours."""
+    return next((spec for spec in METRICS if fnmatch.fnmatchcase(name, spec.name)), None)
+
+
 def metric_spec(name: str) -> MetricSpec:
-    """The declaration behind a metric's name."""
-    for spec in METRICS:
-        if fnmatch.fnmatchcase(name, spec.name):
-            return spec
-    raise SignalError(unknown_name("metric", name, [spec.name for spec in METRICS]))
+    """The same where a name must be ours."""
+    spec = declared(name)
+    if spec is None:
+        raise SignalError(unknown_name("metric", name, [spec.name for spec in METRICS]))
+    return spec

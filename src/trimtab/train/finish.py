@@ -3,6 +3,7 @@
 from trimtab.rollout.engine import Sampling
 from trimtab.train.evaluate import Repeated, evaluate_repeated
 from trimtab.train.loop import checkpoint, evaluated, measured
+from trimtab.train.opening import cautions
 from trimtab.train.policy import save
 from trimtab.train.record import Outcome, Summary
 from trimtab.train.run import Run
@@ -28,6 +29,7 @@ def finish(run: Run, outcome: Outcome) -> Summary:
         tokens_per_second=tally.tokens / tally.step_seconds if tally.step_seconds else 0.0,
         warnings=(
             *(f"{text} ({count} of {tally.steps} steps)" for text, count in tally.warnings),
+            *cautions(settings),
             *run.sinks.said,
         ),
         steps=tally.steps,

@@ -90,7 +90,6 @@ class Opening:
         settings, policy, folder = self.settings, self.policy, self.record.folder
         for caution in cautions(settings):
             self.progress.stage(f"warning: {caution}")
-        tally.warn(cautions(settings))
         return Run(
             settings=settings,
             run_id=self.run_id,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.live import Live as RichLive
 
     from trimtab.config.train import TrainSettings
     from trimtab.train.record import Summary
@@ -92,18 +93,10 @@ class Lines(Silent):
         print(f"report  {summary.run_dir / 'report.html'}", flush=True)
 
 
-class Live(Silent):
-    """A bar, the accuracy so far as a spark line, reward and speed, redrawn in place."""
+class Redrawn:
+    """Owns a live display, from entering until leaving."""
 
-    def __init__(self, console: "Console") -> None:
-        from rich.live import Live as RichLive
-
-        self._console: Console = console
-        self._live: RichLive = RichLive(console=console, refresh_per_second=8, transient=True)
-        self._accuracies: list[float] = []
-        self._line: Mapping[str, object] = {}
-        self._stage: str = ""
-        self._steps: int = 1
+    _live: "RichLive"
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -113,6 +106,20 @@ class Live(Silent):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.stop()
+
+
+class Live(Redrawn, Silent):
+    """A bar, the accuracy so far as a spark line, reward and speed, redrawn in place."""
+
+    def __init__(self, console: "Console") -> None:
+        from rich.live import Live as RichLive
+
+        self._console: Console = console
+        self._live = RichLive(console=console, refresh_per_second=8, transient=True)
+        self._accuracies: list[float] = []
+        self._line: Mapping[str, object] = {}
+        self._stage: str = ""
+        self._steps: int = 1
 
     def opened(self, settings: "TrainSettings", recipe: str, run_dir: Path) -> None:
         self._steps = settings.steps

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from trimtab.report.study import interval, seeds, verdict
+from trimtab.train.progress import Redrawn
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -91,7 +92,7 @@ class Lines(Silent):
         return f"[{self._ended}/{self._all}" + (f", {when}]" if left and pace else "]")
 
 
-class Live(Lines):
+class Live(Redrawn, Lines):
     """Arms by seeds, redrawn in place: results as they come, the steps of the runs under way; then the lines."""
 
     def __init__(self, console: "Console") -> None:
@@ -101,18 +102,7 @@ class Live(Lines):
         self._protocol: StudyProtocol | None = None
         self._folder: Path = Path()
         self._cells: dict[tuple[str, int], Cell | None] = {}  # None for a run under way
-        self._live: RichLive = RichLive(
-            console=console, get_renderable=self._drawn, refresh_per_second=2, transient=True
-        )
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+        self._live = RichLive(console=console, get_renderable=self._drawn, refresh_per_second=2, transient=True)
 
     def opened(self, protocol: "StudyProtocol", folder: Path) -> None:
         super().opened(protocol, folder)

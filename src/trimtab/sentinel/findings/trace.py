@@ -202,7 +202,7 @@ def holders(
     try:
         with standing_in(boundary, looked), torch.no_grad():
             called(subject, case.with_tokens(**{leaf: values}))
-    except Exception:
+    except Exception:  # it refuses these marked values: where its tokens went is not known, and the finding says so
         return None
     return found
 

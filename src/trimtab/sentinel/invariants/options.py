@@ -81,7 +81,7 @@ def impossible_options_refused(subject: Subject, case: Case) -> Violation | None
                 run(subject, case, {**subject.options, option: value})
             except CannotRepresent:
                 raise
-            except Exception:
+            except Exception:  # any error is a refusal, and a refusal is what is asked for
                 continue
             return Violation(f"{option} = {value!r} is accepted", "a result", "an error")
     return None

@@ -175,7 +175,7 @@ class CutFile(dict[str, Any]):
         for decorator in reversed(node.decorator_list):
             try:
                 code = compile(ast.Expression(decorator), self.shown, "eval", flags=_FUTURE, dont_inherit=True)
-                made = eval(code, self)
+                made = eval(code, self)  # the target's own decorator, as importing the target would run it
                 into[node.name] = into[node.name] if isinstance(made, Stub) else made(into[node.name])
             except Exception as error:
                 why = f"decorator dropped: {type(error).__name__}: {error}"[:200]

@@ -253,7 +253,7 @@ def gives(module: Any, part: str) -> bool:
         if hasattr(module, part):
             return True
         leaf(f"{module.__name__}.{part}")
-    except Exception:
+    except Exception:  # a module of theirs may raise anything on import; then it has no such part for us
         return False
     return hasattr(module, part)
 
