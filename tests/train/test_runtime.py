@@ -77,7 +77,7 @@ def test_processes_keep_within_the_limit_and_count_what_they_did(small: TrainSet
 
 @pytest.mark.parametrize(("runtime", "threads", "cores", "said"), [
     ("processes", 2, 2, "Set train.threads=1"), ("processes", 5, 8, "Set train.threads=4"),
-    ("processes", 4, 8, ""), ("processes", 1, 1, ""), ("inline", 2, 2, ""),
+    ("processes", 2, 3, "Set train.threads=1"), ("processes", 4, 8, ""), ("processes", 1, 1, ""), ("inline", 2, 2, ""),
 ])  # fmt: skip
 def test_more_threads_than_cores_are_cautioned_against(
     runtime: str, threads: int, cores: int, said: str, small: TrainSettings, monkeypatch: pytest.MonkeyPatch
