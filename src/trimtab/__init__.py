@@ -7,9 +7,14 @@
 
 from trimtab import signal
 from trimtab.signal import (
+    KL,
+    Counts,
     Recipe,
     SignalBatch,
+    Stage,
+    Term,
     catalog,
+    count,
     decide,
     formula,
     loss,
@@ -23,9 +28,14 @@ from trimtab.signal import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "KL",
+    "Counts",
     "Recipe",
     "SignalBatch",
+    "Stage",
+    "Term",
     "catalog",
+    "count",
     "decide",
     "formula",
     "loss",

@@ -1,4 +1,4 @@
-"""The exception tree: the only place that defines what Trimtab raises.
+"""The exception tree: the only place that defines what Trimtab raises, and how it answers a word it does not know.
 
     TrimtabError
     ├── SignalError       a batch, a formula or a recipe that has no defined meaning
@@ -9,12 +9,14 @@
     ├── AdapterError      another framework's function that could not be bound
     └── MissingExtra      a feature whose optional packages are not installed
 
-Every message reads: where, what is wrong with the value and index, so what, what to do.
+Every message reads: where, what is wrong with the value and index, the consequence, what to do.
 A finding of the sentinel is data, never an exception.
 """
 
 import difflib
 from collections.abc import Iterable
+
+from trimtab.lexicon import meanings
 
 
 class TrimtabError(ValueError):
@@ -49,20 +51,72 @@ class MissingExtra(TrimtabError):
     """An optional package is needed and is not installed."""
 
 
+def closest(name: str, choices: Iterable[str]) -> str | None:
+    """The choice a person most likely meant: letters in the wrong order come first, then the most alike.
+
+    >>> closest("gpro", ["gspo", "grpo"])
+    'grpo'
+    """
+    wanted = name.lower()
+    known = list(choices)
+    # "clip" means policy_loss.clipped: the last part of a dotted name counts as well as the whole.
+    lowered = {choice.lower().rpartition(".")[2]: choice for choice in reversed(known)}
+    lowered |= {choice.lower(): choice for choice in known}
+    shuffled = [choice for choice in lowered if sorted(choice) == sorted(wanted)]
+    near = shuffled or difflib.get_close_matches(wanted, list(lowered), n=1, cutoff=0.6)
+    return lowered[near[0]] if near else None
+
+
+def suggestion(name: str, choices: Iterable[str]) -> str:
+    """What a name that nobody here knows may stand for: another framework's word, or a near spelling; or nothing.
+
+    >>> suggestion("old_log_prob", ["logp_old", "logp_rollout"])
+    "did you mean 'logp_old'? verl calls it 'old_log_prob'"
+    >>> suggestion("logp_olld", ["logp_old", "logp_rollout"])
+    "did you mean 'logp_old'?"
+    """
+    known = list(choices)
+    found = meanings(name)
+    here = [one for one in found if one.ours in known]
+    if here:
+        ours = here[0].ours
+        who = [one.framework for one in here if one.ours == ours]
+        return f"did you mean {ours!r}? {_joined(who)} {'calls' if len(set(who)) == 1 else 'call'} it {name!r}"
+    match = closest(name, known)
+    if match is not None and (not found or match.lower() == name.lower()):
+        return f"did you mean {match!r}?"
+    return "; ".join(dict.fromkeys(one.sentence for one in found))
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """(did you mean 'x'?), or nothing."""
-    lowered = {choice.lower(): choice for choice in choices}
-    near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.5)
-    return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
+    """The suggestion in brackets, to stand after a name; or nothing."""
+    said = suggestion(name, choices)
+    return f" ({said})" if said else ""
 
 
 def unknown_name(where: str, name: str, choices: list[str]) -> str:
-    """The message for a name nobody knows: the nearest match first, then all choices.
+    """The message for a name nobody knows: what it may stand for, then all choices.
 
     >>> unknown_name("recipe", "dappo", ["dapo", "grpo"])
     "recipe: no entry is called 'dappo'; did you mean 'dapo'? There are: dapo, grpo."
     """
-    near = difflib.get_close_matches(name.lower(), [choice.lower() for choice in choices], n=1, cutoff=0.5)
-    found = next((choice for choice in choices if near and choice.lower() == near[0]), None)
-    hint = f"; did you mean {found!r}?" if found else "."
-    return f"{where}: no entry is called {name!r}{hint} There are: {', '.join(choices)}."
+    said = suggestion(name, choices)
+    hint = f"; {said}" if said else ""
+    stop = "" if hint.endswith("?") else "."
+    return f"{where}: no entry is called {name!r}{hint}{stop} There are: {', '.join(choices)}."
+
+
+def unknown_word(where: str, name: str, given: object, choices: Iterable[str]) -> str:
+    """The message for a setting that holds a word outside its choices.
+
+    >>> unknown_word("recipe", "not_ended", "supress", ("train", "suppress", "zero"))
+    "recipe: not_ended = 'supress' is not possible (did you mean 'suppress'?). It is one of train, suppress, zero."
+    """
+    known = list(choices)
+    hint = nearest(given, known) if isinstance(given, str) else ""
+    return f"{where}: {name} = {given!r} is not possible{hint}. It is one of {', '.join(known)}."
+
+
+def _joined(words: list[str]) -> str:
+    unique = list(dict.fromkeys(words))
+    return unique[0] if len(unique) == 1 else f"{', '.join(unique[:-1])} and {unique[-1]}"

@@ -114,7 +114,7 @@ NEUTRAL = {
     "token_band": Stage(part("keep.token_band", band=(0.0, inf)), ratio="engine"),
     "product_band": Stage(part("keep.product_band", band=(0.0, inf)), ratio="total"),
     "geometric_band": Stage(part("keep.geometric_band", band=(0.0, inf)), ratio="update"),
-    "veto": Stage(part("keep.veto"), ratio="engine"),
+    "veto": Stage(part("keep.veto", low=1e-4), ratio="engine"),
 }
 
 

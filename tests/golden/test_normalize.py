@@ -44,10 +44,10 @@ def test_mean_std_at_mixed_levels() -> None:
 
 
 def test_mean_std_counts_voters_and_gives_everyone_the_result() -> None:
-    # the third answer of group 0 does not vote: mean (1 + 3) / 2 = 2, std sqrt((1 + 1) / 1); it gets (5 - 2) / std too
-    # group 1 is left with one voter: no comparison, so 0 and no signal
+    # the third answer of group 0 does not vote: mean (1 + 3) / 2 = 2, std sqrt((1 + 1) / 1). It would get
+    # (5 - 2) / std, and is held at the highest voter's 1 / std; group 1 is left with one voter: no comparison, so 0 and no signal
     result, has_signal = normalize.mean_std(REWARD, flags(1, 1, 0, 1, 0), GROUP, 2, eps=0.0)
-    assert_near(result, -1 / sqrt(2), 1 / sqrt(2), 3 / sqrt(2), 0.0, 0.0)
+    assert_near(result, -1 / sqrt(2), 1 / sqrt(2), 1 / sqrt(2), 0.0, 0.0)
     assert_is(has_signal, 1, 1, 1, 0, 0)
 
 
@@ -92,12 +92,27 @@ def test_a_lone_episode_is_refused_by_index(name: str) -> None:
 
 
 def test_whiten_counts_voters_with_ddof_1_and_gives_everyone_the_result() -> None:
-    # voters 1, 3, 5: mean 3, variance 8 / 2 = 4; the non-voter 9 gets (9 - 3) / sqrt(4 + eps)
-    result = normalize.whiten(tokens(1.0, 3.0, 5.0, 9.0), flags(1, 1, 1, 0), eps=0.25)
-    assert_near(result, *(d / sqrt(4.25) for d in (-2, 0, 2, 6)))
+    # voters 1, 3, 5: mean 3, variance 8 / 2 = 4; the non-voter 4 gets (4 - 3) / sqrt(4 + eps)
+    result = normalize.whiten(tokens(1.0, 3.0, 5.0, 4.0), flags(1, 1, 1, 0), eps=0.25)
+    assert_near(result, *(d / sqrt(4.25) for d in (-2, 0, 2, 1)))
 
 
-def test_whiten_divides_by_one_where_the_voters_agree() -> None:
-    # a non-voter 1 above voters without variance is 1 above, not 1 / sqrt(eps)
-    result = normalize.whiten(tokens(2.0, 2.0, 3.0), flags(1, 1, 0))
-    assert_near(result, 0.0, 0.0, 1.0)
+@pytest.mark.parametrize("apart", [0.0, 1e-12, 1e-9, 1e-6, 1e-3, 1.0])
+def test_a_non_voter_gets_no_more_than_the_voters_span_however_close_they_are(apart: float) -> None:
+    # voters 1 - apart, 1, 1 + apart: their own results are -a, 0, a with a at most 1; non-voters 0 and 9 get -a and a
+    values, votes = tokens(1.0 - apart, 1.0, 1.0 + apart, 0.0, 9.0), flags(1, 1, 1, 0, 0)
+    one_group = index(0, 0, 0, 0, 0)
+    for result in (
+        normalize.whiten(values, votes),
+        normalize.mean_std(values, votes, one_group, 1)[0],
+        normalize.mean_std(values, votes, one_group, 1, mean="batch", std="batch")[0],
+    ):
+        assert_near(result[3:], float(result[0]), float(result[2]))
+        assert float(result.abs().max()) <= 1.0
+
+
+def test_mean_std_bounds_a_non_voter_by_the_voters_of_its_own_group() -> None:
+    # group 0 almost agrees, group 1 does not: a non-voter of group 0 is held by group 0, one of group 1 by group 1
+    values = tokens(1.0, 1.0 + 1e-9, 5.0, 0.0, 2.0, 5.0)
+    result, _ = normalize.mean_std(values, flags(1, 1, 0, 1, 1, 0), index(0, 0, 0, 1, 1, 1), 2, eps=0.0)
+    assert_near(result, *(s / sqrt(2) for s in (-1, 1, 1, -1, 1, 1)), atol=1e-6)

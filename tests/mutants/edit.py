@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from trimtab.sentinel import Case, Out, Subject
-from trimtab.signal.formula import Formula, catalog
+from trimtab.signal.catalogue import Formula, catalog
 
 
 @dataclass(frozen=True)

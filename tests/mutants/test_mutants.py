@@ -9,7 +9,7 @@ from mutants.held import FINDING, findings
 from mutants.planted import content  # noqa: F401  importing the package plants the bugs
 from trimtab.sentinel import INVARIANTS, Case, Subject, check, examine
 from trimtab.sentinel.cases import directed, random_cases
-from trimtab.signal.formula import PROMISES, STAGES
+from trimtab.signal.catalogue import PROMISES, STAGES
 
 CASES: tuple[Case, ...] = tuple(directed())
 ORIGINALS: dict[object, Subject] = {

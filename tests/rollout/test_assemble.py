@@ -34,11 +34,11 @@ def mixed() -> Assembled:
 
 def test_every_token_field_comes_out_flat_in_its_place(mixed: Assembled) -> None:
     old = mixed.logp_rollout - 0.5
-    batch = mixed.batch(logp_old=old, logp_ref=old - 1, value=old * 2, value_after=torch.tensor([1.0, 2.0, 3.0]))
+    batch = mixed.batch(logp_old=old, logp_ref=old - 1, value_old=old * 2, value_after=torch.tensor([1.0, 2.0, 3.0]))
     place = torch.tensor([10.0, 11, 12, 20, 30, 31])
     for field, expected in {"logp_rollout": -place, "logp_old": -place - 0.5, "logp_ref": -place - 1.5}.items():
         assert torch.equal(getattr(batch, field), expected), field
-    assert torch.equal(batch.value, 2 * (-place - 0.5))
+    assert torch.equal(batch.value_old, 2 * (-place - 0.5))
     assert torch.equal(batch.version, place.long())
     assert torch.equal(batch.value_after, torch.tensor([1.0, 2.0, 3.0]))
 

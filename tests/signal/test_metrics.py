@@ -23,7 +23,7 @@ MAKERS = {
 
 
 def value(metric: object) -> float:
-    return Metrics({"x": metric}, {}).values()["x"]
+    return Metrics({"x": metric}, {}).numbers()["x"]
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -61,7 +61,7 @@ def test_a_fraction_of_nothing_is_zero_and_a_mean_of_nothing_is_left_out() -> No
             "max": Extremum.of(nothing.double(), 1),
         },
         {},
-    ).values()
+    ).numbers()
     assert values == {"fraction": 0.0}
 
 
@@ -177,7 +177,7 @@ def test_drift_is_split_into_engine_and_staleness_by_version() -> None:
         logp_rollout=rollout,
         version=version,
     )
-    values = prepare(batch, recipe("tis"), version=7)[0].metrics.values()
+    values = prepare(batch, recipe("tis"), version=7)[0].metrics.numbers()
     assert values["drift/engine_token_abs_mean"] == pytest.approx(0.1)
     assert values["drift/staleness_token_abs_mean"] == pytest.approx(0.5)
     assert values["drift/stale_token_fraction"] == 0.25
@@ -213,4 +213,4 @@ def test_votes_and_training_follow_the_table() -> None:
     assert prepared.votes.tolist() == [False, False, True, False, True, True]
     assert prepared.trains.tolist() == [False, False, True, True, True, True]
     assert prepared.keep.tolist() == [True] * 4 + [False] * 2 + [True] * 4
-    assert prepared.metrics.values()["groups_without_signal/group_fraction"] == 0.5
+    assert prepared.metrics.numbers()["groups_without_signal/group_fraction"] == 0.5

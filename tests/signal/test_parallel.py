@@ -44,7 +44,7 @@ def gradient(batch: SignalBatch, own: torch.Tensor, logp: torch.Tensor, ranks: i
         losses[-1].loss.backward()
     decided.check_spent()
     assert leaf.grad is not None
-    return leaf.grad, prepared.metrics.merge(step(losses).metrics).values()["advantage/token_mean"]
+    return leaf.grad, prepared.metrics.merge(step(losses).metrics).numbers()["advantage/token_mean"]
 
 
 def one_rank(rank: int, port: int, folder: str) -> None:

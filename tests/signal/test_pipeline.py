@@ -100,7 +100,7 @@ def gradient(
         outs[-1].loss.backward(retain_graph=True)
     decided.check_spent()
     result = step(outs)
-    return logp.grad, result.loss, result.metrics.values()
+    return logp.grad, result.loss, result.metrics.numbers()
 
 
 @pytest.mark.parametrize(("loss", "weighting"), GRID)
@@ -194,7 +194,9 @@ def test_check_spent_catches_a_caller_who(misuse: str) -> None:
 
 def test_nothing_kept_is_an_outcome_with_a_connected_zero_loss() -> None:
     given = samples()
-    one = recipe("geometric_mask", correction=(Stage(part("keep.veto", low=50.0), ratio="engine"),))
+    one = recipe(
+        "geometric_mask", correction=(Stage(part("keep.geometric_band", band=(1 - 1e-9, 1 + 1e-9)), ratio="engine"),)
+    )
     got, total, metrics = gradient(given, one, micro_batches=2)
     assert total.item() == 0.0
     assert torch.equal(got, torch.zeros_like(got))
@@ -250,7 +252,7 @@ def test_terms_have_their_own_population() -> None:
     """The KL acts on all trainable tokens although a correction rejects some; `on = "kept"` restricts it."""
     given = samples()
     ref = given["logp_old"] - 0.3
-    stage = (Stage(part("keep.veto", low=50.0), ratio="engine"),)
+    stage = (Stage(part("keep.geometric_band", band=(1 - 1e-9, 1 + 1e-9)), ratio="engine"),)
     for on, acts in (("all", True), ("kept", False)):
         kl = trimtab.signal.KL(part("kl.k2"), coef=1.0, into="loss", on=on)
         logp = given["logp"].clone().requires_grad_()

@@ -64,10 +64,13 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
     "reward as a column": (lambda: build(reward=torch.ones(2, 1)), r"reward has shape \[2, 1\] and group \[2\]"),
     "reward of another length": (lambda: build(reward=torch.ones(3)), r"reward has shape \[3\] and group \[2\]"),
     "nan reward": (lambda: build(reward=torch.tensor([NAN, 1.0])), r"reward is nan at episode 0 \(1 in all\)"),
-    "float groups": (lambda: build(group=torch.tensor([0.0, 0.0])), "group holds floats"),
+    "float groups": (
+        lambda: build(group=torch.tensor([0.0, 0.0])),
+        r"group: holds float32 \(0.0 at 0\), and it counts or names things",
+    ),
     "soft mask": (
         lambda: build(trainable=torch.tensor([[1.0, 0.5, 0.0], [1.0, 1.0, 1.0]])),
-        r"trainable is 0.5 at \[0, 1\], so it is neither in nor out",
+        r"trainable: is 0.5 at \[0, 1\], so it is neither in nor out",
     ),
     "flat mask for padded": (
         lambda: build(trainable=torch.ones(6)),
@@ -75,11 +78,11 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "unknown field": (
         lambda: build(logp_olld=torch.zeros(2, 3)),
-        r"has no field \['logp_olld'\] \(did you mean 'logp_old'\?\)",
+        r"has no field 'logp_olld' \(did you mean 'logp_old'\?\)",
     ),
     "more sequences than rewards": (
         lambda: build(reward=torch.ones(1), group=torch.zeros(1, dtype=torch.long)),
-        "names episode 1 but there are 1 rewards",
+        "there are 1 rewards for 2 sequences",
     ),
     "scored of another length": (
         lambda: build(scored=torch.ones(3, dtype=torch.bool)),
@@ -120,8 +123,8 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: build(logp_old=torch.full((2, 3), -0.5, dtype=torch.float64)),
         r"fields differ in precision \(logp_old float64, logp_rollout float32\)",
     ),
-    "a soft finish": (lambda: build(ended=torch.tensor([0.5, 1.0])), r"ended is 0.5 at \[0\]"),
-    "a score that is nan": (lambda: build(scored=torch.tensor([NAN, 1.0])), r"scored is nan at \[0\]"),
+    "a soft finish": (lambda: build(ended=torch.tensor([0.5, 1.0])), r"ended: is 0.5 at \[0\]"),
+    "a score that is nan": (lambda: build(scored=torch.tensor([NAN, 1.0])), r"scored: is nan at \[0\]"),
     "token reward in another layout": (
         lambda: build(token_reward=torch.zeros(3, 2)),
         r"token_reward has shape \[3, 2\] but trainable has \[2, 3\]",
@@ -141,8 +144,8 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         r"trainable\[0\] has shape \[2, 2\]",
     ),
     "list field for a tensor": (
-        lambda: build(logp_old=[torch.zeros(3), torch.zeros(3)]),
-        "logp_old is a list but trainable is one tensor",
+        lambda: build(logp_old=[torch.zeros(3), torch.zeros(2)]),
+        "logp_old: cannot be read as numbers",
     ),
     "boundaries that do not cover": (
         lambda: SignalBatch.from_packed(
@@ -162,11 +165,14 @@ def test_a_malformed_batch_is_refused_with_its_own_sentence(make: Callable[[], o
 TRUNCATED = part("importance.truncated")
 ENGINE = Stage(TRUNCATED, ratio="engine")
 RECIPES: dict[str, tuple[Callable[[], object], str]] = {
-    "unknown recipe": (lambda: recipe("dappo"), "no entry is called 'dappo'; did you mean 'dapo'?"),
-    "unknown field": (lambda: recipe("dapo", beta=0.1), r"recipe 'dapo': has no field \['beta'\]"),
+    "unknown recipe": (lambda: recipe("dappo"), r"no entry is called 'dappo'; did you mean 'dapo'\?"),
+    "unknown field": (
+        lambda: recipe("dapo", beta=0.1),
+        r"recipe 'dapo': has no field 'beta' \(in TRL 'beta' is our 'signal.kl.coef'",
+    ),
     "unknown formula": (
         lambda: part("policy_loss.cliped"),
-        "no entry is called 'policy_loss.cliped'; did you mean 'policy_loss.clipped'?",
+        r"no entry is called 'policy_loss.cliped'; did you mean 'policy_loss.clipped'\?",
     ),
     "unknown setting": (
         lambda: part("policy_loss.clipped", clip_high=0.3),
@@ -184,7 +190,7 @@ RECIPES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: part("policy_loss.clipped", band=(0.2, 0.28)),
         r"not offsets from 1, and holds the ratio 1; clip 0.2 / 0.28 is \(0.8, 1.28\)",
     ),
-    "a recipe in capitals": (lambda: recipe("DAPO"), "no entry is called 'DAPO'; did you mean 'dapo'"),
+    "a recipe in capitals": (lambda: recipe("DAPO"), r"no entry is called 'DAPO'; did you mean 'dapo'"),
     "band of the wrong type": (lambda: part("policy_loss.clipped", band="0.2"), "band = '0.2' is not possible"),
     "negative bound": (lambda: part("keep.veto", low=-1.0), "low = -1.0 is not possible: it must be above 0"),
     "fraction above one": (
@@ -249,9 +255,9 @@ RECIPES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a KL that rewards leaving": (
         lambda: recipe("grpo", kl=KL(part("kl.k3"), -0.5, "loss")),
-        r"kl.coef = -0.5, so the term would pull the wrong way",
+        r"kl: coef = -0.5 is not possible. The term would pull the wrong way",
     ),
-    "a coefficient that is nan": (lambda: recipe("tis", entropy=Term(NAN)), "entropy.coef = nan"),
+    "a coefficient that is nan": (lambda: recipe("tis", entropy=Term(NAN)), "term: coef = nan is not possible"),
     "an advantage clipped to nothing": (lambda: recipe("tis", clip_advantage=-1.0), "clip_advantage = -1.0"),
     "delta that is nan": (
         lambda: part("keep.negative_drift", delta=NAN),
@@ -322,7 +328,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "cut off without a value": (
         lambda: prepare(
-            build(value=torch.zeros(2, 3), logp_ref=torch.full((2, 3), -0.5), ended=torch.tensor([True, False])),
+            build(value_old=torch.zeros(2, 3), logp_ref=torch.full((2, 3), -0.5), ended=torch.tensor([True, False])),
             recipe("ppo"),
         ),
         r"gae: sequences \[1\] did not end by themselves and have no finite value_after",
@@ -338,13 +344,13 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "probabilities for log-probs": (
         lambda: one_call(torch.full((2, 3), 0.4)),
-        "logp reaches 0.4, and a log-prob is never above 0",
+        "logp is 0.4 at token 0 of sequence 0, and a log-prob is never above 0",
     ),
     "nan in the current log-probs": (
         lambda: one_call(torch.full((2, 3), NAN)),
-        "loss: logp is nan at a trainable token",
+        "loss: logp is nan at 5 trainable tokens",
     ),
-    "a loss that takes the mean": (lambda: outside("averaged"), r"returned \[\] where one number a token is due"),
+    "a loss that takes the mean": (lambda: outside("averaged"), r"returned \[\] where one number per token is due"),
     "a loss without observations": (lambda: outside("bare"), "returned Tensor, not"),
     "unknown togetherness": (lambda: list(prepared_tis().updates(1, together="row")), "together = 'row'"),
     "an extra field that takes the advantage's place": (
@@ -353,7 +359,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "split into nothing": (
         lambda: list(decide(next(prepared_tis().updates(1))).split(num=0)),
-        "0 is no size for a micro-batch",
+        "split: num = 0 is not possible",
     ),
     "split by nothing": (
         lambda: list(decide(next(prepared_tis().updates(1))).split()),
@@ -369,7 +375,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "log-probs in half precision": (
         lambda: token_loss(micro_tis(), torch.zeros(5, dtype=torch.bfloat16)),
-        "log-ratios round away",
+        "logp_current is bfloat16, so differences of log-probs round",
     ),
     "entropy term without entropy": (
         lambda: token_loss(micro_tis(entropy=Term(0.01)), torch.zeros(5)),
@@ -379,7 +385,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "loss with another mask": (
         lambda: trimtab.loss(
             torch.zeros(2, 2),
-            recipe="tis",
+            recipe="start_on_policy",
             mask=torch.ones(2, 3),
             reward=torch.ones(2),
             group=torch.zeros(2, dtype=torch.long),
@@ -390,7 +396,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: prepare(
             build(), recipe("tis", correction=(Stage(part("outside_formulas.wants_too_much"), ratio="engine"),))
         ),
-        r"takes \['temperature_field'\], which the pipeline does not know",
+        r"reads \['temperature_field'\], which is not there when a keep formula runs",
     ),
     "a metric nobody declared": (
         lambda: trimtab.signal.metric_spec("made/up_name"),
@@ -434,7 +440,7 @@ def test_callers_without_types_are_told_too() -> None:
     """In a plain interpreter, where no type checker stands before our own messages; lists are read as numbers."""
     done = subprocess.run([sys.executable, "-c", UNTYPED], capture_output=True, text=True, check=True)
     said = done.stdout.splitlines()
-    assert "reward cannot be read as numbers" in said[0]
+    assert "reward: cannot be read as numbers (entry 0 is 'good')" in said[0]
     assert "takes a micro-batch, not Update. First decide(update)" in said[1]
     assert "recipe is NoneType; give a name" in said[2]
     assert "scope: no entry is called 'tokn'; did you mean 'token'?" in said[3]

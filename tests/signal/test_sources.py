@@ -65,7 +65,7 @@ def test_s1_rejects_the_whole_sequence_and_its_loss_is_exactly_zero(anchor: str)
     assert out.loss.item() == 0.0
     out.loss.backward()
     assert logp.grad.tolist() == [0.0, 0.0, 0.0]
-    values = step([out]).metrics.values()
+    values = step([out]).metrics.numbers()
     assert values["keep.negative_drift/rejected_sequences"] == 1.0
     assert values["keep.negative_drift/rejected_tokens"] == 1.0
     assert values["voted_then_rejected/sequence_fraction"] == 1.0
@@ -213,7 +213,7 @@ def test_s3_the_logged_kl_is_the_freshly_computed_one() -> None:
     )
     prepared, _ = prepare(batch, chosen)
     torch.testing.assert_close(prepared.kl, (old - ref).reshape(-1), atol=0, rtol=0)
-    assert prepared.metrics.values()["kl_ref/token_mean"] == pytest.approx((old - ref).mean().item(), abs=1e-15)
+    assert prepared.metrics.numbers()["kl_ref/token_mean"] == pytest.approx((old - ref).mean().item(), abs=1e-15)
 
 
 def test_s3_shaping_leaves_expanded_views_alone() -> None:

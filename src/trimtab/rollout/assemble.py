@@ -105,11 +105,11 @@ class Assembled:
         *,
         logp_old: Tensor | None = None,
         logp_ref: Tensor | None = None,
-        value: Tensor | None = None,
+        value_old: Tensor | None = None,
         value_after: Tensor | None = None,
     ) -> SignalBatch:
         """The signal's batch; the trainer adds, flat, what its recipe needs."""
-        old, ref, values = (None if field is None else self.cells(field) for field in (logp_old, logp_ref, value))
+        old, ref, values = (None if field is None else self.cells(field) for field in (logp_old, logp_ref, value_old))
         return SignalBatch.from_list(
             trainable=list(self.trainable),
             reward=self.reward,
@@ -120,7 +120,7 @@ class Assembled:
             logp_old=old,
             logp_rollout=self.cells(self.logp_rollout),
             logp_ref=ref,
-            value=values,
+            value_old=values,
             value_after=value_after,
             version=self.cells(self.version),
             turn=self.cells(self.turn),

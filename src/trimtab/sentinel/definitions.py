@@ -120,27 +120,28 @@ def _voters(p: Plain, i: int, level: str) -> list[float]:
 
 
 def mean_std(p: Plain, mean: str, std: str, ddof: int, eps: float) -> Answer:
-    out: list[float] = []
     level = "group" if "group" in (mean, std) else "batch"
     enough = [mean == std == "none" or len(_voters(p, i, level)) >= 2 for i in range(len(p.reward))]
-    for i, reward in enumerate(p.reward):
-        if mean == std == "none":
-            out.append(reward)
-            continue
-        if not enough[i]:
-            out.append(0.0)
-            continue
-        value = reward
-        if mean != "none":
-            votes = _voters(p, i, mean)
-            value -= sum(votes) / len(votes)
-        if std != "none":
-            votes = _voters(p, i, std)
-            centre = sum(votes) / len(votes)
-            spread = math.sqrt(sum((v - centre) ** 2 for v in votes) / max(len(votes) - ddof, 1))
-            value = value / (spread + eps) if len(set(votes)) > 1 else value
-        out.append(value)
+    out = [_scaled(p, i, mean, std, ddof, eps) if enough[i] else 0.0 for i in range(len(p.reward))]
+    if std != "none":
+        for i, votes in enumerate(p.votes):
+            if not votes and enough[i]:
+                spanned = [out[j] for j, v in enumerate(p.votes) if v and (std == "batch" or p.group[j] == p.group[i])]
+                out[i] = _clamp(out[i], (min(spanned), max(spanned)))
     return out, {"has_signal": enough}
+
+
+def _scaled(p: Plain, i: int, mean: str, std: str, ddof: int, eps: float) -> float:
+    value = p.reward[i]
+    if mean != "none":
+        votes = _voters(p, i, mean)
+        value -= sum(votes) / len(votes)
+    if std != "none":
+        votes = _voters(p, i, std)
+        centre = sum(votes) / len(votes)
+        spread = math.sqrt(sum((v - centre) ** 2 for v in votes) / max(len(votes) - ddof, 1))
+        value = value / (spread + eps) if len(set(votes)) > 1 else value
+    return value
 
 
 def leave_one_out(p: Plain) -> Answer:

@@ -4,21 +4,25 @@ prepare(batch, recipe) → prepared.updates() → decide(update) → token_loss(
 """
 
 from trimtab.signal.batch import SignalBatch
-from trimtab.signal.formula import Formula, catalog, find, formula
-from trimtab.signal.metrics import METRICS, Metrics, metric_spec
-from trimtab.signal.padded import loss
+from trimtab.signal.catalogue import Formula, catalog, find, formula
+from trimtab.signal.composition import KL, Recipe, Stage, Term
+from trimtab.signal.counts import Counts
+from trimtab.signal.decision import decide
+from trimtab.signal.metrics import METRICS, WATCH, Metrics, metric_spec
+from trimtab.signal.objective import StepResult, TokenLoss, step, token_loss
+from trimtab.signal.padded import count, loss
 from trimtab.signal.parallel import ProcessGroup, Reducer, gathered
-from trimtab.signal.part import Part, part
+from trimtab.signal.parts import Part, part
 from trimtab.signal.preparation import Prepared, prepare
-from trimtab.signal.recipe import KL, Recipe, Stage, Term
 from trimtab.signal.recipes import names, recipe
 from trimtab.signal.state import SignalState
-from trimtab.signal.step import StepResult, TokenLoss, decide, step, token_loss
 from trimtab.signal.update import Decided, MicroBatch, Update
 
 __all__ = [
     "KL",
     "METRICS",
+    "WATCH",
+    "Counts",
     "Decided",
     "Formula",
     "Metrics",
@@ -36,6 +40,7 @@ __all__ = [
     "TokenLoss",
     "Update",
     "catalog",
+    "count",
     "decide",
     "find",
     "formula",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal.formula import Unit, formula
+from trimtab.signal.catalogue import Unit, formula
 from trimtab.signal.layout import PerSequence, PerToken, Segments, SequenceFlag, places
 from trimtab.signal.reduce import last_token, to_tokens
 

@@ -4,8 +4,8 @@ Past the door every token is trainable, finite and has a place on every level.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,20 +14,22 @@ from trimtab.errors import SignalError, nearest
 from trimtab.signal.door import (
     FLOATS,
     INTEGERS,
+    LOGPS,
     Numbers,
-    TokenField,
-    as_flags,
-    as_vector,
-    check_attention,
+    attention_of,
+    check_floats,
     check_ids,
     check_reward,
     check_sequences,
     check_tokens,
     common_dtype,
     ended_of,
+    group_of,
+    length_of,
     levels_of,
     moved_reward,
     refuse_layout,
+    reward_of,
 )
 from trimtab.signal.layout import (
     Cells,
@@ -45,6 +47,13 @@ from trimtab.signal.layout import (
     packed_cells,
     padded_cells,
 )
+from trimtab.signal.tensors import as_flags, as_integers, as_tensor
+
+FIELDS = (
+    *FLOATS, *INTEGERS, "token_reward", "value_after", "ended", "scored", "length", "sequence_id", "episode",
+    "attention", "extra",
+)  # fmt: skip
+"""Every field a batch can be given besides trainable, reward and group."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,8 @@ class SignalBatch:
     logp_old: PerToken | None = None
     logp_rollout: PerToken | None = None
     logp_ref: PerToken | None = None
-    value: PerToken | None = None
+    value_old: PerToken | None = None
+    """The critic's value of each token's state, before the first update."""
     value_after: PerSequence | None = None
     """Value of the state after the last token; read only where the sequence did not end."""
     token_reward: PerToken | None = None
@@ -81,10 +91,11 @@ class SignalBatch:
     turn: TokenIndex | None = None
     version: TokenIndex | None = None
     """Version of the parameters that sampled each token."""
-    extra: Mapping[str, PerToken] = field(default_factory=dict[str, PerToken])
+    extra: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Token fields of your own, by name; a formula that names one as an argument gets it."""
 
     dtype: torch.dtype = torch.float32
-    """Of every token field; rewards are held in float64, so that statistics do not round them."""
+    """Of every token field with fractions; rewards are held in float64, so that statistics do not round them."""
 
     @property
     def num_tokens(self) -> int:
@@ -95,27 +106,42 @@ class SignalBatch:
         return self.levels.segments
 
     @classmethod
-    def from_padded(cls, trainable: Tensor, *, reward: Numbers, group: Numbers, **fields: Any) -> "SignalBatch":
-        """From [rows, width] tensors, padded on either side; `trainable` may be bool, 0/1 integers or 0/1 floats."""
-        refuse_layout(trainable.ndim != 2, f"trainable has shape {list(trainable.shape)}", "[rows, width]")
-        cells, segments = padded_cells(as_flags(trainable))
-        return _build(cells, segments, trainable.shape[1], reward, group, fields)
+    def from_padded(cls, trainable: Numbers, *, reward: Numbers, group: Numbers, **fields: Any) -> "SignalBatch":
+        """From [rows, width] fields, padded on either side; `trainable` holds bools, or 0 and 1.
+
+        Every field is a tensor, an array or a list. reward and group hold one entry per row; group names a prompt, by
+        an integer or a text.
+        """
+        flags = as_flags(trainable, "SignalBatch: trainable")
+        refuse_layout(flags.ndim != 2, f"trainable has shape {list(flags.shape)}", "[rows, width]")
+        cells, segments = padded_cells(flags)
+        return _build(cells, segments, flags.shape[1], reward, group, fields)
 
     @classmethod
-    def from_list(cls, trainable: Sequence[Tensor], *, reward: Numbers, group: Numbers, **fields: Any) -> "SignalBatch":
-        """From one 1-D tensor a sequence."""
-        for i, entry in enumerate(trainable):
-            refuse_layout(entry.ndim != 1, f"trainable[{i}] has shape {list(entry.shape)}", "one 1-D tensor a sequence")
-        cells, segments = list_cells([as_flags(entry) for entry in trainable])
+    def from_list(cls, trainable: Numbers, *, reward: Numbers, group: Numbers, **fields: Any) -> "SignalBatch":
+        """From one 1-D tensor, array or list per sequence."""
+        listed = isinstance(trainable, Sequence) and not isinstance(trainable, str)
+        refuse_layout(
+            not listed, f"trainable is a {type(trainable).__name__}", "a list with one 1-D tensor per sequence"
+        )
+        rows = [
+            as_flags(row, f"SignalBatch: trainable[{i}]") for i, row in enumerate(cast("Sequence[object]", trainable))
+        ]
+        for i, row in enumerate(rows):
+            refuse_layout(row.ndim != 1, f"trainable[{i}] has shape {list(row.shape)}", "one 1-D tensor per sequence")
+        cells, segments = list_cells(rows)
         return _build(cells, segments, None, reward, group, fields)
 
     @classmethod
     def from_packed(
-        cls, trainable: Tensor, cu_seqlens: Tensor, *, reward: Numbers, group: Numbers, **fields: Any
+        cls, trainable: Numbers, cu_seqlens: Numbers, *, reward: Numbers, group: Numbers, **fields: Any
     ) -> "SignalBatch":
         """From one packed 1-D row and its boundaries [0, end of sequence 0, …]."""
-        refuse_layout(trainable.ndim != 1, f"trainable has shape {list(trainable.shape)}", "[tokens]")
-        cells, segments = packed_cells(as_flags(trainable), cu_seqlens)
+        flags = as_flags(trainable, "SignalBatch: trainable")
+        refuse_layout(flags.ndim != 1, f"trainable has shape {list(flags.shape)}", "[tokens]")
+        ends = as_integers(cu_seqlens, "SignalBatch: cu_seqlens", flags.device)
+        refuse_layout(ends.ndim != 1, f"cu_seqlens has shape {list(ends.shape)}", "[sequences + 1]")
+        cells, segments = packed_cells(flags, ends.to(flags.device))
         return _build(cells, segments, None, reward, group, fields)
 
 
@@ -123,34 +149,32 @@ def _build(
     cells: Cells, segments: Segments, width: int | None, rewards: Numbers, groups: Numbers, given: dict[str, Any]
 ) -> SignalBatch:
     """Gather, check, and only then make the batch."""
-    reward, group = as_vector(rewards, "reward"), as_vector(groups, "group")
-    known = {f.name for f in fields(SignalBatch)} | {"episode", "attention"}
-    unknown = sorted(given.keys() - known)
-    if unknown:
-        raise SignalError(
-            f"SignalBatch: has no field {unknown}{nearest(unknown[0], known)}; "
-            "other token fields go into extra={name: tensor}."
-        )
-    others: Mapping[str, TokenField] = given.get("extra") or {}
-    tokens = {n: cells.gather(given[n], n).detach() for n in (*FLOATS, *INTEGERS) if given.get(n) is not None}
-    extra = {n: cells.gather(values, n).detach() for n, values in others.items()}
-    attention = given.get("attention")
-    if attention is not None:
-        check_attention(attention, cells)
-    paid = moved_reward(given.get("token_reward"), attention, cells, segments)
-    for name, values in {**tokens, **extra, **({} if paid is None else {"token_reward": paid})}.items():
-        if name not in INTEGERS:
-            check_tokens(name, values, segments)
-    sequences = _sequence_fields(segments, width, given)
+    _refuse_unknown(given)
+    device = cells.index.device
+    precision = _precision(given)
+    attention = attention_of(given.get("attention"), cells)
+    reward = reward_of(rewards, device)
+    group = group_of(groups, reward)
+    levels = levels_of(segments, given.get("episode"), reward.shape[0], group)
+    scored = given.get("scored")
+    scored = (
+        torch.ones_like(reward, dtype=torch.bool) if scored is None else as_flags(scored, "SignalBatch: scored", device)
+    )
+    check_reward(reward, scored)
+    floats = {n: cells.gather(given[n], n, precision).detach() for n in FLOATS if given.get(n) is not None}
+    integers = {n: _integer_tokens(cells, n, given[n]) for n in INTEGERS if given.get(n) is not None}
+    extra = {n: cells.gather(v, n, precision).detach() for n, v in _extra(given.get("extra")).items()}
+    paid = moved_reward(given.get("token_reward"), attention, cells, segments, precision)
+    fractions = {**floats, **{n: v for n, v in extra.items() if v.dtype.is_floating_point}}
+    fractions |= {} if paid is None else {"token_reward": paid}
+    for name, values in fractions.items():
+        check_floats("SignalBatch", name, values)
+        check_tokens("SignalBatch", name, values, segments, is_logp=name in LOGPS)
+    sequences = _sequence_fields(segments, width, given, attention, precision)
     check_sequences(sequences, segments.num_sequences)
     check_ids(sequences["sequence_id"])
-    levels = levels_of(segments, given.get("episode"), reward, group)
-    floats = {**{n: tokens[n] for n in FLOATS if n in tokens}, **extra, "value_after": sequences["value_after"]}
-    dtype = common_dtype({n: v for n, v in {**floats, "token_reward": paid}.items() if v is not None})
-    reward = reward.detach().double().clone()
-    scored = torch.ones_like(reward, dtype=torch.bool)
-    scored = scored if given.get("scored") is None else as_flags(given["scored"], "scored").clone()
-    check_reward(reward, scored)
+    after = sequences["value_after"]
+    dtype = common_dtype({**fractions, **({} if after is None else {"value_after": after})})
     return SignalBatch(
         levels=levels,
         cells=cells,
@@ -159,18 +183,65 @@ def _build(
         scored=scored,
         token_reward=paid,
         extra=extra,
-        dtype=dtype,
+        dtype=dtype or torch.get_default_dtype(),
         **sequences,
-        **tokens,
+        **floats,
+        **integers,
     )
 
 
-def _sequence_fields(segments: Segments, width: int | None, given: dict[str, Any]) -> dict[str, Any]:
+def _refuse_unknown(given: dict[str, Any]) -> None:
+    known = (*FIELDS, "trainable", "reward", "group")
+    unknown = sorted(given.keys() - set(FIELDS))
+    if unknown:
+        raise SignalError(
+            f"SignalBatch: has no field {unknown[0]!r}{nearest(unknown[0], known)}; "
+            f"it has {', '.join(FIELDS)}, and other token fields go into extra={{name: tensor}}."
+        )
+
+
+def _precision(given: dict[str, Any]) -> torch.dtype | None:
+    """What plain Python numbers are read in: the precision of the tensors and arrays beside them."""
+    for name in FLOATS:
+        field = given.get(name)
+        row = field[0] if isinstance(field, list | tuple) and field else field  # pyright: ignore[reportUnknownVariableType]
+        dtype = str(getattr(row, "dtype", "")).removeprefix("torch.")  # pyright: ignore[reportUnknownArgumentType]
+        if dtype in ("float32", "float64"):
+            return getattr(torch, dtype)
+    return torch.get_default_dtype()
+
+
+def _integer_tokens(cells: Cells, name: str, values: Numbers) -> TokenIndex:
+    return as_integers(cells.gather(values, name).detach(), f"SignalBatch: {name}")
+
+
+def _extra(given: object) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(
+        isinstance(name, str) and name.isidentifier() for name in cast("Mapping[object, Any]", given)
+    ):
+        raise SignalError(
+            "SignalBatch: extra is no mapping of names to token fields. Write extra={'name': tensor}; a formula takes "
+            "the field as an argument of that name."
+        )
+    return dict(cast("Mapping[str, Any]", given))
+
+
+def _sequence_fields(
+    segments: Segments, width: int | None, given: dict[str, Any], attention: Tensor | None, dtype: torch.dtype | None
+) -> dict[str, Any]:
     counts = segments.token_counts
-    ids, length = given.get("sequence_id"), given.get("length")
+    ids, after = given.get("sequence_id"), given.get("value_after")
+    value_after = None
+    if after is not None:
+        value_after = as_tensor(after, "SignalBatch: value_after", dtype=dtype).detach().to(counts.device, copy=True)
+        check_floats("SignalBatch", "value_after", value_after)
     return {
-        "sequence_id": torch.arange(len(counts), device=counts.device) if ids is None else ids,
-        "length": counts if length is None else length,
-        "ended": ended_of(given.get("ended"), given.get("attention"), width),
-        "value_after": None if (after := given.get("value_after")) is None else after.detach().clone(),
+        "sequence_id": torch.arange(len(counts), device=counts.device)
+        if ids is None
+        else as_integers(ids, "SignalBatch: sequence_id", counts.device),
+        "length": length_of(given.get("length"), counts),
+        "ended": ended_of(given.get("ended"), attention, width, counts.device),
+        "value_after": value_after,
     }

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trimtab.signal.formula import Band, Positive, formula
+from trimtab.signal.catalogue import Band, Positive, Rule, formula
 from trimtab.signal.layout import Keep, PerToken, Segments
 from trimtab.signal.reduce import (
     LOG_BOUND,
@@ -129,6 +129,16 @@ def _sequence_band(exponent: Tensor, segments: Segments, band: tuple[float, floa
     scope="sequence",
     promises=_DECISION,
     known_as=("outlier veto", "token veto"),
+    rules=(
+        Rule(
+            lambda given: (given["low"] or 0.0) <= 1 <= (given["high"] or float("inf")),
+            "low is at most 1 and high at least 1; otherwise a token that did not drift at all is rejected",
+        ),
+        Rule(
+            lambda given: given["low"] is not None or given["high"] is not None,
+            "without a bound it would reject nothing; name low, high or both",
+        ),
+    ),
 )
 def veto(
     logratio: PerToken, segments: Segments, *, low: Positive | None = None, high: Positive | None = None

@@ -1,25 +1,30 @@
-"""The door: the only place where a caller's tensors are read and checked, once, before any formula sees them.
+"""The door: the only place where a caller's fields are read and checked, once, before any formula sees them.
 
-It knows nothing of batches, formulas or recipes: plain tensors in, plain tensors or a refusal out.
+It knows nothing of formulas or recipes: whatever the caller holds in, plain tensors or a refusal out.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.layout import Cells, Levels, Segments, places, renumbered
+from trimtab.signal.tensors import Numbers, as_flags, as_integers, as_names, as_tensor
 
-TokenField = Tensor | Sequence[Tensor]
-Numbers = Tensor | Sequence[float]
+TokenField = Numbers
+"""One number per token, in the layout of `trainable`."""
 
 LOGP_SLACK = 1e-4
 """How far above 0 a log-prob may lie: float32 log-softmax rounding stays below 1e-5, a probability or loss does not."""
 
+LARGEST = 1e18
+"""Numbers beyond it overflow float32 as soon as they are squared, in a spread or a value loss."""
+
 LOGPS = ("logp_old", "logp_rollout", "logp_ref")
-FLOATS = (*LOGPS, "value")
+FLOATS = (*LOGPS, "value_old")
 INTEGERS = ("position", "turn", "version")
 
 
@@ -29,79 +34,126 @@ def refuse_layout(wrong: bool, what: str, wanted: str) -> None:
         raise SignalError(f"SignalBatch: {what}, so its layout cannot be told. Give {wanted}.")
 
 
-def as_flags(mask: Tensor, name: str = "trainable") -> Tensor:
-    """A mask as booleans; anything but 0 and 1 is refused."""
-    if mask.dtype == torch.bool:
-        return mask
-    flags = mask != 0
-    odd = (mask != flags.to(mask.dtype)).nonzero()
-    if odd.shape[0]:
-        at = [int(place) for place in odd[0]]
+def levels_of(segments: Segments, episode: Numbers | None, num_rewards: int, group: Tensor) -> Levels:
+    """The index maps; one episode per sequence unless `episode` says otherwise."""
+    device, rows = segments.token_counts.device, segments.num_sequences
+    if episode is None and num_rewards != rows:
         raise SignalError(
-            f"SignalBatch: {name} is {mask[tuple(at)].item()} at {at}, so it is neither in nor out. "
-            "It holds 0 and 1; a soft weight belongs in the loss weighting."
+            f"SignalBatch: there are {num_rewards} rewards for {rows} sequences, so rewards and answers do not match. "
+            "Give one reward and one group per sequence, or say with episode=… which sequence belongs to which reward."
         )
-    return flags
-
-
-def levels_of(segments: Segments, episode: Tensor | None, reward: Tensor, group: Tensor) -> Levels:
-    """The index maps; one episode a sequence unless `episode` says otherwise."""
     if episode is None:
-        episode = torch.arange(segments.num_sequences, device=segments.token_counts.device)
-    if reward.ndim != 1 or group.shape != reward.shape:
+        return Levels(segments, torch.arange(rows, device=device), *renumbered(group))
+    owner = as_integers(episode, "SignalBatch: episode", device)
+    check_sequences({"episode": owner}, rows)
+    wrong = places((owner < 0) | (owner >= num_rewards))
+    if wrong:
         raise SignalError(
-            f"SignalBatch: reward has shape {list(reward.shape)} and group {list(group.shape)}; both hold one entry an "
-            "episode. Broadcasting would give every episode every reward."
+            f"SignalBatch: sequence {wrong[0]} names episode {int(owner[wrong[0]])} but there are {num_rewards} "
+            "rewards, so it has none. Give one reward and one group per episode, and count episodes from 0."
         )
-    if group.dtype.is_floating_point:
-        raise SignalError("SignalBatch: group holds floats, so equal prompts might not compare equal. Give integers.")
-    check_sequences({"episode": episode}, segments.num_sequences)
-    if episode.numel() and (int(episode.min()) < 0 or int(episode.max()) >= reward.shape[0]):
-        raise SignalError(
-            f"SignalBatch: a sequence names episode {int(episode.max())} but there are {reward.shape[0]} rewards, "
-            "so it has none. Give one reward and one group an episode."
-        )
-    return Levels(segments, episode, *renumbered(group))
+    return Levels(segments, owner, *renumbered(group))
 
 
-def ended_of(ended: Tensor | str | None, attention: Tensor | None, width: int | None) -> Tensor | None:
+def group_of(group: Numbers, reward: Tensor) -> Tensor:
+    """The caller's name of each episode's prompt: integers or strings, one per reward."""
+    names = as_names(group, "SignalBatch: group", reward.device)
+    if reward.ndim != 1 or names.shape != reward.shape:
+        raise SignalError(
+            f"SignalBatch: reward has shape {list(reward.shape)} and group {list(names.shape)}; both hold one entry "
+            "per episode. Broadcasting would give every episode every reward."
+        )
+    return names
+
+
+def reward_of(reward: Numbers, device: torch.device) -> Tensor:
+    """One number per episode, in float64, always a new tensor."""
+    values = as_tensor(reward, "SignalBatch: reward", dtype=torch.float64, device=device)
+    return values.detach().to(device, torch.float64, copy=True)
+
+
+def ended_of(ended: Numbers | None, attention: Tensor | None, width: int | None, device: torch.device) -> Tensor | None:
     """The finish reason where there is one; inferred from the row only when asked for by name."""
-    if ended is None or isinstance(ended, Tensor):
-        return None if ended is None else as_flags(ended, "ended").clone()
+    if ended is None:
+        return None
+    if not isinstance(ended, str):
+        return _flags_per_sequence(ended, device)
     if ended != "shorter_than_row" or attention is None or width is None:
         raise SignalError(
-            f"SignalBatch: ended = {ended!r} cannot be read. Give a bool a sequence, "
+            f"SignalBatch: ended = {ended!r} cannot be read. Give one bool per sequence, "
             "or 'shorter_than_row' together with the padded batch's attention mask."
         )
-    shorter = as_flags(attention, "attention").sum(1) < width
+    shorter = attention.sum(1) < width
     if not bool(shorter.any()):
         warnings.warn(
             f"SignalBatch: ended = 'shorter_than_row' finds no row shorter than the width {width}, "
             "so no sequence counts as ended. "
             "If the batch was cropped to its longest row, give the finish reasons instead.",
-            stacklevel=4,
+            stacklevel=5,
         )
     return shorter
 
 
+def _flags_per_sequence(ended: Numbers, device: torch.device) -> Tensor:
+    if isinstance(ended, list | tuple) and any(isinstance(one, str) for one in cast("list[object]", ended)):
+        raise SignalError(
+            "SignalBatch: ended holds texts, and which of them mean that a sequence ended by itself depends on the "
+            "engine. Give bools: [reason == 'stop' for reason in finish_reasons]."
+        )
+    return as_flags(ended, "SignalBatch: ended", device)
+
+
+def length_of(length: Numbers | None, counts: Tensor) -> Tensor:
+    """Generated length of each sequence: 0 or more; the trainable tokens where the caller does not say."""
+    if length is None:
+        return counts.clone()
+    read = as_tensor(length, "SignalBatch: length", device=counts.device)
+    whole = read.to(torch.long) if bool((read == read.floor()).all()) and read.dtype != torch.bool else read
+    values = as_integers(whole, "SignalBatch: length", counts.device)
+    below = places(values.reshape(-1) < 0)
+    if below:
+        raise SignalError(
+            f"SignalBatch: length is {int(values.reshape(-1)[below[0]])} at {below[0]}, and a sequence has 0 tokens or "
+            "more. Give generated lengths."
+        )
+    return values
+
+
+def attention_of(attention: Numbers | None, cells: Cells) -> Tensor | None:
+    """The attention mask in the layout of padded rows, true at every trainable token."""
+    if attention is None:
+        return None
+    if len(cells.shape) != 2:
+        raise SignalError(
+            "SignalBatch: attention tells padding in padded rows; a list or a packed row has none. Leave it out."
+        )
+    flags = as_flags(attention, "SignalBatch: attention", cells.index.device)
+    cells.check_shape(flags, "attention")
+    blind = cells.index[~flags.reshape(-1)[cells.index]]
+    if blind.numel():
+        at = int(blind[0])
+        raise SignalError(
+            f"SignalBatch: attention is 0 at row {at // cells.shape[1]}, column {at % cells.shape[1]}, where trainable "
+            f"is 1 ({blind.numel()} such tokens), so the model never saw a token it is to learn. Mend one of the masks."
+        )
+    return flags
+
+
 def moved_reward(
-    reward: TokenField | None, attention: Tensor | None, cells: Cells, segments: Segments
+    reward: TokenField | None, attention: Tensor | None, cells: Cells, segments: Segments, dtype: torch.dtype | None
 ) -> Tensor | None:
     """A reward on a dropped token moves to the last trainable token before it; padding, where known, pays nothing."""
     if reward is None:
         return None
-    if not isinstance(reward, Tensor):
-        reward = cells.joined(reward, "token_reward")
-    cells.check_shape(reward, "token_reward")
-    reward = reward.detach()
+    paying = cells.field(reward, "token_reward", dtype).detach()
     if attention is not None:
-        reward = torch.where(as_flags(attention, "attention"), reward, torch.zeros_like(reward))
+        paying = torch.where(attention, paying, torch.zeros_like(paying))
     elif len(cells.shape) == 2:
         raise SignalError(
             "SignalBatch: token_reward on padded rows needs the attention mask, because what stands in padding cannot "
             "be told from a reward on tool output. Give attention=…, or the list layout."
         )
-    flat, owner = reward.reshape(-1), cells.owners("token_reward")
+    flat, owner = paying.reshape(-1), cells.owners("token_reward")
     size = flat.shape[0]
     is_token = torch.zeros(size, dtype=torch.long, device=flat.device).index_fill(0, cells.index, 1)
     target = is_token.cumsum(0) - 1
@@ -119,27 +171,8 @@ def moved_reward(
     return flat.new_zeros(segments.num_tokens).index_add(0, home, flat[paid])
 
 
-def as_vector(values: Numbers, name: str) -> Tensor:
-    """One number an episode, from a tensor, a list or an array."""
-    try:
-        return values if isinstance(values, Tensor) else torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise SignalError(
-            f"SignalBatch: {name} cannot be read as numbers ({error}). Give one number an episode."
-        ) from error
-
-
-def check_attention(attention: object, cells: Cells) -> None:
-    """The attention mask has the layout of padded rows; only they have cells without a token."""
-    if not isinstance(attention, Tensor) or len(cells.shape) != 2:
-        raise SignalError(
-            "SignalBatch: attention tells padding in padded rows; a list or a packed row has none. Leave it out."
-        )
-    cells.check_shape(attention, "attention")
-
-
-def common_dtype(fields: Mapping[str, Tensor]) -> torch.dtype:
-    """The one dtype of all token fields; two of them would round one side of a difference."""
+def common_dtype(fields: Mapping[str, Tensor]) -> torch.dtype | None:
+    """The one dtype of all token fields, None without any; two would round one side of a difference."""
     found = {name: values.dtype for name, values in fields.items()}
     if len(set(found.values())) > 1:
         shown = ", ".join(f"{name} {str(dtype).removeprefix('torch.')}" for name, dtype in found.items())
@@ -147,16 +180,16 @@ def common_dtype(fields: Mapping[str, Tensor]) -> torch.dtype:
             f"SignalBatch: fields differ in precision ({shown}), so one side of a difference is rounded. "
             "Give one dtype."
         )
-    return next(iter(found.values()), torch.get_default_dtype())
+    return next(iter(found.values()), None)
 
 
 def check_sequences(fields: Mapping[str, Tensor | None], num_sequences: int) -> None:
-    """One entry a sequence."""
+    """One entry per sequence."""
     for name, values in fields.items():
         if values is not None and values.shape != (num_sequences,):
             raise SignalError(
                 f"SignalBatch: {name} has shape {list(values.shape)} for {num_sequences} sequences. "
-                "Give one entry a sequence."
+                "Give one entry per sequence."
             )
 
 
@@ -169,41 +202,45 @@ def check_ids(sequence_id: Tensor) -> None:
 
 
 def check_reward(reward: Tensor, scored: Tensor) -> None:
-    """One finite reward an episode, where it was scored at all."""
+    """One finite reward per episode, where it was scored at all."""
     if scored.shape != reward.shape:
         raise SignalError(f"SignalBatch: scored has shape {list(scored.shape)} for {reward.shape[0]} episodes.")
-    wrong = places(~torch.isfinite(reward) & scored)
+    wrong = places(~(reward.abs() <= LARGEST) & scored)
     if wrong:
         raise SignalError(
             f"SignalBatch: reward is {reward[wrong[0]].item()} at episode {wrong[0]} ({len(wrong)} in all), "
-            "so every baseline it enters would be too. "
+            "so every baseline it enters would be undefined. "
             "Mark failed rewards with scored=False, or repair the reward function."
         )
 
 
-def check_tokens(name: str, values: Tensor, segments: Segments) -> None:
-    """Floats of enough precision, finite at every trainable token, and a log-prob never above 0."""
-    if values.dtype in (torch.float16, torch.bfloat16):
+def check_floats(where: str, name: str, values: Tensor) -> None:
+    """Floats of enough precision for differences of log-probs."""
+    if values.dtype.is_floating_point and values.dtype.itemsize < 4:
         raise SignalError(
-            f"SignalBatch: {name} is {str(values.dtype).removeprefix('torch.')}, so differences of log-probs round "
+            f"{where}: {name} is {str(values.dtype).removeprefix('torch.')}, so differences of log-probs round "
             "away (to 0 or 0.06 near -8). Compute it in float32: logits.float().log_softmax(-1)."
         )
     if not values.dtype.is_floating_point:
-        raise SignalError(f"SignalBatch: {name} holds {values.dtype}, not floats. Give float32 or float64.")
-    bad = ~torch.isfinite(values)
+        raise SignalError(f"{where}: {name} holds {values.dtype}, not floats. Give float32 or float64.")
+
+
+def check_tokens(where: str, name: str, values: Tensor, segments: Segments, *, is_logp: bool) -> None:
+    """Finite at every trainable token, and a log-prob never above 0."""
+    bad = ~(values.abs() <= LARGEST)
     if bool(bad.any()):
         first = int(bad.nonzero()[0])
         raise SignalError(
-            f"SignalBatch: {name} is {values[first].item()} at {int(bad.sum())} trainable tokens "
+            f"{where}: {name} is {values[first].item()} at {int(bad.sum())} trainable tokens "
             f"(first: {_place(first, segments)}), so their gradient is undefined. "
             "Drop them with trainable, or repair what produced them."
         )
-    if name in LOGPS and bool((values > LOGP_SLACK).any()):
+    if is_logp and bool((values > LOGP_SLACK).any()):
         first = int((values > LOGP_SLACK).nonzero()[0])
         raise SignalError(
-            f"SignalBatch: {name} is {values[first].item():.6g} at {_place(first, segments)}, "
+            f"{where}: {name} is {values[first].item():.6g} at {_place(first, segments)}, "
             "and a log-prob is never above 0, so this is something else "
-            "(a probability, a loss with its sign, an unnormalised logit). Give log-probs."
+            "(a probability, a loss with its sign, an unnormalised logit). Give log-probs: logits.log_softmax(-1)."
         )
 
 

@@ -4,7 +4,7 @@ k1, k2, k3 are J. Schulman's names (joschu.net/blog/kl-approx.html, 2020) for es
 from samples of the policy. Whether a KL enters the reward or the loss is the recipe's choice, not theirs.
 """
 
-from trimtab.signal.formula import formula
+from trimtab.signal.catalogue import formula
 from trimtab.signal.layout import PerToken
 from trimtab.signal.reduce import bounded_exp
 

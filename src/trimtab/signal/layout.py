@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from trimtab.errors import SignalError
+from trimtab.signal.tensors import Numbers, as_tensor
 
 PerToken = Float[Tensor, " tokens"]
 PerSequence = Float[Tensor, " sequences"]
@@ -106,12 +107,22 @@ class Cells:
     lengths: tuple[int, ...] | None = None
     """Set for the list layout: the length of each list entry."""
 
-    def gather(self, field: Tensor | Sequence[Tensor], name: str = "field") -> Tensor:
+    def gather(self, field: Numbers, name: str = "field", dtype: torch.dtype | None = None) -> Tensor:
         """The trainable tokens of a field, flat; differentiable."""
-        if not isinstance(field, Tensor):
-            field = self.joined(field, name)
-        self.check_shape(field, name)
-        return field.reshape(-1)[self.index]
+        return self.field(field, name, dtype).reshape(-1)[self.index]
+
+    def field(self, field: Numbers, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """A field as one tensor in this layout; plain numbers are read in `dtype`."""
+        if self.lengths is not None and not isinstance(field, Tensor):
+            return self.joined(field, name, dtype)
+        values = as_tensor(field, f"SignalBatch: {name}", dtype=dtype, device=self.index.device)
+        self.check_shape(values, name)
+        if values.device != self.index.device:
+            raise SignalError(
+                f"SignalBatch: {name} is on {values.device} and trainable on {self.index.device}. "
+                f"Move it there: {name}.to('{self.index.device}')."
+            )
+        return values
 
     def check_shape(self, field: Tensor, name: str) -> None:
         """Raise unless a field has the layout of `trainable`."""
@@ -147,11 +158,16 @@ class Cells:
             return torch.arange(len(self.lengths), device=device).repeat_interleave(lengths)
         raise SignalError(f"SignalBatch: {name} needs the padded or list layout, where a cell's sequence is known.")
 
-    def joined(self, entries: Sequence[Tensor], name: str) -> Tensor:
+    def joined(self, entries: Numbers, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A field in the list layout as one flat tensor."""
-        if self.lengths is None:
-            raise SignalError(f"SignalBatch: {name} is a list but trainable is one tensor. Give both the same layout.")
-        lengths = tuple(entry.shape[0] if entry.ndim == 1 else -1 for entry in entries)
+        assert self.lengths is not None
+        if not isinstance(entries, Sequence) or isinstance(entries, str):
+            raise SignalError(f"SignalBatch: {name} is {type(entries).__name__} but trainable is a list. Give a list.")
+        rows = [
+            as_tensor(entry, f"SignalBatch: {name}[{i}]", dtype=dtype, device=self.index.device)
+            for i, entry in enumerate(cast("Sequence[object]", entries))
+        ]
+        lengths = tuple(row.shape[0] if row.ndim == 1 else -1 for row in rows)
         if lengths != self.lengths:
             wrong = next(
                 (i for i, (a, b) in enumerate(zip(lengths, self.lengths, strict=False)) if a != b),
@@ -160,9 +176,9 @@ class Cells:
             raise SignalError(
                 f"SignalBatch: {name} does not match trainable at entry {wrong} "
                 f"(lengths {list(lengths[wrong : wrong + 1])} and {list(self.lengths[wrong : wrong + 1])}), "
-                "so its tokens cannot be told apart. Give one 1-D tensor a sequence, of equal lengths."
+                "so its tokens cannot be told apart. Give one 1-D tensor per sequence, of equal lengths."
             )
-        return torch.cat(list(entries)) if entries else torch.zeros(0)
+        return torch.cat(rows) if rows else torch.zeros(0)
 
 
 def places(flags: Bool[Tensor, " _"]) -> list[int]:
@@ -184,7 +200,7 @@ def padded_cells(trainable: Bool[Tensor, "rows width"]) -> tuple[Cells, Segments
 
 
 def list_cells(trainable: Sequence[Bool[Tensor, " _"]]) -> tuple[Cells, Segments]:
-    """Cells of one 1-D mask a sequence."""
+    """Cells of one 1-D mask per sequence."""
     lengths = tuple(entry.shape[0] for entry in trainable)
     joined = torch.cat(list(trainable)) if trainable else torch.zeros(0, dtype=torch.bool)
     counts = torch.stack([entry.sum() for entry in trainable]) if trainable else torch.zeros(0, dtype=torch.long)
@@ -194,7 +210,7 @@ def list_cells(trainable: Sequence[Bool[Tensor, " _"]]) -> tuple[Cells, Segments
 
 def packed_cells(trainable: Bool[Tensor, " packed"], cu_seqlens: Int[Tensor, " boundaries"]) -> tuple[Cells, Segments]:
     """Cells of one packed row; cu_seqlens = [0, end of sequence 0, …, end of the last]."""
-    ends = cu_seqlens.to(torch.long)
+    ends = cu_seqlens
     width = trainable.shape[0]
     if ends.shape[0] < 1 or ends[0] != 0 or ends[-1] != width or bool((ends.diff() < 0).any()):
         raise SignalError(

@@ -1,7 +1,7 @@
 """Metrics that merge: the only place that knows how a number from one part of a batch joins the number from another.
 
 A metric is a sum with its count, an extremum, or moments, held as tensors on the device; nothing is read back until
-`values()`. Whatever the split, merging gives what the unsplit batch would have given. `METRICS` declares of each name
+`numbers()`. Whatever the split, merging gives what the unsplit batch would have given. `METRICS` declares of each name
 what it means, over which population, and the range it can take; a test holds every recipe to it.
 """
 
@@ -163,7 +163,7 @@ Metric = Mean | Sum | Extremum | Spread | SampleSize
 
 @dataclass(frozen=True)
 class Metrics(Mapping[str, Metric]):
-    """Named metrics. `a.merge(b).values()` is what one batch of both would have reported."""
+    """Named metrics. `a.merge(b).numbers()` is what one batch of both would have reported."""
 
     entries: Mapping[str, Metric]
     histograms: Mapping[str, Histogram]
@@ -184,7 +184,7 @@ class Metrics(Mapping[str, Metric]):
     def merge(self, other: "Metrics") -> "Metrics":
         return Metrics(_merged(self.entries, other.entries), _merged(self.histograms, other.histograms))
 
-    def values(self) -> dict[str, float]:  # pyright: ignore[reportIncompatibleMethodOverride]  numbers, not metrics
+    def numbers(self) -> dict[str, float]:
         """Plain numbers; the one place where the device is asked. A metric with nothing to report is left out."""
         if not self.entries:
             return {}
@@ -272,6 +272,7 @@ METRICS = (
     MetricSpec("*/exponent_bounded_tokens", "tokens whose exponent met the ±20 bound", _TRAINING, 0.0, 1.0),
     MetricSpec("*/importance_mean", "mean importance of this stage", _TRAINING, 0.0),
     MetricSpec("*/alone", "effect of this stage by itself: share rejected, or mean |importance - 1|", _TRAINING, 0.0),
+    MetricSpec("*/effect", "mean change of the reward by this step of its shaping", "episodes that vote", 0.0),
     MetricSpec("*/on_top", "effect of this stage where all others decided by then keep the token", _TRAINING, 0.0),
     MetricSpec("kept/token_fraction", "tokens every correction keeps", _TRAINING, 0.0, 1.0),
     MetricSpec("kept/sequence_fraction", "sequences with a kept token", "sequences that train", 0.0, 1.0),
@@ -291,6 +292,21 @@ METRICS = (
     MetricSpec("loss/*", "the term's share in the loss, coefficient included", "the optimiser steps merged"),
     MetricSpec("weight/*", "sum of the term's weights", "the optimiser steps merged", 0.0),
 )  # fmt: skip
+
+
+WATCH = {
+    "reward/episode_mean": "does it learn?",
+    "ess_engine/token": "near 1; it falls when sampler and trainer part",
+    "logratio_total/token_abs_mean": "how far the current policy is from the one that sampled; below 0.05 is calm",
+    "kept/token_fraction": "near 1; what the corrections leave of the batch",
+    "effective_batch/token_fraction": "tokens that teach: kept, and with an advantage other than 0",
+    "constant_groups/group_fraction": "groups without a comparison; high when the task is too easy or too hard",
+    "*/clipped_tokens": "a few percent; more means that steps are too large or data too old",
+    "entropy/token_mean": "a fall towards 0 is a collapse",
+    "kl_ref/token_mean": "distance to the reference, where the recipe has one",
+    "ended/sequence_fraction": "answers that were not cut off",
+}
+"""The metrics worth watching first, and what to look for; `trimtab catalog` shows them on top."""
 
 
 def declared(name: str) -> MetricSpec | None:

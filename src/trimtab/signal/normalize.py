@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal.formula import NonNegative, formula
+from trimtab.signal.catalogue import NonNegative, formula
 from trimtab.signal.layout import EpisodeFlag, EpisodeIndex, PerEpisode, places
 from trimtab.signal.reduce import segment_sum
 
@@ -58,7 +58,8 @@ def mean_std(
 
     a_i = (reward_i - mean_level) / (std_level + eps)
 
-    Differs from the papers: a spread of exactly 0 divides by 1, so that no reward is divided by eps alone.
+    Differs from the papers: an episode that does not vote gets no more than the voters themselves span. Its a_i is
+    bounded to [min a, max a] over the voters at the level of std, so voters who almost agree cannot blow it up.
     Undefined when a group has one episode and mean or std is taken per group (raises).
     """
     if mean == std == "none":
@@ -69,7 +70,8 @@ def mean_std(
     if std != "none":
         around = _average(values, votes, group_of_episode, num_groups, std)
         spread = _spread(values - around, votes, group_of_episode, num_groups, std, ddof)
-        result = torch.where(spread > 0, result / (spread + eps), result)
+        scaled = torch.where(spread > 0, result / (spread + eps), result)
+        result = _bounded(scaled, votes, group_of_episode, num_groups, std)
     enough = _voters(votes, group_of_episode, num_groups, "group" if "group" in (mean, std) else "batch") >= 2
     return torch.where(enough, result, torch.zeros_like(result)).to(reward.dtype), enough
 
@@ -106,14 +108,15 @@ def whiten(
 ) -> Float[Tensor, " items"]:
     """Zero mean and unit variance over the voters, for everyone: (x - mean) / sqrt(var + eps), var with ddof 1.
 
-    Fewer than two voters have no variance: everyone gets 0, as in a group without signal. A variance of exactly 0
-    divides by 1, as in mean_std, so that who did not vote is never divided by eps alone.
+    Fewer than two voters have no variance: everyone gets 0, as in a group without signal. An item that does not vote
+    gets no more than the voters themselves span: its result is bounded to [min, max] of theirs, as in mean_std.
     """
     exact = values.double()
     one_group = torch.zeros(values.shape[0], dtype=torch.long, device=values.device)
     centred = exact - _average(exact, votes, one_group, 1, "batch")
     spread = _spread(centred, votes, one_group, 1, "batch", 1)
     whitened = torch.where(spread > 0, centred / torch.sqrt(spread.square() + eps), centred)
+    whitened = _bounded(whitened, votes, one_group, 1, "batch")
     return torch.where(votes.sum() >= 2, whitened, torch.zeros_like(whitened)).to(values.dtype)
 
 
@@ -152,6 +155,18 @@ def _spread(
     total = segment_sum(square, place, count)[place]
     voters = _voters(votes, index, num_groups, level)
     return torch.sqrt(total / (voters - ddof).clamp(min=1))
+
+
+def _bounded(
+    result: Float[Tensor, " items"], votes: Bool[Tensor, " items"], index: EpisodeIndex, num_groups: int, level: Level
+) -> Float[Tensor, " items"]:
+    """Voters as they are; everyone else held between the lowest and the highest voter of its level."""
+    place, count = _place(index, num_groups, level)
+    blank = result.new_zeros(count)
+    low, high = (
+        blank.scatter_reduce(0, place[votes], result[votes], how, include_self=False)[place] for how in ("amin", "amax")
+    )
+    return torch.where(votes, result, torch.minimum(torch.maximum(result, low), high))
 
 
 def _refuse_lone(where: str, group_of_episode: EpisodeIndex, num_groups: int, *, when: bool = True) -> None:

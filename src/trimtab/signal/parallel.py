@@ -54,7 +54,7 @@ class ProcessGroup:
         return total
 
 
-TOKENS = ("logp_old", "logp_rollout", "logp_ref", "value", "token_reward", "position", "turn", "version")
+TOKENS = ("logp_old", "logp_rollout", "logp_ref", "value_old", "token_reward", "position", "turn", "version")
 SEQUENCES = ("length", "ended", "value_after")
 
 

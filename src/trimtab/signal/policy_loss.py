@@ -9,7 +9,7 @@ Formulas are named for their arithmetic; the papers' names are recipes.
 import torch
 from torch import Tensor
 
-from trimtab.signal.formula import Band, Ceiling, NonNegative, Positive, Unit, formula
+from trimtab.signal.catalogue import Band, Ceiling, NonNegative, Positive, Rule, Unit, formula
 from trimtab.signal.layout import Keep, PerToken, Segments, TokenIndex
 from trimtab.signal.reduce import bounded_exp, sequence_mean, to_tokens
 
@@ -181,6 +181,12 @@ def soft_gated(
     stage="select",
     scope="update",
     promises=("no_aliasing", "permutation", "equals_definition"),
+    rules=(
+        Rule(
+            lambda given: given["covariance_low"] < given["covariance_high"],
+            "covariance_low is below covariance_high; otherwise no token is ever drawn",
+        ),
+    ),
 )
 def covariance_in_band(
     logp_current: PerToken,

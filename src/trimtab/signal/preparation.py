@@ -1,4 +1,4 @@
-"""`prepare`: everything about a batch that does not need the current policy. Once a batch, without gradient.
+"""`prepare`: everything about a batch that does not need the current policy. Once per batch, without gradient.
 
 The order is the only one there is: shape rewards → status and votes → KL into the reward → normalise → token rewards →
 advantages → whiten → clip. Corrections that read neither the advantage nor the current policy come before the vote, so
@@ -14,25 +14,31 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
+from trimtab.signal.catalogue import INPUTS
+from trimtab.signal.composition import Recipe, Stage
 from trimtab.signal.diagnostics import drift, drift_by_age, stage_metrics
-from trimtab.signal.formula import INPUTS
+from trimtab.signal.door import check_floats, check_tokens
 from trimtab.signal.layout import EpisodeFlag, Keep, PerEpisode, PerToken, SequenceFlag, places
 from trimtab.signal.metrics import Mean, Metric, Metrics, Spread
 from trimtab.signal.normalize import whiten
-from trimtab.signal.recipe import Recipe, Stage
+from trimtab.signal.parts import run
 from trimtab.signal.recipes import recipe as named
 from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
 from trimtab.signal.reward import token_rewards
 from trimtab.signal.stages import conjunction, product, run_stages
 from trimtab.signal.state import SignalState, drift_warning
+from trimtab.signal.tensors import as_count, as_tensor
 from trimtab.signal.update import Update, updates_of
 from trimtab.signal.vote import constant_groups, ended_episodes, votes_and_trains
+
+RESERVED = frozenset(name for names in INPUTS.values() for name in names)
+"""Names the pipeline makes itself."""
 
 ORIGIN = {
     "logp_old": "logp_old is the trainer's own: a forward pass without gradient before the first update.",
     "logp_rollout": "logp_rollout is what the engine reported while sampling: record it.",
     "logp_ref": "logp_ref is the frozen reference's: a forward pass without gradient.",
-    "value": "The value is the critic's, before the first update.",
+    "value_old": "value_old is the critic's, before the first update.",
     "ended": "ended is the finish reason of each sequence: record it.",
 }
 """Where a field a recipe needs comes from."""
@@ -81,29 +87,42 @@ def prepare(
     *,
     version: int | None = None,
     seed: int = 0,
+    advantage: PerToken | None = None,
 ) -> tuple[Prepared, SignalState]:
-    """From rollouts to advantages. `version` is the trainer's, to tell stale tokens; `seed` seeds random selection."""
-    if isinstance(recipe, str):
-        recipe = named(recipe)
-    _check_needs(batch, recipe)
+    """From rollouts to advantages. `version` is the trainer's, to tell stale tokens; `seed` seeds random selection.
+
+    `advantage` is for callers who have computed it: one number per trainable token, sequence after sequence. What the
+    recipe does before the advantage is then the caller's: reward shaping, KL in the reward, normalisation, credit,
+    whitening and clipping do not run.
+    """
+    recipe = _checked_recipe(batch, recipe, given_advantage=advantage is not None)
+    _check_numbers(state, version, seed)
     everything = torch.ones(batch.num_tokens, dtype=torch.bool, device=batch.reward.device)
-    early = run_stages(_stages(recipe, reads_advantage=False), _available(batch))
+    early = run_stages(_stages(recipe, votes_first=False), _available(batch))
     keep = conjunction(everything, early.keeps)
     votes, trains = votes_and_trains(batch, recipe, keep)
     constant = constant_groups(batch, votes)
     if recipe.filter_constant_groups:
         trains = trains & ~constant[batch.levels.group_of_episode][batch.levels.episode_of_sequence]
     kl = _kl_of_old(batch, recipe)
-    outcome, has_signal = _normalised(batch, recipe, kl, votes)
-    advantage, returns = _credit(batch, recipe, outcome, kl, trains)
+    outcome, has_signal = _normalize(batch, recipe, kl, votes)
     voted = keep & votes[batch.levels.episode_of_token]
-    advantage = _settled(batch, recipe, advantage, voted & trains[batch.segments.sequence_of_token])
-    after = run_stages(_stages(recipe, reads_advantage=True), {**_available(batch), "advantage": advantage})
+    if advantage is None:
+        advantage, returns = _credit(batch, recipe, outcome, kl, votes, trains)
+        advantage = _settle(recipe, advantage, voted & trains[batch.segments.sequence_of_token])
+    else:
+        advantage = _taken(advantage, batch)
+        returns = advantage.clone()
+    if recipe.loss.part.formula.constant_advantage:
+        _refuse_varying(advantage, batch, recipe)
+    known = {"advantage": advantage, "returns": returns, "trains": trains}
+    after = run_stages(_stages(recipe, votes_first=True), {**_available(batch), **known})
     stages = early.merge(after)
     entries = _batch_metrics(batch, votes, trains, has_signal, constant, advantage, kl)
+    entries |= _shaping_metrics(batch, recipe, votes)
     entries |= stage_metrics(stages, advantage, trains[batch.segments.sequence_of_token], batch.segments)
     metrics = Metrics(entries, {}).merge(_drift_metrics(batch, version))
-    state, said = (state or SignalState()).observe(metrics.values())
+    state, said = (state or SignalState()).observe(metrics.numbers())
     prepared = Prepared(
         batch=batch,
         recipe=recipe,
@@ -122,18 +141,60 @@ def prepare(
     return prepared, state
 
 
+def _checked_recipe(batch: SignalBatch, recipe: Recipe | str, *, given_advantage: bool) -> Recipe:
+    """The recipe that runs on this batch, if everything it needs is there."""
+    if not isinstance(batch, SignalBatch):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
+        raise SignalError(
+            f"prepare: takes a batch, not {type(batch).__name__}. Make one with SignalBatch.from_padded, from_list or "
+            "from_packed."
+        )
+    chosen = named(recipe) if isinstance(recipe, str) else recipe
+    if not isinstance(chosen, Recipe):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SignalError(
+            f"prepare: recipe is a {type(chosen).__name__}. Give a name (trimtab catalog) or recipe(name, …)."
+        )
+    if given_advantage and chosen.value is not None:
+        raise SignalError(
+            f"prepare: recipe {chosen.name!r} trains a value, and its target comes with the advantage that you give. "
+            "Let the recipe compute the advantage (reward, value_old, ended), or say value=None."
+        )
+    chosen = chosen.with_given_advantage if given_advantage else chosen
+    _check_needs(batch, chosen)
+    return chosen
+
+
+def _check_numbers(state: SignalState | None, version: int | None, seed: int) -> None:
+    if state is not None and not isinstance(state, SignalState):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SignalError(f"prepare: state is a {type(state).__name__}. Pass on the state that prepare returned.")
+    if version is not None:
+        _ = as_count(version, "prepare", "version", least=0)
+    _ = as_count(seed, "prepare", "seed", least=0)
+
+
+def _taken(advantage: PerToken, batch: SignalBatch) -> PerToken:
+    """The caller's advantage, checked like any field of the batch."""
+    values = as_tensor(advantage, "prepare: advantage", dtype=batch.dtype, device=batch.reward.device).detach()
+    if values.shape != (batch.num_tokens,):
+        raise SignalError(
+            f"prepare: advantage has shape {list(values.shape)} for {batch.num_tokens} trainable tokens. "
+            "Give one number per trainable token, sequence after sequence."
+        )
+    check_floats("prepare", "advantage", values)
+    check_tokens("prepare", "advantage", values, batch.segments, is_logp=False)
+    return values.to(batch.dtype, copy=True)
+
+
 def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
-    carried = {"logp_old", "logp_rollout", "logp_ref", "value", "ended"}
+    carried = {"logp_old", "logp_rollout", "logp_ref", "value_old", "ended", "position", "turn", "version"}
     missing = sorted(name for name in recipe.needs & carried if getattr(batch, name) is None)
     if missing:
         raise SignalError(
             f"prepare: recipe {recipe.name!r} needs {', '.join(missing)}, which the batch does not carry, "
             "so its correction or penalty would silently not act. "
-            f"{' '.join(ORIGIN[name] for name in missing)} Or choose a recipe that does without (trimtab explain)."
+            f"{' '.join(ORIGIN[name] for name in missing if name in ORIGIN)} "
+            "Or choose a recipe that does without (trimtab explain)."
         )
-    clash = sorted(
-        n for n in batch.extra if n in {*INPUTS, "importance", "voted"} or n.startswith(("weight_", "decided:"))
-    )
+    clash = sorted(n for n in batch.extra if n in {*RESERVED, "importance", "voted"} or n.startswith("weight_"))
     if clash:
         raise SignalError(
             f"prepare: the batch's extra names {clash}, which the pipeline makes itself, so a formula would read yours "
@@ -143,37 +204,48 @@ def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
 
 def _shaped(batch: SignalBatch, recipe: Recipe) -> PerEpisode:
     """Task rewards after shaping; unscored ones are set to 0 so that nothing undefined travels on."""
-    levels = batch.levels
     reward = torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward))
-    length = segment_sum(batch.length.to(reward.dtype), levels.episode_of_sequence, levels.num_episodes)
     for step in recipe.reward:
-        reward = step({"reward": reward, "ended": ended_episodes(batch), "length": length})
+        reward = run(step, {"reward": reward, "ended": ended_episodes(batch), "length": _lengths(batch)})
     return reward
 
 
-def _stages(recipe: Recipe, *, reads_advantage: bool) -> dict[str, Stage]:
+def _lengths(batch: SignalBatch) -> PerEpisode:
+    levels = batch.levels
+    return segment_sum(batch.length.to(batch.reward.dtype), levels.episode_of_sequence, levels.num_episodes)
+
+
+def _stages(recipe: Recipe, *, votes_first: bool) -> dict[str, Stage]:
     """Correction stages that do not need the current policy: those before the vote, or those after it."""
     return {
         label: stage
         for label, stage in recipe.labelled.items()
-        if not recipe.is_late(stage) and ("advantage" in stage.part.formula.inputs) == reads_advantage
+        if not recipe.is_late(stage) and recipe.votes_first(stage) == votes_first
     }
 
 
-def _available(batch: SignalBatch) -> dict[str, Any]:
+def _token_fields(batch: SignalBatch) -> dict[str, Any]:
+    """What the batch carries of every token."""
     return {
         "logp_old": batch.logp_old, "logp_rollout": batch.logp_rollout, "logp_ref": batch.logp_ref,
+        "value_old": batch.value_old, "position": batch.position, "turn": batch.turn, "version": batch.version,
         "segments": batch.segments, **batch.extra,
     }  # fmt: skip
+
+
+def _available(batch: SignalBatch) -> dict[str, Any]:
+    """What a correction can read before anything was decided."""
+    later = ("advantage", "returns", "trains", "logp_current", "entropy", "logratio", "logp_anchor")
+    return {**dict.fromkeys(later), **_token_fields(batch)}
 
 
 def _kl_of_old(batch: SignalBatch, recipe: Recipe) -> PerToken | None:
     if recipe.kl is None or recipe.kl.into == "loss":
         return None
-    return recipe.kl.part({"logp_current": batch.logp_old, "logp_ref": batch.logp_ref})
+    return run(recipe.kl.part, {**_token_fields(batch), "logp_current": batch.logp_old, "logp_anchor": None})
 
 
-def _normalised(
+def _normalize(
     batch: SignalBatch, recipe: Recipe, kl: PerToken | None, votes: EpisodeFlag
 ) -> tuple[PerEpisode, EpisodeFlag]:
     """Shaped rewards against the voters' baseline and spread, and which episodes got one."""
@@ -183,19 +255,30 @@ def _normalised(
         reward = reward - recipe.kl.coef * segment_sum(kl, levels.episode_of_token, levels.num_episodes)
     inputs = {
         "reward": reward,
-        "votes": votes,
-        "group_of_episode": levels.group_of_episode,
-        "num_groups": levels.num_groups,
+        **_episode_fields(batch, votes),
     }
-    outcome, has_signal = recipe.normalize(inputs)
+    outcome, has_signal = run(recipe.normalize, inputs)
     ended = ended_episodes(batch)
     if recipe.not_ended == "zero" and ended is not None:
         outcome = torch.where(ended, outcome, torch.zeros_like(outcome))
     return outcome, has_signal
 
 
+def _episode_fields(batch: SignalBatch, votes: EpisodeFlag) -> dict[str, Any]:
+    levels = batch.levels
+    return {
+        "votes": votes, "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups,
+        "length": _lengths(batch), "ended": ended_episodes(batch),
+    }  # fmt: skip
+
+
 def _credit(
-    batch: SignalBatch, recipe: Recipe, outcome: PerEpisode, kl: PerToken | None, trains: SequenceFlag
+    batch: SignalBatch,
+    recipe: Recipe,
+    outcome: PerEpisode,
+    kl: PerToken | None,
+    votes: EpisodeFlag,
+    trains: SequenceFlag,
 ) -> tuple[PerToken, PerToken]:
     per_sequence = outcome[batch.levels.episode_of_sequence].to(batch.dtype)
     if "token_reward" not in recipe.advantage.formula.inputs and batch.token_reward is not None:
@@ -211,22 +294,22 @@ def _credit(
     after = batch.value_after if batch.value_after is not None else torch.full_like(per_sequence, torch.nan)
     # A sequence that does not train owes no value, and its advantage is read by nobody.
     after = torch.where(trains, after, torch.zeros_like(after))
-    return recipe.advantage(
+    return run(
+        recipe.advantage,
         {
-            "outcome": per_sequence, "token_reward": rewards, "segments": batch.segments, "value_old": batch.value,
-            "value_after": after, "ended": batch.ended,
+            **_token_fields(batch), **_episode_fields(batch, votes), "ended": batch.ended, "trains": trains,
+            "episode_of_sequence": batch.levels.episode_of_sequence, "outcome": per_sequence,
+            "token_reward": rewards, "value_after": after,
         }
     )  # fmt: skip
 
 
-def _settled(batch: SignalBatch, recipe: Recipe, advantage: PerToken, voting: Keep) -> PerToken:
-    """Whitened and clipped, where the recipe says so; whitening counts kept tokens of voters that train."""
+def _settle(recipe: Recipe, advantage: PerToken, voting: Keep) -> PerToken:
+    """Whiten and clip, where the recipe says so; only kept tokens of voters that train enter the statistics."""
     if recipe.whiten:
         advantage = whiten(advantage, voting)
     if recipe.clip_advantage is not None:
         advantage = advantage.clamp(-recipe.clip_advantage, recipe.clip_advantage)
-    if recipe.loss.part.formula.constant_advantage:
-        _refuse_varying(advantage, batch, recipe)
     return advantage
 
 
@@ -277,6 +360,17 @@ def _batch_metrics(
         entries["ended/sequence_fraction"] = Mean.fraction(batch.ended)
     if kl is not None:
         entries["kl_ref/token_mean"] = Mean.of(kl, tokens)
+    return entries
+
+
+def _shaping_metrics(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> dict[str, Metric]:
+    """How much each step of the reward shaping moves the reward of an episode that votes."""
+    reward = torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward))
+    entries: dict[str, Metric] = {}
+    for step in recipe.reward:
+        shaped = run(step, {"reward": reward, "ended": ended_episodes(batch), "length": _lengths(batch)})
+        entries[f"{step.formula.name}/effect"] = Mean.of((shaped - reward).abs(), votes)
+        reward = shaped
     return entries
 
 

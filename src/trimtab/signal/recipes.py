@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-from trimtab.errors import SignalError, unknown_name
+from trimtab.errors import SignalError, nearest, unknown_name
 from trimtab.signal import advantage, correction, kl, normalize, policy_loss, reward, value_loss, weighting
-from trimtab.signal.part import Part, part
-from trimtab.signal.recipe import KL, Recipe, Stage, Term
+from trimtab.signal.composition import KL, Recipe, Stage, Term
+from trimtab.signal.parts import Part, part
+from trimtab.signal.shorthand import read_field
 
 FORMULA_MODULES = (reward, kl, normalize, advantage, correction, policy_loss, value_loss, weighting)
 """The files whose formulas a recipe can name: importing one declares what is in it."""
@@ -29,14 +30,24 @@ def names() -> list[str]:
 
 
 def recipe(name: str, **changes: Any) -> Recipe:
-    """A recipe by name, with the fields you change."""
+    """A recipe by name, with the fields you change.
+
+    A field is the object a recipe holds, or a short way to write it: a formula by name (weighting="token_mean"), a
+    coefficient (kl=0.04), a table of what changes (loss={"band": (0.8, 1.3)}), the correction of another recipe
+    (correction="tis"), None or "none" for nothing. A run file writes the same under [signal].
+    """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
+        raise SignalError(f"recipe: a name is a text, not {name!r}. There are: {', '.join(names())}.")
     if name not in _RECIPES:
         raise SignalError(unknown_name("recipe", name, names()))
-    known = {f.name for f in fields(Recipe)}
-    unknown = sorted(changes.keys() - known)
+    base = _RECIPES[name]()
+    known = sorted(f.name for f in fields(Recipe))
+    unknown = sorted(changes.keys() - set(known))
     if unknown:
-        raise SignalError(f"recipe {name!r}: has no field {unknown}; it has {', '.join(sorted(known))}.")
-    return replace(_RECIPES[name](), **changes)
+        raise SignalError(
+            f"recipe {name!r}: has no field {unknown[0]!r}{nearest(unknown[0], known)}; it has {', '.join(known)}."
+        )
+    return replace(base, **{field: read_field(base, field, given, _RECIPES) for field, given in changes.items()})
 
 
 def _group() -> Part:

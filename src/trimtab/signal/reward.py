@@ -6,7 +6,7 @@ The order is written once, in `prepare`: shape → status and votes → KL into 
 import torch
 
 from trimtab.errors import SignalError
-from trimtab.signal.formula import Finite, NonNegative, Positive, Unit, formula
+from trimtab.signal.catalogue import Finite, NonNegative, Positive, Rule, Unit, formula
 from trimtab.signal.layout import EpisodeFlag, PerEpisode, PerSequence, PerToken, Segments
 from trimtab.signal.reduce import last_token
 
@@ -22,7 +22,12 @@ def affine(reward: PerEpisode, *, bias: Finite = 0.0, scale: Finite = 1.0) -> Pe
     return (reward + bias) * scale
 
 
-@formula(source="Mnih et al. 2015, Nature 518, reward clipping", scope="episode", promises=_PROMISES)
+@formula(
+    source="Mnih et al. 2015, Nature 518, reward clipping",
+    scope="episode",
+    promises=_PROMISES,
+    rules=(Rule(lambda given: given["low"] < given["high"], "low is below high; otherwise every reward is equal"),),
+)
 def clip(reward: PerEpisode, *, low: float, high: float) -> PerEpisode:
     """Bound the reward to [low, high].
 
@@ -40,6 +45,7 @@ def clip(reward: PerEpisode, *, low: float, high: float) -> PerEpisode:
     scope="episode",
     promises=_PROMISES,
     known_as=("DAPO soft overlong",),
+    rules=(Rule(lambda given: given["buffer"] <= given["max_length"], "the buffer fits into max_length"),),
 )
 def soft_overlong(
     reward: PerEpisode, length: PerEpisode, *, max_length: Positive, buffer: Positive, factor: NonNegative = 1.0

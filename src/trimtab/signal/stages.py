@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from trimtab.signal.composition import Stage
 from trimtab.signal.layout import Keep, PerToken
-from trimtab.signal.recipe import Stage
+from trimtab.signal.parts import run
 
 ENDS = {"engine": ("old", "rollout"), "update": ("current", "old"), "total": ("current", "rollout")}
 """Numerator and denominator of each ratio."""
@@ -34,7 +35,7 @@ def run_stages(stages: Mapping[str, Stage], available: Mapping[str, Any]) -> Dec
     importances: dict[str, PerToken] = {}
     seen: dict[str, Mapping[str, Tensor]] = {}
     for label, stage in stages.items():
-        result, seen[label] = stage.part(stage_inputs(stage, available))
+        result, seen[label] = run(stage.part, stage_inputs(stage, available))
         (keeps if stage.part.formula.stage == "keep" else importances)[label] = result
     return Decisions(keeps, importances, seen)
 

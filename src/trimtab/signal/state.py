@@ -3,15 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from trimtab.signal.recipe import Recipe
+from trimtab.signal.composition import Recipe
 
 DRIFT_WARNING = 0.01
 """Mean |log-ratio| above which data that nobody corrects is worth a warning: bf16 samplers stay near 0.002."""
 
 
+EFFECTS = ("/alone", "/effect")
+"""Endings of the metrics that say how much a correction, or a step of the reward shaping, does by itself."""
+
+
 @dataclass(frozen=True)
 class SignalState:
-    """The recent effect of every correction stage."""
+    """The recent effect of every correction stage and of every step of the reward shaping."""
 
     effects: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
     window: int = 20
@@ -27,11 +31,11 @@ class SignalState:
         effects = {
             name: (*self.effects.get(name, ()), value)[-self.window :]
             for name, value in values.items()
-            if name.endswith("/alone")
+            if name.endswith(EFFECTS)
         }
         said: list[str] = []
         for name, seen in effects.items():
-            stage = name.removesuffix("/alone")
+            stage = name.rpartition("/")[0]
             if len(seen) == self.window and all(value == 0 for value in seen):
                 said.append(
                     f"{stage}: switched on, does nothing: its effect was exactly 0 in the last {self.window} batches."
@@ -49,7 +53,7 @@ def drift_warning(recipe: Recipe, gap: float) -> tuple[str, ...]:
     if gap <= DRIFT_WARNING or any(stage.pair in ("engine", "total") for stage in stages):
         return ()
     return (
-        f"the sampler differs from the trainer by {gap:.3g} a token (mean |log-ratio| to the rollout) and recipe "
+        f"the sampler differs from the trainer by {gap:.3g} per token (mean |log-ratio| to the rollout) and recipe "
         f"{recipe.name!r} corrects for none of it, so every update is bent. "
         "Add a correction (docs/off_policy_correction.md), or find the cause.",
     )

@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from trimtab.errors import SignalError
+from trimtab.errors import SignalError, unknown_word
+from trimtab.signal.composition import Recipe
 from trimtab.signal.layout import Segments, SequenceIndex, TokenIndex
-from trimtab.signal.recipe import Recipe
+from trimtab.signal.tensors import as_count, as_integers, as_number
 
 if TYPE_CHECKING:
     from trimtab.signal.preparation import Prepared
@@ -103,30 +104,40 @@ class Decided:
         A sequence longer than max_tokens gets a micro-batch of its own. Ranks that must take the same number of
         micro-batches name `num`; some may then be empty, and give a zero loss that is connected to nothing but itself.
         """
-        counts = self.whole.segments.token_counts
         if (max_tokens is None) == (num is None):
             raise SignalError("split: name either max_tokens or num, so that it is clear which one gives way.")
-        if (max_tokens or num or 0) < 1:
-            raise SignalError(f"split: {max_tokens or num or 0} is no size for a micro-batch. Name 1 or more.")
-        for start, stop in _cuts(counts, max_tokens, num):
+        what = "num" if max_tokens is None else "max_tokens"
+        _ = as_count(num if max_tokens is None else max_tokens, "split", what)
+        return self._micro_batches(max_tokens, num)
+
+    def _micro_batches(self, max_tokens: int | None, num: int | None) -> Iterator[MicroBatch]:
+        for start, stop in _cuts(self.whole.segments.token_counts, max_tokens, num):
             chosen = torch.arange(start, stop, device=self.whole.sequences.device)
             yield MicroBatch(self.whole.take(chosen), self.data_parallel, self.ledger)
 
     def shard(self, rank: int, ranks: int) -> "Decided":
         """This rank's sequences. The loss is multiplied by the number of ranks, for DDP and FSDP2 average gradients."""
-        if not 0 <= rank < ranks:
-            raise SignalError(f"shard: rank {rank} of {ranks} does not exist.")
+        _ = as_count(ranks, "shard", "ranks"), as_count(rank, "shard", "rank", least=0)
+        if rank >= ranks:
+            raise SignalError(f"shard: rank {rank} of {ranks} does not exist. Ranks count from 0.")
         start, stop = _cuts(self.whole.segments.token_counts, None, ranks)[rank]
         chosen = torch.arange(start, stop, device=self.whole.sequences.device)
         return Decided(self.whole.take(chosen), ranks, Ledger())
 
     def own(self, sequences: Sequences, ranks: int) -> "Decided":
         """As `shard`, for the sequences (of the batch) whose log-probs this rank computes."""
-        chosen = torch.isin(self.whole.sequences, sequences).nonzero().squeeze(1)
+        _ = as_count(ranks, "own", "ranks")
+        mine = as_integers(sequences, "own: sequences", self.whole.sequences.device)
+        if bool((mine < 0).any()):
+            raise SignalError(f"own: sequences names {int(mine.min())}. They are places in the batch, counted from 0.")
+        chosen = torch.isin(self.whole.sequences, mine).nonzero().squeeze(1)
         return Decided(self.whole.take(chosen), ranks, Ledger())
 
     def check_spent(self, *, grad_scale: float = 1.0, tolerance: float = 1e-4) -> None:
         """Raise unless the gradients that flowed back used every weight once: none divided again, none left out."""
+        says = "It is what one micro-batch's loss is multiplied by before backward: a number other than 0."
+        _ = as_number(grad_scale, "check_spent", "grad_scale", lambda scale: 0 < abs(scale) < float("inf"), says)
+        _ = as_number(tolerance, "check_spent", "tolerance", lambda bound: bound >= 0, "It is a share, 0 or more.")
         expected = total_weight(self.whole).item()
         spent = sum(((g.double() * w.double()).item() for g, w in self.ledger.entries), 0.0) / grad_scale
         if not abs(spent - expected) <= tolerance * max(abs(expected), 1e-12):
@@ -140,29 +151,38 @@ class Decided:
 
 def updates_of(prepared: "Prepared", num: int, together: str) -> Iterator[Update]:
     """Cut a prepared batch into optimiser steps; only the very first of its first pass still has the old policy."""
-    recipe = prepared.recipe
-    fresh = not prepared.passes
-    if recipe.old == "current" and recipe.reads_old and (num > 1 or not fresh):
-        raise SignalError(
-            f"updates: recipe {recipe.name!r} has old = 'current', which follows the policy from step to step, so "
-            "current/old is always 1 and a second step on the batch has no anchor. Use old = 'recompute'."
-        )
-    prepared.passes.append(num)
+    _ = as_count(num, "updates", "num")
     if together not in ("group", "sequence"):
-        raise SignalError(f"updates: together = {together!r}; it is 'group' or 'sequence'.")
+        raise SignalError(unknown_word("updates", "together", together, ("group", "sequence")))
+    _refuse_second_step(prepared, num)
     levels = prepared.batch.levels
     training = prepared.trains.nonzero().squeeze(1)
     unit = levels.group_of_episode[levels.episode_of_sequence[training]] if together == "group" else training
     names = cast("Tensor", torch.unique(unit))
-    if num < 1 or num > max(len(names), 1):
+    if num > max(len(names), 1):
         raise SignalError(
             f"updates: {num} optimiser steps from {len(names)} {together}s that train, so a step would have no data. "
             "Use fewer steps, or together='sequence'."
         )
+    return _updates(prepared, [training[torch.isin(unit, chunk)] for chunk in names.tensor_split(num)])
+
+
+def _updates(prepared: "Prepared", parts: list[Tensor]) -> Iterator[Update]:
+    _refuse_second_step(prepared, len(parts))
+    fresh = not prepared.passes
+    prepared.passes.append(len(parts))
     whole = _whole(prepared)
-    for place, chunk in enumerate(names.tensor_split(num)):
-        chosen = training[torch.isin(unit, chunk)]
+    for place, chosen in enumerate(parts):
         yield Update(whole.take(chosen), is_first=fresh and place == 0)
+
+
+def _refuse_second_step(prepared: "Prepared", num: int) -> None:
+    recipe = prepared.recipe
+    if recipe.old == "current" and recipe.reads_old and (num > 1 or prepared.passes):
+        raise SignalError(
+            f"updates: recipe {recipe.name!r} has old = 'current', which follows the policy from step to step, so "
+            "current/old is always 1 and a second step on the batch has no anchor. Use old = 'recompute'."
+        )
 
 
 def _whole(prepared: "Prepared") -> Slice:
@@ -171,12 +191,15 @@ def _whole(prepared: "Prepared") -> Slice:
         "logp_old": batch.logp_old,
         "logp_rollout": batch.logp_rollout,
         "logp_ref": batch.logp_ref,
-        "value_old": batch.value,
+        "value_old": batch.value_old,
         "advantage": prepared.advantage,
         "returns": prepared.returns,
         "keep": prepared.keep,
         "voted": prepared.voted,
         "importance": prepared.importance,
+        "position": batch.position,
+        "turn": batch.turn,
+        "version": batch.version,
         "token_key": _token_key(batch.segments, batch.sequence_id, prepared.seed),
         **batch.extra,
     }

@@ -2,7 +2,7 @@
 
 import torch
 
-from trimtab.signal.formula import Positive, formula
+from trimtab.signal.catalogue import Positive, formula
 from trimtab.signal.layout import PerToken
 from trimtab.signal.policy_loss import Losses
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from trimtab.signal.batch import SignalBatch
+from trimtab.signal.composition import Recipe
 from trimtab.signal.layout import EpisodeFlag, Keep, SequenceFlag
-from trimtab.signal.recipe import Recipe
 from trimtab.signal.reduce import segment_sum, sequence_any
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from trimtab.signal.formula import Positive, formula
+from trimtab.signal.catalogue import Positive, formula
 from trimtab.signal.layout import Keep, PerToken, Segments
 from trimtab.signal.reduce import sequence_any, sequence_count, to_tokens
 
@@ -18,7 +18,9 @@ Over = Literal["all", "kept"]
 _PROMISES = ("no_aliasing", "permutation", "equals_definition")
 
 
-@formula(source="Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 8", scope="update", promises=_PROMISES)
+@formula(
+    source="Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 8", scope="update", promises=_PROMISES, divides_by="tokens"
+)
 def token_mean(advantage: PerToken, keep: Keep, *, over: Over = "all") -> PerToken:
     """Every token weighs the same; the weights sum to one over the population.
 
@@ -28,7 +30,12 @@ def token_mean(advantage: PerToken, keep: Keep, *, over: Over = "all") -> PerTok
     return _where_kept(torch.ones_like(advantage) / count, keep)
 
 
-@formula(source="Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, eq. 3", scope="update", promises=_PROMISES)
+@formula(
+    source="Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, eq. 3",
+    scope="update",
+    promises=_PROMISES,
+    divides_by="sequences",
+)
 def sequence_mean_token_mean(advantage: PerToken, keep: Keep, segments: Segments, *, over: Over = "all") -> PerToken:
     """Every sequence weighs the same, shared evenly by its tokens; the weights sum to one over the population.
 
@@ -43,6 +50,7 @@ def sequence_mean_token_mean(advantage: PerToken, keep: Keep, segments: Segments
     source="Ahmadian et al. 2024, RLOO, arXiv:2402.14740: a sequence's log-prob is a sum",
     scope="update",
     promises=_PROMISES,
+    divides_by="sequences",
 )
 def sequence_mean_token_sum(advantage: PerToken, keep: Keep, segments: Segments, *, over: Over = "all") -> PerToken:
     """Tokens add up inside a sequence, sequences are averaged; the weights sum to the mean number of tokens.
@@ -56,6 +64,7 @@ def sequence_mean_token_sum(advantage: PerToken, keep: Keep, segments: Segments,
     source="Liu et al. 2025, Dr.GRPO, arXiv:2503.20783, sec. 3.2",
     scope="update",
     promises=_PROMISES,
+    divides_by="sequences",
     known_as=("Dr.GRPO",),
 )
 def constant_divisor(

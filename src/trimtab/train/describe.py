@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from trimtab.signal import Recipe
-from trimtab.signal.part import Part
+from trimtab.signal.parts import Part
 
 
 def described(recipe: Recipe) -> dict[str, object]:

@@ -74,7 +74,7 @@ class Learner:
         self.recipe: Recipe = recipe
         self._settings: TrainSettings = settings
         self._has_old: bool = "logp_old" in recipe.needs
-        self._has_value: bool = "value" in recipe.needs
+        self._has_value: bool = "value_old" in recipe.needs
         self.reference: PreTrainedModel | None = frozen_copy(policy.model) if "logp_ref" in recipe.needs else None
         self.signal: SignalState = SignalState()
         self.guard: Guard = Guard(every=0)
@@ -112,10 +112,10 @@ class Learner:
                 seen.norms.append(stepped.norm)
             else:
                 seen.nonfinite.append(update.sequences)
-        self.signal, said = state.observe(seen.metrics.values(), self.recipe)
+        self.signal, said = state.observe(seen.metrics.numbers(), self.recipe)
         skipped = self._settings.updates_per_batch - len(seen.norms) - len(seen.nonfinite)
         return Learned(
-            metrics={**prepared.metrics.merge(seen.metrics).values(), **self._own(seen, prepared, version)},
+            metrics={**prepared.metrics.merge(seen.metrics).numbers(), **self._own(seen, prepared, version)},
             warnings=(*prepared.warnings, *said),
             skipped_updates=skipped,
             nonfinite=tuple(seen.nonfinite),
@@ -186,7 +186,7 @@ class Learner:
                 if self._has_value:
                     after = torch.cat([part.state_after for part in own if part.state_after is not None])
                     value = self._value(torch.cat([part.state for part in own]))
-                    given["value"] = cast(Tensor, value).cpu()
+                    given["value_old"] = cast(Tensor, value).cpu()
                     given["value_after"] = cast(Tensor, self._value(after)).cpu()
             if self.reference is not None:
                 given["logp_ref"] = self.score(assembled, self.reference)

@@ -26,7 +26,7 @@ from trimtab.signal import (
 )
 from trimtab.train.opening import read_json
 
-PER_TOKEN = ("logp_old", "logp_rollout", "logp_ref", "value", "version", "turn")
+PER_TOKEN = ("logp_old", "logp_rollout", "logp_ref", "value_old", "version", "turn")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def replay(dump: Dump, recipe: Recipe, *, updates_per_batch: int) -> Replayed:
         result = _again(update, dump.fields, recipe)
         metrics = metrics.merge(result[0])
         losses.append(result[1])
-    values = prepared.metrics.merge(metrics).values()
+    values = prepared.metrics.merge(metrics).numbers()
     if losses:
         values["train/loss"] = sum(losses) / len(losses)
     return Replayed(values, _differences(dump.metrics, values))

@@ -10,8 +10,8 @@ from torch import Tensor
 from trimtab.sentinel import Case, Out, Result, Subject
 from trimtab.sentinel.of import is_clipped, log_ratio
 from trimtab.signal import KL, Recipe, Stage, Term, decide, part, token_loss
+from trimtab.signal.objective import _weighted
 from trimtab.signal.reduce import bounded_exp
-from trimtab.signal.step import _weighted
 from trimtab.signal.update import Ledger, MicroBatch, Slice, Update
 
 FIELDS = ("advantage", "logp_old", "logp_rollout", "logp_ref", "returns", "value_old")

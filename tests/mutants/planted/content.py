@@ -21,8 +21,8 @@ plant(
     "baseline_over_padding_too",
     credit,
     "signal.layout:Cells.gather",
-    "field.reshape(-1)[self.index]",
-    "(field - field.nanmean()).reshape(-1)[self.index]",
+    "self.field(field, name, dtype).reshape(-1)[self.index]",
+    "(self.field(field, name, dtype) - self.field(field, name, dtype).nanmean()).reshape(-1)[self.index]",
 )
 plant(
     "mask_content",
@@ -46,8 +46,8 @@ plant(
     "overlong_by_the_padded_width",
     padded_loss("reinforce", reward=(overlong,)),
     "signal.batch:_sequence_fields",
-    "counts if length is None else length",
-    "torch.full_like(counts, width or 0) if length is None else length",
+    'length_of(given.get("length"), counts)',
+    "torch.full_like(counts, width or 0)",
 )
 plant(
     "mask_content",
@@ -178,5 +178,5 @@ plant(
     "signal.preparation:_shaped",
     "torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward))",
     "batch.reward.mul_(batch.scored)",
-    Edit("signal.batch:_build", "reward.detach().double().clone()", "reward.detach().double()"),
+    Edit("signal.door:reward_of", ", copy=True", ""),
 )

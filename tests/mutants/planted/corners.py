@@ -45,6 +45,7 @@ plant(
     whitened(),
     "signal.normalize:whiten",
     "torch.where(spread > 0, centred / torch.sqrt(spread.square() + eps), centred)\n"
+    '    whitened = _bounded(whitened, votes, one_group, 1, "batch")\n'
     "    return torch.where(votes.sum() >= 2, whitened, torch.zeros_like(whitened))",
     "centred / spread\n    return whitened",
 )
@@ -52,7 +53,7 @@ plant(
     "degenerate_bounded",
     "empty_step_divides_by_zero",
     surrogate(),
-    "signal.step:_weighted",
+    "signal.objective:_weighted",
     "* weight).sum()",
     "* weight).sum() / weight.sum() * weight.sum()",
 )
@@ -99,9 +100,9 @@ plant(
     "discount_counts_the_gap",
     credit,
     "signal.layout:Cells.gather",
-    "return field.reshape(-1)[self.index]",
+    "return self.field(field, name, dtype).reshape(-1)[self.index]",
     "gap = torch.cat([self.index.new_ones(1), self.index.diff()])[: len(self.index)]\n"
-    "    return field.reshape(-1)[self.index] * 0.9 ** (gap.clamp(max=3) - 1)",
+    "    return self.field(field, name, dtype).reshape(-1)[self.index] * 0.9 ** (gap.clamp(max=3) - 1)",
 )
 plant(
     "credit_over_trainable",

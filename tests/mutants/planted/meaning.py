@@ -96,17 +96,17 @@ plant(
     "half_precision",
     "door_lets_half_precision_in",
     door(),
-    "signal.door:check_tokens",
-    "if values.dtype in (torch.float16, torch.bfloat16):",
+    "signal.door:check_floats",
+    "if values.dtype.is_floating_point and values.dtype.itemsize < 4:",
     "if values.dtype == torch.float16:",
 )
 plant(
     "half_precision",
     "a_name_list_that_misses_the_reference",
     door(),
-    "signal.door:check_tokens",
-    "if values.dtype in (torch.float16, torch.bfloat16):",
-    'if name == "logp_rollout" and values.dtype in (torch.float16, torch.bfloat16):',
+    "signal.door:check_floats",
+    "if values.dtype.is_floating_point and values.dtype.itemsize < 4:",
+    'if name == "logp_rollout" and values.dtype.itemsize < 4:',
 )
 
 # --- I23: twins ------------------------------------------------------------------------------------------------------

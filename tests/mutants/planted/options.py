@@ -58,7 +58,7 @@ plant(
     "impossible_options_refused",
     "offsets_taken_for_a_band",
     dual,
-    "signal.part:_checked",
+    "signal.parts:_value",
     "for rule in _rules(annotation):",
     "for rule in _rules(annotation)[:1]:",
 )
@@ -74,7 +74,7 @@ plant(
     "impossible_options_refused",
     "unknown_average_falls_back",
     replace(aggregation("token_mean"), impossible={"weighting": ("weighting.token_men",)}),
-    "signal.formula:find",
+    "signal.catalogue:find",
     "raise SignalError(unknown_name(",
     'return known["weighting.token_mean"]\n    raise SignalError(unknown_name(',
 )
@@ -82,7 +82,7 @@ plant(
     "impossible_options_refused",
     "discount_above_one",
     gae,
-    "signal.part:_checked",
+    "signal.parts:_value",
     "if read is not None and not rule.holds(read):",
     "if False:",
 )

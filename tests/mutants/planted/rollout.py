@@ -66,8 +66,8 @@ plant(
     "reference_in_the_place_of_old",
     rows,
     "rollout.assemble:Assembled.batch",
-    "for field in (logp_old, logp_ref, value)",
-    "for field in (logp_ref, logp_old, value)",
+    "for field in (logp_old, logp_ref, value_old)",
+    "for field in (logp_ref, logp_old, value_old)",
 )
 plant(
     "alignment",
@@ -90,8 +90,8 @@ plant(
     "tokens_shifted_inside_their_row",
     door(after="fields"),
     "signal.layout:Cells.gather",
-    "field.reshape(-1)[self.index]",
-    "field.roll(1, -1).reshape(-1)[self.index]",
+    "self.field(field, name, dtype).reshape(-1)[self.index]",
+    "self.field(field, name, dtype).roll(1, -1).reshape(-1)[self.index]",
 )
 
 # --- I18: end tokens -------------------------------------------------------------------------------------------------

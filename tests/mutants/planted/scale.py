@@ -15,7 +15,7 @@ plant(
     "split",
     "mean_of_each_micro_batch",
     token_mean,
-    "signal.step:_weighted",
+    "signal.objective:_weighted",
     "* weight).sum()",
     ").sum() / max(len(term), 1)",
 )
@@ -23,7 +23,7 @@ plant(
     "split",
     "weights_normalised_again",
     surrogate(kl_coef=0.0, entropy_coef=0.0),
-    "signal.step:token_loss",
+    "signal.objective:token_loss",
     'part.fields["weight_policy"], keep)',
     'part.fields["weight_policy"] / part.fields["weight_policy"].sum().clamp(min=1e-12), keep)',
 )
@@ -31,7 +31,7 @@ plant(
     "split",
     "sequences_of_the_micro_batch",
     sums,
-    "signal.step:_weighted",
+    "signal.objective:_weighted",
     "* weight).sum()",
     "* weight / weight.sum().clamp(min=1e-12)).sum()",
 )
@@ -39,10 +39,10 @@ plant(
     "split",
     "micro_batch_advantages_centred",
     pipeline("grpo"),
-    "signal.step:_policy",
-    "return recipe.loss.part(inputs)",
+    "signal.objective:_policy",
+    "return run(recipe.loss.part, inputs)",
     'inputs["advantage"] = inputs["advantage"] - inputs["advantage"].sum() / max(len(keep), 1)\n'
-    "    return recipe.loss.part(inputs)",
+    "    return run(recipe.loss.part, inputs)",
 )
 plant(
     "split",
@@ -56,7 +56,7 @@ plant(
     "split",
     "parts_scaled_by_the_root_of_their_share",
     value_loss(),
-    "signal.step:_weighted",
+    "signal.objective:_weighted",
     "* weight).sum()",
     "* weight).sum() / weight.sum().clamp(min=1e-12) ** 0.5",
 )
@@ -64,7 +64,7 @@ plant(
     "split",
     "value_loss_per_micro_batch",
     value_loss(),
-    "signal.step:_weighted",
+    "signal.objective:_weighted",
     "* weight).sum()",
     ").mean() if len(term) else term.sum()",
 )
@@ -166,7 +166,7 @@ plant(
     "denominator",
     "last_token_counts_twice",
     token_mean,
-    "signal.step:_weighted",
+    "signal.objective:_weighted",
     "* weight).sum()",
     "* weight * torch.linspace(1, 2, len(weight), dtype=weight.dtype)).sum()",
 )

@@ -95,7 +95,7 @@ plant(
     "penalty_direction",
     "kl_subtracted_from_the_loss",
     surrogate(),
-    "signal.step:_regularisers",
+    "signal.objective:_regularisers",
     'add("kl", recipe.kl, kl)',
     'add("kl", recipe.kl, -kl)',
 )
@@ -103,7 +103,7 @@ plant(
     "penalty_direction",
     "entropy_as_a_cost",
     surrogate(),
-    "signal.step:_regularisers",
+    "signal.objective:_regularisers",
     'add("entropy", recipe.entropy, -entropy)',
     'add("entropy", recipe.entropy, entropy)',
 )
@@ -111,7 +111,7 @@ plant(
     "penalty_direction",
     "coefficient_that_is_ignored",
     surrogate(),
-    "signal.step:_regularisers",
+    "signal.objective:_regularisers",
     "terms[name] = term.coef * _weighted",
     "terms[name] = max(term.coef, 0.01) * _weighted",
 )
@@ -119,7 +119,7 @@ plant(
     "penalty_direction",
     "kl_pays_the_sequence",
     pipeline("rloo"),
-    "signal.preparation:_normalised",
+    "signal.preparation:_normalize",
     "reward = reward - recipe.kl.coef",
     "reward = reward + recipe.kl.coef",
 )
@@ -175,15 +175,15 @@ plant(
     "connected",
     "logp_detached_at_the_door",
     padded_loss("grpo"),
-    "signal.padded:loss",
-    "batch.cells.gather(t, name)[index]",
-    "batch.cells.gather(t, name)[index].detach()",
+    "signal.padded:_checked",
+    "cells.gather(values, name)[index]",
+    "cells.gather(values, name)[index].detach()",
 )
 plant(
     "connected",
     "empty_step_is_a_constant",
     surrogate(),
-    "signal.step:token_loss",
+    "signal.objective:token_loss",
     "_watch(loss,",
     "loss = loss if micro.num_tokens else torch.zeros(())\n    _watch(loss,",
 )
@@ -207,7 +207,7 @@ plant(
     "connected",
     "kept_logp_is_the_old_one",
     pipeline("grpo", kl=None),
-    "signal.step:_policy",
-    "return recipe.loss.part(inputs)",
-    'inputs["logp_current"] = inputs["logp_current"].detach()\n    return recipe.loss.part(inputs)',
+    "signal.objective:_policy",
+    "return run(recipe.loss.part, inputs)",
+    'inputs["logp_current"] = inputs["logp_current"].detach()\n    return run(recipe.loss.part, inputs)',
 )

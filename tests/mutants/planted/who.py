@@ -48,11 +48,11 @@ plant(
     "group_isolation",
     "one_vote_a_training_sequence",
     episodes("grpo"),
-    "signal.preparation:_normalised",
-    "outcome, has_signal = recipe.normalize(inputs)",
+    "signal.preparation:_normalize",
+    "outcome, has_signal = run(recipe.normalize, inputs)",
     "own = levels.episode_of_sequence\n"
     '    inputs |= {"reward": reward[own], "votes": votes[own], "group_of_episode": levels.group_of_episode[own]}\n'
-    "    outcome, has_signal = recipe.normalize(inputs)\n"
+    "    outcome, has_signal = run(recipe.normalize, inputs)\n"
     "    first = [int((own == e).nonzero()[0]) for e in range(levels.num_episodes)]\n"
     "    outcome, has_signal = outcome[first], has_signal[first]",
 )
@@ -111,7 +111,7 @@ plant(
     "suppressed_do_not_vote",
     "whitened_with_the_suppressed",
     cut_off("reinforce_plus_plus", not_ended="suppress"),
-    "signal.preparation:_settled",
+    "signal.preparation:_settle",
     "whiten(advantage, voting)",
     "whiten(advantage, torch.ones_like(voting))",
 )

@@ -11,7 +11,7 @@ from trimtab.sentinel.definitions import DEFINITIONS, plain
 from trimtab.sentinel.like import STOPS_GRADIENT
 from trimtab.sentinel.subject import Kind, Level, Out, Result, Subject
 from trimtab.signal import Recipe, SignalBatch, catalog, decide, find, names, prepare, recipe, token_loss
-from trimtab.signal.formula import Formula
+from trimtab.signal.catalogue import Formula
 from trimtab.signal.update import Ledger, MicroBatch
 
 _KINDS: dict[str, tuple[Level, Kind]] = {

@@ -1,4 +1,4 @@
-"""`decide`, `token_loss`, `step`: the part of the signal that sees the current policy.
+"""`token_loss` and `step`: the loss of the current policy, and its sum over micro-batches.
 
 loss = Σ_term coef · Σ_t weight[term]_t · term_t. A rejected token enters on the way in as log-ratio 0 and advantage 0,
 by torch.where, so neither its value nor its gradient can leak. `token_loss` never asks the device for a number.
@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError
+from trimtab.signal.composition import KL, Recipe, Term
+from trimtab.signal.decision import available_now, check_given, late_stages
 from trimtab.signal.diagnostics import by_sign, drift, kept_share, observed, stage_metrics
 from trimtab.signal.layout import Keep, PerToken, Scalar
 from trimtab.signal.metrics import Mean, Metric, Metrics, Sum
-from trimtab.signal.part import Part
-from trimtab.signal.recipe import KL, Recipe, Stage, Term
+from trimtab.signal.parts import Part, run
 from trimtab.signal.reduce import sequence_any
 from trimtab.signal.stages import Decisions, conjunction, product, run_stages, stage_inputs
-from trimtab.signal.update import Decided, MicroBatch, Slice, Update, total_weight, with_fields
+from trimtab.signal.update import MicroBatch, Slice, total_weight
 
 
 @dataclass(frozen=True)
@@ -53,59 +54,6 @@ class StepResult:
         return float(self.kept_weight) == 0
 
 
-@torch.no_grad()
-def decide(update: Update, logp_now: PerToken | None = None) -> Decided:
-    """Weights of the update, and what needs the current policy across sequences. Once an optimiser step.
-
-    `logp_now`: log-probs of the policy as it is before this step, over the update's tokens. Needed when
-    `recipe.needs_logp_now`; on a batch's first step it is logp_old, which is then taken by itself.
-    """
-    whole, recipe = update.whole, update.whole.recipe
-    keep = whole.fields["keep"]
-    if recipe.needs_logp_now:
-        available = _available(whole, _now(update, logp_now))
-        late = run_stages(_late(recipe), available)
-        keep = conjunction(keep, late.keeps)
-        whole = with_fields(whole, **{f"decided:{n}": v for n, v in {**late.keeps, **late.importances}.items()})
-        selector = recipe.loss.part.selector
-        if selector is not None:
-            picked = stage_inputs(recipe.loss, {**available, "keep": keep})
-            whole = with_fields(whole, selected=selector(picked))
-    return Decided(with_fields(whole, **_weights(whole, recipe, keep)))
-
-
-def _now(update: Update, logp_now: PerToken | None) -> PerToken:
-    if logp_now is not None:
-        if logp_now.shape != (update.num_tokens,):
-            raise SignalError(
-                f"decide: logp_now has shape {list(logp_now.shape)} for {update.num_tokens} tokens of this update."
-            )
-        return logp_now.detach()
-    if update.is_first and "logp_old" in update.whole.fields:
-        return update.whole.fields["logp_old"]
-    raise SignalError(
-        f"decide: recipe {update.whole.recipe.name!r} decides about the current policy across sequences, "
-        "so it needs logp_now. Run the model over update.sequences without gradient and pass the log-probs."
-    )
-
-
-def _late(recipe: Recipe) -> dict[str, Stage]:
-    return {label: stage for label, stage in recipe.labelled.items() if recipe.is_late(stage)}
-
-
-def _weights(whole: Slice, recipe: Recipe, keep: Keep) -> dict[str, Tensor]:
-    """Each term's share per token: the policy's over what is kept so far, a regulariser's over all that trains."""
-    everything = torch.ones_like(keep)
-    inputs: dict[str, Any] = {"advantage": whole.fields["advantage"], "segments": whole.segments}
-    weights = {"weight_policy": recipe.weighting({**inputs, "keep": keep})}
-    kl = recipe.kl if recipe.kl and recipe.kl.into == "loss" else None
-    terms = {"kl": kl, "entropy": recipe.entropy, "value": recipe.value, "nll": recipe.nll}
-    for name, term in terms.items():
-        if term is not None:
-            weights[f"weight_{name}"] = recipe.weighting({**inputs, "keep": keep if term.on == "kept" else everything})
-    return weights
-
-
 def token_loss(
     micro: MicroBatch, logp_current: PerToken, *, entropy: PerToken | None = None, value: PerToken | None = None
 ) -> TokenLoss:
@@ -119,9 +67,10 @@ def token_loss(
             "for micro in decide(update).split(max_tokens=…)."
         )
     part, recipe = micro.part, micro.part.recipe
-    _check_given(part, logp_current=logp_current, entropy=entropy, value=value)
-    available = _available(part, logp_current.detach())
-    late = _decided(run_stages(_late(recipe), available), part)
+    check_given("token_loss", part, logp_current=logp_current, entropy=entropy, value=value)
+    _refuse_missing(part, entropy=entropy, value=value)
+    available = available_now(part, logp_current.detach(), None if entropy is None else entropy.detach())
+    late = _late_decisions(part, available)
     keep = conjunction(part.fields["keep"], late.keeps)
     importance = product(part.fields["importance"], late.importances)
     policy, found = _policy(recipe, available, logp_current, keep)
@@ -138,40 +87,32 @@ def token_loss(
     return TokenLoss(loss, metrics, policy.detach(), keep, importance)
 
 
-def _decided(late: Decisions, part: Slice) -> Decisions:
-    """What `decide` has settled for the whole update stands; otherwise what the stages say now."""
-    fields = part.fields
+def _late_decisions(part: Slice, available: Mapping[str, Any]) -> Decisions:
+    """What `decide` has settled for the whole update stands, with what it saw; the other stages speak now."""
+    stages = late_stages(part.recipe)
+    settled = {label: part.fields[f"decided:{label}"] for label in stages if f"decided:{label}" in part.fields}
+    now = run_stages({label: stage for label, stage in stages.items() if label not in settled}, available)
     return Decisions(
-        {label: fields.get(f"decided:{label}", keep) for label, keep in late.keeps.items()},
-        {label: fields.get(f"decided:{label}", factor) for label, factor in late.importances.items()},
-        late.seen,
-    )
+        {label: value for label, value in settled.items() if stages[label].part.formula.stage == "keep"},
+        {label: value for label, value in settled.items() if stages[label].part.formula.stage == "importance"},
+        {label: _seen(part, label) for label in settled},
+    ).merge(now)
 
 
-def _check_given(part: Slice, **given: PerToken | None) -> None:
-    for name, values in given.items():
-        if values is not None and values.shape != (part.num_tokens,):
-            raise SignalError(
-                f"token_loss: {name} has shape {list(values.shape)} for {part.num_tokens} trainable tokens, "
-                "so numbers and tokens would not match. Give one number a token, in the order of micro.sequences."
-            )
-        if values is not None and values.dtype in (torch.float16, torch.bfloat16):
-            raise SignalError(f"token_loss: {name} is {values.dtype}, so log-ratios round away. Compute it in float32.")
-    missing = [
-        name
-        for name, term in (("entropy", part.recipe.entropy), ("value", part.recipe.value))
-        if term and given[name] is None
-    ]
-    if missing:
-        raise SignalError(f"token_loss: recipe {part.recipe.name!r} has a term on {missing[0]}, which was not given.")
+def _seen(part: Slice, label: str) -> dict[str, Tensor]:
+    head = f"seen:{label}:"
+    found = {name.removeprefix(head): flags for name, flags in part.fields.items() if name.startswith(head)}
+    return {
+        name: sequence_any(flags, part.segments) if name.endswith("_sequences") else flags
+        for name, flags in found.items()
+    }
 
 
-def _available(part: Slice, logp_now: PerToken) -> dict[str, Any]:
-    """Every input by name, without gradient; `old = current` makes the old policy the current one."""
-    available: dict[str, Any] = {**part.fields, "segments": part.segments, "logp_current": logp_now}
-    if part.recipe.old == "current":
-        available["logp_old"] = logp_now
-    return available
+def _refuse_missing(part: Slice, **given: PerToken | None) -> None:
+    terms = {"entropy": part.recipe.entropy, "value": part.recipe.value}
+    for name, term in terms.items():
+        if term is not None and given[name] is None:
+            raise SignalError(f"token_loss: recipe {part.recipe.name!r} has a term on {name}, which was not given.")
 
 
 def _policy(
@@ -182,7 +123,7 @@ def _policy(
     for name in ("logp_current", "logp_anchor", "advantage"):
         if inputs.get(name) is not None:
             inputs[name] = torch.where(keep, inputs[name], torch.zeros_like(inputs[name]))
-    return recipe.loss.part(inputs)
+    return run(recipe.loss.part, inputs)
 
 
 def _weighted(term: PerToken, weight: PerToken, keep: Keep) -> Scalar:
@@ -200,7 +141,7 @@ def _kl(recipe: Recipe, available: Mapping[str, Any], logp_current: PerToken, ke
             inputs[name] = (
                 None if inputs[name] is None else torch.where(keep, inputs[name], torch.zeros_like(logp_current))
             )
-    return recipe.kl.part(inputs)
+    return run(recipe.kl.part, inputs)
 
 
 def _regularisers(
@@ -228,7 +169,7 @@ def _regularisers(
         add("entropy", recipe.entropy, -entropy)
     if recipe.value is not None and value is not None:
         assert isinstance(recipe.value.part, Part)
-        distance, found = recipe.value.part({**available, "value": value})
+        distance, found = run(recipe.value.part, {**available, "value": value})
         add("value", recipe.value, distance)
         seen = observed(recipe.value.part.formula.name, found, everything, part.segments)
     if recipe.nll is not None:
@@ -285,7 +226,10 @@ def _means(kl: PerToken | None, entropy: PerToken | None) -> dict[str, Metric]:
 
 def step(losses: Iterable[TokenLoss]) -> StepResult:
     """Join the micro-batches of one optimiser step: losses and metrics add up, whatever the split."""
-    joined = list(losses)
+    joined = list(losses) if isinstance(losses, Iterable) else [losses]  # pyright: ignore[reportUnnecessaryIsInstance]
+    wrong = next((type(one).__name__ for one in joined if not isinstance(one, TokenLoss)), None)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if wrong is not None:
+        raise SignalError(f"step: takes a list of what token_loss returned; it holds a {wrong}.")
     if not joined:
         raise SignalError("step: there is no micro-batch, so there is no loss. Pass the results of token_loss.")
     metrics = joined[0].metrics

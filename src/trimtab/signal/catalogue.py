@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from trimtab.errors import SignalError, unknown_name
 
 Scope = Literal["token", "sequence", "episode", "group", "update", "batch"]
+Divisor = Literal["tokens", "sequences", "unknown"]
 Consumes = Literal["nothing", "ratio"]
 """`ratio`: the formula spends the factors of the ratio it is handed (engine, update, or both)."""
 
@@ -48,13 +49,34 @@ STAGES = (
     "weighting",
 )
 
-INPUTS = (
-    "reward", "votes", "ended", "length", "group_of_episode", "num_groups",
-    "logp_current", "logp_old", "logp_rollout", "logp_ref", "logp_anchor", "logratio",
-    "advantage", "outcome", "token_reward", "keep", "trains", "selected", "token_key", "segments",
-    "entropy", "value", "value_old", "value_after", "returns",
-)  # fmt: skip
-"""What the pipeline can hand to a formula. A batch's `extra` fields come on top, by their own names."""
+_TOKENS = ("logp_old", "logp_rollout", "logp_ref", "value_old", "position", "turn", "version", "segments")
+_EPISODES = ("votes", "group_of_episode", "num_groups", "length", "ended")
+_AFTER_THE_VOTE = ("advantage", "returns", "trains")
+_NOW = ("logp_current", "entropy")
+_STAGE = (*_TOKENS, *_AFTER_THE_VOTE, *_NOW, "logratio", "logp_anchor")
+_LOSS = (*_STAGE, "keep", "selected", "token_key")
+
+INPUTS: dict[str, tuple[str, ...]] = {
+    "reward": ("reward", "length", "ended"),
+    "kl": (*_TOKENS, "logp_current", "logp_anchor"),
+    "normalize": ("reward", *_EPISODES),
+    "advantage": (*_TOKENS, *_EPISODES, "outcome", "token_reward", "value_after", "trains", "episode_of_sequence"),
+    "importance": _STAGE,
+    "keep": _STAGE,
+    "select": _LOSS,
+    "policy_loss": _LOSS,
+    "value_loss": (*_LOSS, "value"),
+    "weighting": ("advantage", "keep", "segments"),
+}
+"""What the pipeline hands to a formula of each stage: all of these, always; a field the batch does not carry is None.
+A batch's `extra` fields come on top, by their own names, wherever `segments` does. `parts.run` holds the pipeline to
+it."""
+
+AFTER_THE_VOTE = frozenset(_AFTER_THE_VOTE)
+"""A correction that reads one of these decides after the vote; any other decides before it, so that what it rejects
+moves nobody."""
+NOW = frozenset(_NOW)
+"""A correction that reads one of these needs the current policy."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +122,10 @@ class Formula:
     """The gradient of a whole sequence is shared, so advantage and importance must not vary inside one."""
     selects: "Formula | None"
     """A formula of scope update that chooses tokens before this one runs (Clip-Cov, KL-Cov)."""
+    rules: tuple[Rule, ...]
+    """Conditions on several settings together: each gets all of them, by name."""
+    divides_by: Divisor
+    """What a weighting divides by, so that several calls can share one optimiser step."""
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -133,6 +159,8 @@ def formula(
     known_as: tuple[str, ...] = (),
     constant_advantage: bool = False,
     selects: Callable[..., Any] | None = None,
+    rules: tuple[Rule, ...] = (),
+    divides_by: Divisor = "unknown",
 ) -> Callable[[Fn], Fn]:
     """Declare a pure function to be a formula. It stays the function it was."""
 
@@ -149,7 +177,9 @@ def formula(
         if scope not in get_args(Scope):
             raise SignalError(unknown_name(f"{name}: scope", str(scope), list(get_args(Scope))))
         chooser = of(selects) if selects is not None else None
-        entry = Formula(name, where, fn, source, scope, consumes, promises, known_as, constant_advantage, chooser)
+        entry = Formula(
+            name, where, fn, source, scope, consumes, promises, known_as, constant_advantage, chooser, rules, divides_by
+        )
         if fn.__module__.startswith("trimtab."):
             if name in _CATALOG:
                 raise SignalError(f"{name}: is defined twice, so a recipe could mean either. Rename one.")
@@ -182,28 +212,30 @@ def catalog() -> dict[str, Formula]:
     return dict(sorted({**_CATALOG, **outside}.items()))
 
 
-def find(name: str, stage: str | None = None) -> Formula:
+def find(name: str, stage: str | tuple[str, ...] | None = None) -> Formula:
     """A formula by catalogue name ("clipped" when the stage is known), or by dotted path ("my_package.losses.mine")."""
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
+        raise SignalError(f"formula: a name is a text, not {name!r}. `trimtab catalog` lists them.")
     known = catalog()
-    for candidate in (name, f"{stage}.{name}"):
+    stages = (stage,) if isinstance(stage, str) else stage or STAGES
+    for candidate in (name, *(f"{one}.{name}" for one in (stages if stage else ()))):
         if candidate in known:
             return known[candidate]
-    stages = [stage] if stage else list(STAGES)
-    if "." in name and name.partition(".")[0] not in STAGES:
+    head = name.partition(".")[0]
+    if "." in name and head not in STAGES:
         return _outside(name, stages[0])
-    named = name.partition(".")[0]
-    choices = [entry for entry in known if entry.partition(".")[0] in ([named] if named in STAGES else stages)]
-    raise SignalError(unknown_name("formula", name, choices))
+    wanted = (head,) if head in STAGES else stages
+    raise SignalError(unknown_name("formula", name, [one for one in known if one.partition(".")[0] in wanted]))
 
 
 def _outside(path: str, stage: str) -> Formula:
     module_name, _, attribute = path.replace(":", ".").rpartition(".")
     try:
         fn = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a module of the user's may raise anything when it is imported
         raise SignalError(
-            f"formula: {path!r} cannot be imported ({error}). A formula outside the package is named by its dotted "
-            "path, package.module.function, and must be importable from here."
+            f"formula: {path!r} cannot be imported ({type(error).__name__}: {error}). A formula outside the package is "
+            "named by its dotted path, package.module.function, and must be importable from here."
         ) from error
     entry = getattr(fn, "__formula__", None)
     if isinstance(entry, Formula):

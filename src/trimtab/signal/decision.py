@@ -1,0 +1,138 @@
+"""`decide`: what needs the current policy and looks across sequences, and every denominator. Once per optimiser step.
+
+Whatever is decided here, and whatever was seen on the way, travels with the tokens: a split changes neither.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.errors import SignalError
+from trimtab.signal.catalogue import INPUTS
+from trimtab.signal.composition import Recipe, Stage
+from trimtab.signal.counts import Counts, share_of
+from trimtab.signal.door import FLOATS, check_floats
+from trimtab.signal.layout import Keep, PerToken
+from trimtab.signal.parts import run
+from trimtab.signal.reduce import to_tokens
+from trimtab.signal.stages import Decisions, conjunction, run_stages, stage_inputs
+from trimtab.signal.tensors import as_tensor
+from trimtab.signal.update import Decided, Slice, Update, with_fields
+
+
+@torch.no_grad()
+def decide(
+    update: Update,
+    logp_now: PerToken | None = None,
+    *,
+    entropy_now: PerToken | None = None,
+    counts: Counts | None = None,
+) -> Decided:
+    """Weights of the update, and what needs the current policy across sequences. Once per optimiser step.
+
+    `logp_now`: log-probs of the policy as it is before this step, over the update's tokens. Needed when
+    `recipe.needs_logp_now`; on a batch's first step it is logp_old, which is then taken by itself.
+    `entropy_now`: its entropy, where `recipe.needs_entropy_now`.
+    `counts`: of the whole optimiser step, where this update is only a part of it.
+    """
+    if not isinstance(update, Update):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
+        raise SignalError(
+            f"decide: takes an update, not {type(update).__name__}. Cut the batch first: "
+            "for update in prepared.updates(1)."
+        )
+    whole, recipe = update.whole, update.whole.recipe
+    check_given("decide", whole, logp_now=logp_now, entropy_now=entropy_now)
+    keep = whole.fields["keep"]
+    if recipe.needs_logp_now:
+        entropy = None if entropy_now is None else entropy_now.detach()
+        available = available_now(whole, _now(update, logp_now), entropy)
+        late = run_stages(late_stages(recipe), available)
+        keep = conjunction(keep, late.keeps)
+        whole = with_fields(whole, **_settled(late, whole))
+        selector = recipe.loss.part.selector
+        if selector is not None:
+            picked = stage_inputs(recipe.loss, {**available, "keep": keep})
+            whole = with_fields(whole, selected=run(selector, picked))
+    share = 1.0 if counts is None else share_of(recipe.weighting, whole.segments, counts)
+    return Decided(with_fields(whole, **_weights(whole, recipe, keep, share)))
+
+
+def _settled(late: Decisions, whole: Slice) -> dict[str, Tensor]:
+    """What was decided about the whole update, and what was seen on the way, as token fields that a split cuts."""
+    fields = {f"decided:{label}": value for label, value in {**late.keeps, **late.importances}.items()}
+    for label, seen in late.seen.items():
+        for name, flags in seen.items():
+            per_sequence = name.endswith("_sequences")
+            fields[f"seen:{label}:{name}"] = to_tokens(flags, whole.segments) if per_sequence else flags
+    return fields
+
+
+def _now(update: Update, logp_now: PerToken | None) -> PerToken:
+    if logp_now is not None:
+        return logp_now.detach()
+    if update.is_first and "logp_old" in update.whole.fields:
+        return update.whole.fields["logp_old"]
+    raise SignalError(
+        f"decide: recipe {update.whole.recipe.name!r} decides about the current policy across sequences, "
+        "so it needs logp_now. Run the model over update.sequences without gradient and pass the log-probs."
+    )
+
+
+def late_stages(recipe: Recipe) -> dict[str, Stage]:
+    """Correction stages that need the current policy, by label."""
+    return {label: stage for label, stage in recipe.labelled.items() if recipe.is_late(stage)}
+
+
+def _weights(whole: Slice, recipe: Recipe, keep: Keep, share: float) -> dict[str, Tensor]:
+    """Each term's share per token: the policy's over what is kept so far, a regulariser's over all that trains."""
+    everything = torch.ones_like(keep)
+    inputs: dict[str, Any] = {"advantage": whole.fields["advantage"], "segments": whole.segments}
+
+    def weight(counted: Keep) -> Tensor:
+        weights: Tensor = run(recipe.weighting, {**inputs, "keep": counted})
+        return weights if share == 1.0 else weights * share
+
+    weights = {"weight_policy": weight(keep)}
+    kl = recipe.kl if recipe.kl and recipe.kl.into == "loss" else None
+    terms = {"kl": kl, "entropy": recipe.entropy, "value": recipe.value, "nll": recipe.nll}
+    for name, term in terms.items():
+        if term is not None:
+            weights[f"weight_{name}"] = weight(keep if term.on == "kept" else everything)
+    return weights
+
+
+def check_given(where: str, part: Slice, **given: PerToken | None) -> None:
+    """What the caller's model said of these tokens: one float per token, in the precision of the batch's log-probs."""
+    held = next((part.fields[name].dtype for name in FLOATS if name in part.fields), None)
+    for name, values in given.items():
+        if values is None and name != "logp_current":
+            continue
+        if not isinstance(values, Tensor):
+            raise SignalError(
+                f"{where}: {name} is {type(values).__name__}, which carries no gradient. Give the model's own tensor."
+            )
+        values = as_tensor(values, f"{where}: {name}")
+        if values.shape != (part.num_tokens,):
+            raise SignalError(
+                f"{where}: {name} has shape {list(values.shape)} for {part.num_tokens} trainable tokens, "
+                "so numbers and tokens would not match. Give one number per token, sequence after sequence."
+            )
+        check_floats(where, name, values)
+        if held is not None and values.dtype != held:
+            raise SignalError(
+                f"{where}: {name} is {values.dtype} and the batch {held}, so one side of every log-ratio is rounded. "
+                "Give one dtype."
+            )
+
+
+def available_now(part: Slice, logp_now: PerToken, entropy: PerToken | None) -> dict[str, Any]:
+    """Every input by name, without gradient; `old = current` makes the old policy the current one."""
+    available: dict[str, Any] = {**dict.fromkeys(INPUTS["value_loss"]), **part.fields}
+    available |= {
+        "segments": part.segments, "logp_current": logp_now, "entropy": entropy,
+        "trains": torch.ones_like(part.segments.token_counts, dtype=torch.bool),
+    }  # fmt: skip
+    if part.recipe.old == "current":
+        available["logp_old"] = logp_now
+    return available
