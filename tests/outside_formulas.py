@@ -43,3 +43,43 @@ def averaged(logp_current: PerToken, advantage: PerToken) -> tuple[Tensor, dict[
 def bare(logp_current: PerToken, advantage: PerToken) -> PerToken:
     """Forgets its observations."""
     return -advantage * logp_current
+
+
+@formula(source="Wang et al. 2025, arXiv:2506.01939, top entropy tokens", stage="keep", scope="update", promises=())
+def high_entropy(entropy: PerToken, *, share: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """Keep the share of the update's tokens with the highest entropy."""
+    bound = entropy.quantile(1 - share)
+    return entropy >= bound, {"over_high_tokens": entropy > bound}
+
+
+@formula(source="a test", stage="advantage", scope="group", promises=())
+def by_turn(outcome: PerToken, turn: Tensor, segments: Any, group_of_episode: Tensor, level: PerToken) -> Any:
+    """Turn-level credit: the outcome, divided by the turn's number plus a field of the caller's own."""
+    per_token = outcome[segments.sequence_of_token] / (1 + turn) + level + 0 * group_of_episode.sum()
+    return per_token, per_token.clone()
+
+
+@formula(source="a test", stage="policy_loss", scope="token", promises=())
+def fresh_only(logp_current: PerToken, advantage: PerToken, version: Tensor) -> tuple[PerToken, dict[str, Tensor]]:
+    """REINFORCE on tokens of version 3 alone: a version mask."""
+    return -(version == 3).to(advantage.dtype) * advantage * logp_current, {}
+
+
+@formula(source="a test", stage="keep", scope="sequence", promises=())
+def who_trains(trains: Tensor, segments: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """A keep that reads who trains, so it decides after the vote."""
+    return trains[segments.sequence_of_token], {}
+
+
+@formula(source="a test", stage="keep", scope="update", promises=())
+def farthest(logratio: PerToken, segments: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Looks across the whole update: rejects the half of its tokens that drifted most, and says so at both levels."""
+    far = logratio.abs() > logratio.abs().median()
+    rows = logratio.new_zeros(segments.num_sequences).index_add(0, segments.sequence_of_token, far.to(logratio.dtype))
+    return ~far, {"over_high_tokens": far, "over_high_sequences": rows > 0}
+
+
+@formula(source="a test", stage="normalize", scope="batch", promises=())
+def reads_the_future(reward: PerToken, advantage: PerToken) -> tuple[Tensor, Tensor]:
+    """Asks for what does not exist yet."""
+    return reward - advantage, reward > 0

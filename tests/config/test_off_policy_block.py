@@ -57,6 +57,30 @@ def run(chosen: trimtab.Recipe, given: dict[str, torch.Tensor]) -> tuple[float, 
     return loss.item(), logp.grad, metrics
 
 
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({"use_tis": "banana"}, "use_tis = 'banana' is not possible"),
+        ({"use_tis": 1}, "use_tis = 1 is not possible"),
+        ({"use_tis": True, "tis_ratio_type": "sequence"}, "use_tis = True and tis_ratio_type = 'sequence' ask for two"),
+        ({"use_tis": False, "tis_ratio_type": "token"}, "use_tis = False and tis_ratio_type = 'token' ask for two"),
+        ({"tis_imp_ratio_cap": [2.0]}, r"tis_imp_ratio_cap = \[2.0\], so every token would weigh nothing"),
+        ({"tis_imp_ratio_cap": True}, "tis_imp_ratio_cap = True, so"),
+        ({"tis_imp_ratio_cap": 3.0, "token_tis_ratio_clip_high": 2.0}, "are two caps for one ratio"),
+        ({"geo_mask_low": True}, "geo_mask_low = True is not possible"),
+        ({"sequence_mask_metric": "geometric", "geo_mask_low": 1.2}, "band = "),
+        ({"outlier_token_is_threshold_low": 5.0, "outlier_token_is_threshold_high": 1.0}, "low is at most 1"),
+        ({"token_tis_ratio_clip_high": float("inf")}, "token_tis_ratio_clip_high = inf is not possible"),
+    ],
+    ids=str,
+)
+def test_two_answers_and_wrong_types_are_refused(block: dict[str, object], message: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ConfigError, match=message):
+            parse_run({"off_policy_correction": block})
+
+
 def test_the_ten_keys_have_the_sources_defaults() -> None:
     assert OffPolicyCorrection().model_dump() == DEFAULTS
     assert OffPolicyCorrection().stages() == ()

@@ -45,7 +45,8 @@ def test_mean_std_at_mixed_levels() -> None:
 
 def test_mean_std_counts_voters_and_gives_everyone_the_result() -> None:
     # the third answer of group 0 does not vote: mean (1 + 3) / 2 = 2, std sqrt((1 + 1) / 1). It would get
-    # (5 - 2) / std, and is held at the highest voter's 1 / std; group 1 is left with one voter: no comparison, so 0 and no signal
+    # (5 - 2) / std, and is held at the highest voter's 1 / std. Group 1 is left with one voter: no comparison, so 0
+    # and no signal
     result, has_signal = normalize.mean_std(REWARD, flags(1, 1, 0, 1, 0), GROUP, 2, eps=0.0)
     assert_near(result, -1 / sqrt(2), 1 / sqrt(2), 1 / sqrt(2), 0.0, 0.0)
     assert_is(has_signal, 1, 1, 1, 0, 0)

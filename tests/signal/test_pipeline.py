@@ -210,6 +210,25 @@ def test_nothing_kept_is_an_outcome_with_a_connected_zero_loss() -> None:
     assert step([out]).is_empty
 
 
+@pytest.mark.parametrize("apart", [0.0, 1e-9, 1e-6, 1e-3])
+def test_answers_cut_off_beside_voters_who_almost_agree_get_a_bounded_advantage(apart: float) -> None:
+    """5 answers ended and right, 3 cut off: whitening divides by the voters' tiny spread, the cut-off ones too."""
+    generator = torch.Generator().manual_seed(0)
+    old = -0.5 - torch.rand(8, 6, generator=generator, dtype=F64)
+    batch = SignalBatch.from_padded(
+        torch.ones(8, 6),
+        reward=[1.0 + apart * i for i in range(5)] + [0.0] * 3,
+        group=[0, 0, 0, 0, 1, 1, 1, 1],
+        ended=[True] * 5 + [False] * 3,
+        logp_old=old,
+        logp_ref=old + 1e-9 * torch.randn(8, 6, generator=generator, dtype=F64),
+    )
+    prepared, _ = prepare(batch, recipe("reinforce_plus_plus", not_ended="zero"))
+    voters = prepared.advantage.reshape(8, 6)[:5]
+    assert voters.mean() == pytest.approx(0.0, abs=1e-6)
+    assert prepared.advantage.abs().max() <= voters.abs().max() < 3.0
+
+
 def test_token_loss_never_asks_the_device_for_a_number() -> None:
     """It runs on fake tensors, which have no values to ask for."""
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -11,8 +11,35 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from trimtab.errors import ConfigError
 from trimtab.signal import Stage, part
 
-Null = Annotated[None, BeforeValidator(lambda value: None if value in ("null", "none", "None") else value)]
-Bound = Annotated[float, Field(gt=0)]
+
+def _none(value: object) -> object:
+    return None if isinstance(value, str) and value in ("null", "none", "None") else value
+
+
+def refuse_bool(value: object) -> object:
+    """True is not 1."""
+    if isinstance(value, bool):
+        raise ValueError("a number is due, not true or false")
+    return value
+
+
+Null = Annotated[None, BeforeValidator(_none)]
+Bound = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(refuse_bool)]
+
+
+def _refuse_two_answers(keys: dict[str, Any], use: bool | None, cap: float | None) -> None:
+    """A deprecated key beside its successor: fine while both say the same, refused when one would be dropped unsaid."""
+    kind, high = keys.get("tis_ratio_type"), keys.get("token_tis_ratio_clip_high")
+    if "tis_ratio_type" in keys and use is not None and (kind == "token") != use:
+        raise ConfigError(
+            f"off_policy_correction: use_tis = {use} and tis_ratio_type = {kind!r} ask for two different things. "
+            "Keep tis_ratio_type and drop use_tis."
+        )
+    if cap is not None and high is not None and high != cap:
+        raise ConfigError(
+            f"off_policy_correction: tis_imp_ratio_cap = {cap} and token_tis_ratio_clip_high = {high} are two caps for "
+            "one ratio. Keep token_tis_ratio_clip_high."
+        )
 
 
 class OffPolicyCorrection(BaseModel):
@@ -49,11 +76,18 @@ class OffPolicyCorrection(BaseModel):
             return given
         keys = dict(cast("dict[str, Any]", given))
         use, cap = keys.pop("use_tis", None), keys.pop("tis_imp_ratio_cap", None)
-        if cap is not None and (isinstance(cap, str) or cap <= 0):
+        if use is not None and not isinstance(use, bool):
             raise ConfigError(
-                f"off_policy_correction: tis_imp_ratio_cap = {cap}, so every token would weigh nothing. It is above 0; "
-                "write token_tis_ratio_clip_high = 2.0."
+                f"off_policy_correction: use_tis = {use!r} is not possible. It is true or false; "
+                'write tis_ratio_type = "token" instead.'
             )
+        number = isinstance(cap, int | float) and not isinstance(cap, bool)
+        if cap is not None and not (number and 0 < cap < float("inf")):
+            raise ConfigError(
+                f"off_policy_correction: tis_imp_ratio_cap = {cap!r}, so every token would weigh nothing. "
+                "It is a number above 0, and finite; write token_tis_ratio_clip_high = 2.0."
+            )
+        _refuse_two_answers(keys, use, cap)
         if use is not None or cap is not None:
             written = 'tis_ratio_type = "token"' if use else "leave tis_ratio_type out"
             written += f", token_tis_ratio_clip_high = {cap}" if cap is not None else ""

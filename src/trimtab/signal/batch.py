@@ -122,7 +122,9 @@ class SignalBatch:
         """From one 1-D tensor, array or list per sequence."""
         listed = isinstance(trainable, Sequence) and not isinstance(trainable, str)
         refuse_layout(
-            not listed, f"trainable is a {type(trainable).__name__}", "a list with one 1-D tensor per sequence"
+            not listed,
+            f"trainable is a {type(cast('object', trainable)).__name__}",
+            "a list with one 1-D tensor per sequence",
         )
         rows = [
             as_flags(row, f"SignalBatch: trainable[{i}]") for i, row in enumerate(cast("Sequence[object]", trainable))

@@ -100,7 +100,7 @@ def _flags_per_sequence(ended: Numbers, device: torch.device) -> Tensor:
             "SignalBatch: ended holds texts, and which of them mean that a sequence ended by itself depends on the "
             "engine. Give bools: [reason == 'stop' for reason in finish_reasons]."
         )
-    return as_flags(ended, "SignalBatch: ended", device)
+    return as_flags(cast("object", ended), "SignalBatch: ended", device)
 
 
 def length_of(length: Numbers | None, counts: Tensor) -> Tensor:

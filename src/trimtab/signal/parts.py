@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trimtab.errors import SignalError, nearest
 from trimtab.signal.catalogue import INPUTS, Formula, Rule, find
+from trimtab.signal.layout import Segments
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -103,6 +104,7 @@ def _check_answer(entry: Formula, answer: Any, inputs: Mapping[str, Any]) -> Any
         )
     values = both[0]
     lengths = {value.shape[0] for value in inputs.values() if isinstance(value, Tensor) and value.ndim == 1}
+    lengths |= {value.num_tokens for value in inputs.values() if isinstance(value, Segments)}
     if not isinstance(values, Tensor) or values.ndim != 1 or values.shape[0] not in lengths:
         shown = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise SignalError(

@@ -102,7 +102,8 @@ class Learner:
         seen = _nothing_seen(assembled)
         num_updates = min(self._settings.updates_per_batch, prepared.num_training_groups)
         for number, update in enumerate(prepared.updates(num_updates) if num_updates else ()):
-            result = self._backward(assembled, decide(update, logp_now=self._now(assembled, update)), seen, number)
+            logp, entropy = self._now(assembled, update)
+            result = self._backward(assembled, decide(update, logp, entropy_now=entropy), seen, number)
             seen.metrics = seen.metrics.merge(result.metrics)
             seen.losses.append(float(result.loss))
             if result.is_empty:
@@ -139,12 +140,14 @@ class Learner:
             own["rollout/kl"] = float(prepared.kl.double().mean())
         return own
 
-    def _now(self, assembled: Assembled, update: Update) -> Tensor | None:
-        """Log-probs before a later step on the same batch, where the recipe decides on them."""
-        if not self.recipe.needs_logp_now or (update.is_first and self._has_old):
-            return None
+    def _now(self, assembled: Assembled, update: Update) -> tuple[Tensor | None, Tensor | None]:
+        """Log-probs and entropy before a step, where the recipe decides on them; logp_old serves on the first."""
+        known = update.is_first and self._has_old and not self.recipe.needs_entropy_now
+        if not self.recipe.needs_logp_now or known:
+            return None, None
         with torch.no_grad():
-            return torch.cat([self._pass(assembled, part).logp for part in self._slices(assembled, update.sequences)])
+            passes = [self._pass(assembled, part) for part in self._slices(assembled, update.sequences)]
+        return torch.cat([one.logp for one in passes]), torch.cat([one.entropy for one in passes])
 
     def _backward(self, assembled: Assembled, decided: Decided, seen: Seen, number: int) -> StepResult:
         """Gradients of one whole update, micro-batch after micro-batch; nothing is divided here."""
