@@ -25,7 +25,8 @@ def claim_new(run_dir: Path | None, seed: int) -> Generator[Path]:
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"run_dir: {folder} is a file, so a run cannot be written into it. Give a folder.")
     make_folder(folder)
-    _refuse_filled(folder)  # before the lock, too: a folder that is no run of ours gets no lock file of ours
+    if not (folder / LOCK).exists():
+        _refuse_filled(folder)  # a folder that is no run of ours gets no lock file of ours
     with claim(folder):
         _refuse_filled(folder)
         yield folder
