@@ -6,6 +6,7 @@
     ├── EngineError       a sampler that failed
     │   └── StaleWeights  a sampler that holds other parameters than it says
     ├── CheckpointError   a checkpoint that is damaged or belongs to another run
+    ├── DiskError         a file or folder that the system does not let us write
     ├── AdapterError      another framework's function that could not be bound
     └── MissingExtra      a feature whose optional packages are not installed
 
@@ -41,6 +42,10 @@ class StaleWeights(EngineError):
 
 class CheckpointError(TrimtabError):
     """A checkpoint is not what was written, or not of this run."""
+
+
+class DiskError(TrimtabError):
+    """A file or folder cannot be written."""
 
 
 class AdapterError(TrimtabError):

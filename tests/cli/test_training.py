@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,28 @@ def test_eval_says_what_it_lacks(run: Path, tmp_path: Path) -> None:
         _ = invoke("eval", str(run), "--split", "tset")
 
 
+@pytest.mark.parametrize(("command", "change"), [
+    ("eval", {"task": {"name": "reverse", "size": 2, "reward": "FILE:score"}}),
+    ("eval", {"task": {"name": "FILE:score"}}),
+    ("replay", {"origin": {"recipe": "grpo", "signal": {"loss": {"formula": "written.by.somebody"}}}}),
+])  # fmt: skip
+def test_code_that_a_run_folder_names_is_not_imported_without_trust(
+    command: str, change: dict[str, object], run: Path, tmp_path: Path
+) -> None:
+    witness, folder = tmp_path / "witness", tmp_path / "run"
+    _ = (tmp_path / "evil.py").write_text(f"open({str(witness)!r}, 'w')\ndef score(**_): return [0.0]\n")
+    _ = shutil.copytree(run, folder)
+    config = folder / "config.json"
+    text = json.dumps({**json.loads(config.read_text()), **change}).replace("FILE", str(tmp_path / "evil.py"))
+    _ = config.write_text(text)
+    with pytest.raises(ConfigError, match=rf"{command}: .* names code that would run on this machine.*--trust"):
+        _ = invoke(command, str(folder))
+    assert not witness.exists()
+    with suppress(Exception):  # with trust it is imported, for better or worse
+        _ = invoke(command, str(folder), "--trust")
+    assert witness.exists() == (command == "eval")
+
+
 def test_reports_of_one_run_and_of_several(run: Path, tmp_path: Path) -> None:
     page = run / "report.html"
     page.unlink()
@@ -120,16 +144,17 @@ def test_a_written_run_file_gives_the_defaults_and_is_never_overwritten(tmp_path
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_shell_says_how_to_go_on_and_resume_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_in_a_shell_says_how_to_go_on_and_resume_goes_on(number: int, code: int, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "trimtab.cli", "train", *TINY, "train.steps=2000", "--run-dir", str(folder)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     end = time.monotonic() + 120
     while time.monotonic() < end and not (folder / "metrics.jsonl").exists():
         time.sleep(0.05)
-    os.kill(child.pid, signal.SIGINT)
+    os.kill(child.pid, number)
     out, _ = child.communicate(timeout=120)
-    assert child.returncode == 130, out
+    assert child.returncode == code, out
     assert f"resume  trimtab train --resume {folder}" in out
     done = json.loads((folder / "summary.json").read_text())["steps"]
     result = invoke("train", "--resume", str(folder), f"train.steps={done + 1}", "--quiet")
@@ -141,5 +166,6 @@ def test_options_that_make_no_sense_with_resume_are_refused(run: Path) -> None:
         _ = invoke("train", "--resume", str(run), "--seed", "1", "--twin")
     with pytest.raises(ConfigError, match="recipe cannot change in the middle of a run"):
         _ = invoke("train", "--resume", str(run), "recipe=dapo")
-    with pytest.raises(ConfigError, match="needs --resume RUN"):
-        _ = invoke("train", "--last-good")
+    for flag in ("--last-good", "--accept-changes", "--start-over", "--trust"):
+        with pytest.raises(ConfigError, match=f"{flag} says how to go on with a run, so it needs --resume RUN"):
+            _ = invoke("train", flag)

@@ -54,18 +54,24 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def blank_page(folder: Path) -> Path:
+    page = folder / "report.html"
+    _ = page.write_text("")
+    return page
+
+
 @pytest.fixture(scope="module")
 def undrawn() -> Iterator[None]:
     """Runs whose page nobody looks at: drawing it takes longer than they do. test_loop and the commands draw theirs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trimtab.report.write_report", lambda folder: folder / "report.html")
+        patch.setattr("trimtab.report.write_report", blank_page)
         yield
 
 
 @pytest.fixture
 def undrawn_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for one test."""
-    monkeypatch.setattr("trimtab.report.write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("trimtab.report.write_report", blank_page)
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +81,7 @@ def small() -> TrainSettings:
 
 @pytest.fixture(scope="session")
 def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> Summary:
-    """PPO with a reference and a critic, two updates a batch, a stale int4 sampler, batches dumped."""
+    """PPO with a reference and a critic, two updates per batch, a stale int4 sampler, batches dumped."""
     changed = {"dump_batches": True, "updates_per_batch": 2, "temperature": 0.8, "eval_samples": 3}
     folder: Path = tmp_path_factory.mktemp("ppo") / "run"
     return train(SMALL.model_copy(update={**changed, "run_dir": folder}), "ppo", progress=Silent())

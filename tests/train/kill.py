@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -92,8 +93,8 @@ def _fuse(write: int, phase: Phase) -> None:
 
 
 def _watch(seen: Callable[[str, str], None]) -> None:
-    """Tell of every write of the trainer, files, lines and renames: before, after, and half-way where there is one."""
-    write, append, replace = disk.write_durably, disk.append_line, os.replace
+    """Tell of every write of the trainer, files, lines, renames and removals: before, half-way and after."""
+    write, append, replace, remove = disk.write_durably, disk.append_line, os.replace, shutil.rmtree
 
     def write_watched(path: Path, content: bytes) -> None:
         seen(f"file {path.name}", "before")
@@ -117,12 +118,22 @@ def _watch(seen: Callable[[str, str], None]) -> None:
         replace(source, target)
         seen(f"rename {Path(target).name}", "after")
 
+    def remove_watched(path: Any, ignore_errors: bool = False) -> None:
+        if not Path(path).is_dir():
+            return
+        seen(f"remove {Path(path).name}", "before")
+        next(iter(sorted(Path(path).iterdir())), Path("nothing")).unlink(missing_ok=True)
+        seen(f"remove {Path(path).name}", "half")
+        remove(path, ignore_errors=ignore_errors)
+        seen(f"remove {Path(path).name}", "after")
+
     import trimtab.train.record as record
 
     disk.write_durably = write_watched
     disk.append_line = append_watched
     record.append_line = append_watched  # pyright: ignore[reportPrivateImportUsage]
     os.replace = replace_watched  # type: ignore[assignment]
+    shutil.rmtree = remove_watched  # type: ignore[assignment]
 
 
 def random_phase(stream: random.Random) -> Phase:

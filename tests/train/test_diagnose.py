@@ -32,7 +32,7 @@ def test_engine_and_staleness_are_told_apart(small: TrainSettings) -> None:
     collector = sent(policy, small, version=0)
     probe = Probe(learner, pad_id=policy.pad_id, keeps_copy=False)
     probe.mark(0)
-    groups = probe.measured(collector.collect([0, 1]))
+    groups = probe.measure(collector.collect([0, 1]))
     assembled = assemble(groups, pad_id=policy.pad_id)
     fresh = split_drift(assembled, learner.score(assembled))
     assert fresh["drift/engine_abs_mean"] > 1e-4
@@ -53,10 +53,10 @@ def test_a_copy_remembers_the_marked_version(small: TrainSettings) -> None:
     groups = collector.collect([0])
     before = learner.score(assemble(groups, pad_id=policy.pad_id))
     move(policy)
-    found = torch.cat([episode.logp_trainer for episode in probe.measured(groups)[0].episodes if episode.num_tokens])
+    found = torch.cat([episode.logp_trainer for episode in probe.measure(groups)[0].episodes if episode.num_tokens])
     assert torch.equal(found, before)
     probe.mark(1)
-    assert probe.measured(groups)[0].episodes[0].logp_trainer is None  # of another version
+    assert probe.measure(groups)[0].episodes[0].logp_trainer is None  # of another version
 
 
 def test_diagnostics_count_every_token_once(small: TrainSettings) -> None:

@@ -5,7 +5,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from trimtab.config.train import ModelSettings, TrainSettings
 from trimtab.signal import recipe
 from trimtab.train.memory import estimate_memory
-from trimtab.train.policy import Policy, fitted, new_policy
+from trimtab.train.policy import Policy, make_policy, new_policy
 
 SETTINGS = TrainSettings(
     model=ModelSettings(hidden_size=128, num_layers=3, num_heads=4, mlp_size=512),
@@ -36,10 +36,10 @@ def test_activations_are_estimated_within_a_factor_of_one_and_a_half(kind: str) 
         config = LlamaConfig(
             vocab_size=14, hidden_size=128, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4
         )
-        policy = fitted(LlamaForCausalLM(config), policy.tokenizer, None)
+        policy = make_policy(LlamaForCausalLM(config), policy.tokenizer, None)
     if kind == "gpt2":
         config = GPT2Config(vocab_size=14, n_embd=128, n_layer=3, n_head=4)
-        policy = fitted(GPT2LMHeadModel(config), policy.tokenizer, None)
+        policy = make_policy(GPT2LMHeadModel(config), policy.tokenizer, None)
     real = kept(policy.model, torch.randint(0, 14, (8, 64)))
     estimated = estimate_memory(policy, SETTINGS, recipe("grpo"), prompt_tokens=16)["activations"]
     assert real / 1.5 < estimated < 1.5 * real

@@ -7,34 +7,48 @@ import torch
 from safetensors.torch import load_file
 
 from trimtab.config.train import EngineSettings, TrainSettings
-from trimtab.errors import ConfigError
+from trimtab.errors import ConfigError, DiskError
+from trimtab.train.claim import claim_new
 from trimtab.train.disk import write_whole
-from trimtab.train.record import Record, manifest, open_record
+from trimtab.train.record import Record, manifest
 
 
 def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path: Path) -> None:
     _ = (tmp_path / "summary.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"already holds summary.json, so this run would mix with it. Give another"):
-        _ = open_record(tmp_path, seed=0)
+    with (
+        pytest.raises(ConfigError, match=r"already holds summary.json, so this run would mix with it. Give another"),
+        claim_new(tmp_path, seed=0),
+    ):
+        pass
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
 def test_an_empty_folder_and_a_new_one_are_taken(tmp_path: Path) -> None:
-    assert open_record(tmp_path, seed=0).folder == tmp_path
-    assert open_record(tmp_path / "a" / "b", seed=0).folder.is_dir()
+    with claim_new(tmp_path, seed=0) as folder:
+        assert folder == tmp_path
+    with claim_new(tmp_path, seed=0):  # a lock that nobody holds is nothing
+        pass
+    with claim_new(tmp_path / "a" / "b", seed=0) as folder:
+        assert folder.is_dir()
 
 
 def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
     _ = (tmp_path / "run").write_text("")
-    with pytest.raises(ConfigError, match="is a file, so a run cannot be written into it"):
-        _ = open_record(tmp_path / "run", seed=0)
-    with pytest.raises(ConfigError, match="cannot be made"):
-        _ = open_record(tmp_path / "run" / "below", seed=0)
+    with (
+        pytest.raises(ConfigError, match="is a file, so a run cannot be written into it"),
+        claim_new(tmp_path / "run", seed=0),
+    ):
+        pass
+    with pytest.raises(DiskError, match="cannot be written"), claim_new(tmp_path / "run" / "below", seed=0):
+        pass
 
 
 def test_default_folders_of_one_second_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    folders = [open_record(None, seed=5).folder for _ in range(3)]
+    folders: list[Path] = []
+    for _ in range(3):
+        with claim_new(None, seed=5) as folder:
+            folders.append(folder)
     assert len(set(folders)) == 3
     assert all(folder.parent == Path("runs") and "-seed5" in folder.name for folder in folders)
 

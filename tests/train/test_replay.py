@@ -1,6 +1,8 @@
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,3 +48,13 @@ def test_a_step_that_was_not_dumped_names_those_that_were(ppo_run: Summary, tmp_
         _ = read_dump(ppo_run.run_dir, 99)
     with pytest.raises(ConfigError, match=r"train.dump_batches=true"):
         _ = read_dump(tmp_path, 0)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda path: path.write_bytes(b"no tensors"), lambda path: path.with_suffix(".json").write_text("{}"),
+])  # fmt: skip
+def test_a_damaged_dump_is_one_sentence(damage: Any, ppo_run: Summary, tmp_path: Path) -> None:
+    _ = shutil.copytree(ppo_run.run_dir / "batches", tmp_path / "batches")
+    damage(tmp_path / "batches" / "step_0001.safetensors")
+    with pytest.raises(ConfigError, match=r"step_0001.safetensors or the JSON beside it is damaged"):
+        _ = read_dump(tmp_path, 1)

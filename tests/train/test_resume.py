@@ -15,6 +15,7 @@ from trimtab.config.train import TaskSettings, TrainSettings
 from trimtab.errors import CheckpointError, ConfigError
 from trimtab.signal import recipe
 from trimtab.train import resume, train
+from trimtab.train.checkpoint import newest_checkpoint
 from trimtab.train.progress import Silent
 from trimtab.train.record import Summary
 
@@ -51,17 +52,26 @@ KILLS = [
     pytest.param("line metrics.jsonl", 3, "half", id="inside a line of metrics"),
     pytest.param("file .optimizer.safetensors.draft", 1, "half", id="inside a checkpoint's file"),
     pytest.param("rename step_000002", 0, "before", id="before a checkpoint's rename"),
-    pytest.param("rename .step_000000.old", 0, "after", id="while an old checkpoint is removed"),
+    pytest.param("remove .step_000000.old", 0, "half", id="while an old checkpoint is removed"),
     pytest.param("rename best", 1, "before", id="while the best policy is replaced"),
     pytest.param("file .summary.json.draft", 0, "half", id="inside the summary"),
+    pytest.param("rename summary.json", 0, "after", id="between summary and report"),
 ]
 
 
 @pytest.fixture(scope="module")
 def writes(undrawn: None, small: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Every write of the run, in order."""
+    """Every write of the run, in order, where only one checkpoint is kept."""
     folder = tmp_path_factory.mktemp("writes")
-    return count_writes(partial(uninterrupted, small, folder / "run", RECIPE), folder / "note")
+    kept = small.model_copy(update={"keep_checkpoints": 1})
+    return count_writes(partial(uninterrupted, kept, folder / "run", RECIPE), folder / "note")
+
+
+def assert_can_go_on(folder: Path) -> None:
+    """As soon as there is a log, there is a complete checkpoint."""
+    run_id = json.loads((folder / "manifest.json").read_text())["run_id"]
+    if (folder / "metrics.jsonl").is_file():
+        assert newest_checkpoint(folder / "checkpoints", run_id) is not None
 
 
 @pytest.mark.parametrize(("what", "nth", "phase"), KILLS)
@@ -71,7 +81,7 @@ def test_killed_inside_a_write_and_resumed(
     places = [place for place, name in enumerate(writes) if name == what]
     assert len(places) > nth, f"{what} is among {sorted(set(writes))}"
     folder = tmp_path / "run"
-    work = partial(uninterrupted, small, folder, RECIPE)
+    work = partial(uninterrupted, small.model_copy(update={"keep_checkpoints": 1}), folder, RECIPE)
     assert in_child(killed_at(work, places[nth], phase)) == -signal.SIGKILL  # type: ignore[arg-type]
     if not (folder / "manifest.json").is_file():
         with pytest.raises(ConfigError, match=r"manifest.json is missing, so .* is not the folder of a run"):
@@ -79,7 +89,10 @@ def test_killed_inside_a_write_and_resumed(
         shutil.rmtree(folder)
         uninterrupted(small, folder, RECIPE)
     else:
+        assert_can_go_on(folder)
         go_on(folder)
+    assert (folder / "report.html").is_file()
+    assert [path.name for path in folder.rglob(".*") if path.name != ".lock"] == []
     assert_equal_runs(folder, whole)
 
 
@@ -88,15 +101,18 @@ def test_killed_inside_a_write_and_resumed(
 def test_killed_anywhere_again_and_again(
     seed: int, whole: Path, writes: list[str], small: TrainSettings, tmp_path: Path
 ) -> None:
-    """Two kills a run: one inside a random write, one at a random time of the resumed run."""
+    """Two kills per run: one inside a random write, one at a random time of the resumed run."""
     stream = random.Random(seed)
     folder = tmp_path / "run"
     first = writes.index("file .manifest.json.draft") + 2
     place = stream.randrange(first, len(writes))
-    work = partial(uninterrupted, small, folder, RECIPE)
+    kept = small.model_copy(update={"keep_checkpoints": stream.choice((1, 2))})
+    work = partial(uninterrupted, kept, folder, RECIPE)
     _ = in_child(killed_at(work, place, random_phase(stream)))
+    assert_can_go_on(folder)
     _ = killed_after(partial(go_on, folder), stream.uniform(0.0, 1.5))
-    if not (folder / "summary.json").is_file():  # the second kill came after the end
+    assert_can_go_on(folder)
+    if not (folder / "report.html").is_file():  # the second kill came before the end
         go_on(folder)
     assert_equal_runs(folder, whole)
 
@@ -112,7 +128,9 @@ def test_a_sampler_beside_the_learner_is_killed_with_it_and_the_run_goes_on(
     work = partial(uninterrupted, beside, tmp_path / "run", RECIPE)
     place = writes.index("rename step_000002")  # of the same run, inline; the sampler's folder adds writes before it
     assert in_child(killed_at(work, place, "after")) == -signal.SIGKILL
+    assert (tmp_path / "run" / ".sampler").is_dir()
     go_on(tmp_path / "run")
+    assert not (tmp_path / "run" / ".sampler").exists()
     assert_equal_runs(tmp_path / "run", tmp_path / "whole", but=("runtime",))
 
 
@@ -169,22 +187,6 @@ def test_a_checkpoint_that_lacks_a_file_is_refused(stopped: Path) -> None:
         _ = resume(stopped, progress=Silent())
 
 
-def test_a_checkpoint_of_another_run_is_refused(stopped: Path) -> None:
-    manifest = stopped / "checkpoints" / "step_000005" / "manifest.json"
-    content = json.loads(manifest.read_text())
-    _ = manifest.write_text(json.dumps({**content, "run_id": "another"}))
-    with pytest.raises(CheckpointError, match=r"belongs to run another and this folder's run is"):
-        _ = resume(stopped, progress=Silent())
-
-
-def test_a_checkpoint_of_a_later_format_is_refused(stopped: Path) -> None:
-    manifest = stopped / "checkpoints" / "step_000005" / "manifest.json"
-    content = json.loads(manifest.read_text())
-    _ = manifest.write_text(json.dumps({**content, "format": 99}))
-    with pytest.raises(CheckpointError, match=r"has format 99 and this version of trimtab reads 1"):
-        _ = resume(stopped, progress=Silent())
-
-
 def test_what_would_change_the_meaning_of_a_run_is_refused(stopped: Path) -> None:
     with pytest.raises(ConfigError, match=r"lr cannot change in the middle of a run"):
         _ = resume(stopped, changes={"lr": 1.0}, progress=Silent())
@@ -195,6 +197,42 @@ def test_what_would_change_the_meaning_of_a_run_is_refused(stopped: Path) -> Non
 def test_a_finished_run_says_so_and_how_to_get_more(whole: Path) -> None:
     with pytest.raises(ConfigError, match=r"is finished \(all 5 steps are done\).*train.steps=10"):
         _ = resume(whole, progress=Silent())
+
+
+def test_a_run_killed_after_its_summary_gets_its_report_and_loses_its_model_copy(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    _ = shutil.copytree(whole, folder)
+    (folder / "report.html").unlink()
+    (folder / ".sampler").mkdir()
+    summary = resume(folder, progress=Silent())
+    assert summary.to_json() == json.loads((whole / "summary.json").read_text())
+    assert (folder / "report.html").is_file()
+    assert not (folder / ".sampler").exists()
+    with pytest.raises(ConfigError, match="is finished"):
+        _ = resume(folder, progress=Silent())
+
+
+def test_a_run_that_lost_its_checkpoints_never_loses_its_logs(stopped: Path, whole: Path) -> None:
+    shutil.rmtree(stopped / "checkpoints")
+    before = (stopped / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint although metrics.jsonl tells .* add --start-over"):
+        _ = resume(stopped, progress=Silent())
+    assert (stopped / "metrics.jsonl").read_bytes() == before
+    _ = resume(stopped, start_over=True, progress=Silent())
+    assert (stopped / "set_aside_1" / "metrics.jsonl").read_bytes() == before
+    assert_equal_runs(stopped, whole)
+
+
+def test_damaged_lines_are_kept_beside_and_told(stopped: Path, whole: Path) -> None:
+    """A bad byte in the middle costs one line, and the file as it was stays."""
+    log = stopped / "metrics.jsonl"
+    content = log.read_bytes().splitlines(keepends=True)
+    content[1] = b"\xff" + content[1]
+    _ = log.write_bytes(b"".join(content))
+    summary = resume(stopped, progress=Silent())
+    assert any("metrics.jsonl: line 2 cannot be read" in text for text in summary.warnings)
+    assert (stopped / "metrics.jsonl.damaged-1").read_bytes() == b"".join(content)
+    assert [line["step"] for line in lines(stopped)] == [0, 2, 3, 4, 5]
 
 
 def test_two_processes_cannot_train_in_one_folder(stopped: Path) -> None:

@@ -1,6 +1,7 @@
 """Both runtimes keep their promises: staleness within the limit, versions true, no batch lost, processes that end."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -17,11 +18,12 @@ from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.weights import digest
 from trimtab.signal import recipe
 from trimtab.train import train
+from trimtab.train.interrupt import LISTENED
 from trimtab.train.learn import Learner
 from trimtab.train.opening import cautions
 from trimtab.train.policy import published
 from trimtab.train.progress import Lines, Silent
-from trimtab.train.runtime import Inline, Runtime
+from trimtab.train.runtime import Inline, Runtime, Wait
 from trimtab.train.setup import new_buffer, new_collector, open_runtime, task_and_policy
 from trimtab.train.warmstart import warm_start
 
@@ -129,6 +131,56 @@ def test_a_sampler_that_dies_is_one_clear_error_and_leaves_nothing_behind(small:
             _drain(runtime, published(policy.model))
     finally:
         runtime.close()
+    assert children() == []
+
+
+def test_a_sampler_that_hangs_is_told_of_can_be_left_and_is_given_up(
+    small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process: it is alive, and never says a word again."""
+    monkeypatch.setattr("trimtab.train.processes.NOTICE_SECONDS", 0.05)
+    monkeypatch.setattr("trimtab.train.processes.POLL_SECONDS", 0.01)
+    policy, runtime = opened(small, tmp_path / "sampler")
+    told: list[str] = []
+    try:
+        runtime.publish(published(policy.model), 0)
+        assert runtime.batch(list) is not None
+        for number in LISTENED:  # a scheduler signals every process of a job; stopping is the learner's affair
+            os.kill(children()[0], number)
+        runtime.publish(published(policy.model), 1)
+        assert runtime.batch(list) is not None
+        os.kill(children()[0], signal.SIGSTOP)
+        for version in range(2, 6):
+            runtime.publish(published(policy.model), version)
+            if runtime.batch(list, Wait(lambda: len(told) > 1, told.append)) is None:
+                break
+        else:
+            pytest.fail("the wait never ended")
+        assert re.fullmatch(r"no batch from the sampler for 0 s; it is at prompts \d+ to \d+ with .*", told[0]), told
+        monkeypatch.setenv("TRIMTAB_SAMPLER_SECONDS", "0.1")
+        with pytest.raises(EngineError, match=r"has said nothing for 0.1 s, so it seems to hang; it is at prompts"):
+            _ = runtime.batch(list)
+    finally:
+        runtime.close()
+    assert children() == []
+
+
+@pytest.mark.slow
+def test_a_run_whose_sampler_hangs_still_stops_when_its_time_is_up(
+    small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`max_minutes` is looked at while the learner waits, and a checkpoint is there afterwards."""
+    monkeypatch.setattr("trimtab.train.processes.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("trimtab.train.processes.CLOSE_SECONDS", 0.1)
+
+    class Stopper(Silent):
+        def step(self, line: object) -> None:
+            os.kill(children()[0], signal.SIGSTOP)
+
+    changed = {"runtime": "processes", "run_dir": tmp_path / "run", "max_minutes": 0.15, "steps": 50}
+    summary = train(small.model_copy(update=changed), "start_async", progress=Stopper())
+    assert summary.outcome == "time_limit"
+    assert (tmp_path / "run" / "checkpoints" / f"step_{summary.steps:06d}").is_dir()
     assert children() == []
 
 

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import math
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from trimtab.errors import ConfigError
 from trimtab.report.study import markdown, write_study
 from trimtab.train.study import StudyResult, run_study
 from trimtab.train.study_progress import Lines, Live
-from trimtab.train.study_table import Cell, checked, half_width, read_cell, student_t, table
+from trimtab.train.study_table import Cell, check_expectations, half_width, read_cell, student_t, table
 
 PROTOCOL = """
 title = "Two arms"
@@ -224,7 +225,7 @@ def test_a_mean_whose_interval_reaches_past_the_bound_says_so(tmp_path: Path) ->
     read = load_study(protocol(tmp_path))
     values = {("fresh", 3): 0.95, ("fresh", 4): 0.952, ("stale", 3): 0.3, ("stale", 4): 0.4}
     rows = table(read, [Cell(arm, seed, "finished", value) for (arm, seed), value in values.items()])
-    said = markdown(StudyResult(tmp_path, read, rows, checked(read, rows), 1.0, interrupted=False).to_json())
+    said = markdown(StudyResult(tmp_path, read, rows, check_expectations(read, rows), 1.0, interrupted=False).to_json())
     assert "| fresh >= 0.9 | 0.951 | yes, the whole interval |" in said
     assert "| stale <= 0.4 | 0.350 | yes by the mean; the interval reaches past it |" in said
 
@@ -234,9 +235,9 @@ def test_an_arm_with_a_hole_decides_nothing_and_says_so(tmp_path: Path) -> None:
     cells = [Cell("fresh", 3, "finished", 0.99), Cell("fresh", 4, "failed", None, "exit code 1; why"),
              Cell("stale", 3, "finished", 0.1)]  # fmt: skip
     rows = table(read, cells)
-    assert [one.met for one in checked(read, rows)] == [None, None]
+    assert [one.met for one in check_expectations(read, rows)] == [None, None]
     assert [(row.num_values, row.mean, row.half_width) for row in rows] == [(1, 0.99, None), (1, 0.1, None)]
-    said = markdown(StudyResult(tmp_path, read, rows, checked(read, rows), 1.0, interrupted=True).to_json())
+    said = markdown(StudyResult(tmp_path, read, rows, check_expectations(read, rows), 1.0, interrupted=True).to_json())
     assert "Of 4 runs: 1 failed, 1 missing." in said
     assert "0.990 (1 of 2 seeds)" in said
     assert "fresh, seed 4: failed: exit code 1; why" in said
@@ -290,3 +291,15 @@ def test_a_half_done_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert again.rows == whole.rows
     assert json.loads((folder / "summary.json").read_text())["resumed"] == 1
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == len(metrics.splitlines())
+
+
+@pytest.mark.slow
+def test_a_run_that_lost_its_checkpoints_begins_again_and_keeps_its_logs(tmp_path: Path) -> None:
+    path = protocol(tmp_path, PROTOCOL.replace("[3, 4]", "[3]").partition("[arms.stale]")[0])
+    whole = run_study(path, out=tmp_path / "out")
+    folder = tmp_path / "out" / "fresh" / "seed3"
+    metrics = (folder / "metrics.jsonl").read_bytes()
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "summary.json").unlink()
+    assert run_study(path, out=tmp_path / "out").rows == whole.rows
+    assert (folder / "set_aside_1" / "metrics.jsonl").read_bytes() == metrics

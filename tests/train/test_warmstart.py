@@ -1,12 +1,12 @@
 from trimtab.config.train import TaskSettings, TrainSettings
 from trimtab.rollout.task import Problem, open_task
 from trimtab.train.policy import Policy, new_policy
-from trimtab.train.warmstart import answered, warm_start
+from trimtab.train.warmstart import demonstrations, warm_start
 
 
 def test_right_answers_train_and_prompts_do_not(policy: Policy, small: TrainSettings) -> None:
     task = open_task(small.task, seed=0)
-    given = answered(policy, task, [Problem("12=", "21"), Problem("345=", "543")])
+    given = demonstrations(policy, task, [Problem("12=", "21"), Problem("345=", "543")])
     for ids, trainable, prompt, answer in zip(given.ids, given.trainable, ("12=", "345="), ("21", "543"), strict=True):
         assert policy.tokenizer.decode(ids[~trainable]) == prompt
         assert policy.tokenizer.decode(ids[trainable]) == f"{answer}<eos>"
@@ -16,7 +16,7 @@ def test_what_the_environment_says_does_not_train(small: TrainSettings) -> None:
     task = open_task(TaskSettings(name="calculator"), seed=0)
     policy = new_policy(small.model, task.alphabet, seed=0)
     problem = task.train(0)
-    given = answered(policy, task, [problem])
+    given = demonstrations(policy, task, [problem])
     turns = task.demonstration(problem)
     assert len(turns) == 2
     assert policy.tokenizer.decode(given.ids[0][given.trainable[0]]) == "".join(f"{turn}<eos>" for turn in turns)

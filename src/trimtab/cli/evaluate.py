@@ -12,7 +12,15 @@ KINDS = ("model", "best")
 
 
 def run_evaluation(
-    folder: Path, overrides: list[str], which: str, split: str, prompts: int | None, samples: int, show: int
+    folder: Path,
+    overrides: list[str],
+    which: str,
+    split: str,
+    prompts: int | None,
+    samples: int,
+    show: int,
+    *,
+    trust: bool = False,
 ) -> None:
     """Load, answer, count, print."""
     import torch
@@ -23,7 +31,7 @@ def run_evaluation(
     from trimtab.train.policy import load, published
     from trimtab.train.setup import new_collector, new_engine
 
-    settings, model = _opened(folder, overrides, which)
+    settings, model = _read(folder, overrides, which, trust=trust)
     if split not in get_args(Split)[1:]:
         raise ConfigError(unknown_name("--split", split, list(get_args(Split)[1:])))
     torch.set_num_threads(settings.threads)
@@ -48,9 +56,11 @@ def run_evaluation(
         collector.scorer.close()
 
 
-def _opened(folder: Path, overrides: list[str], which: str) -> tuple[TrainSettings, Path]:
-    """The settings that a run had, or those given for a bare model folder."""
-    from trimtab.train.opening import read_json
+def _read(folder: Path, overrides: list[str], which: str, *, trust: bool) -> tuple[TrainSettings, Path]:
+    """The settings that a run had, or those given for a bare model folder. Code that only the run names is refused."""
+    from trimtab.train.identity import read_json
+    from trimtab.train.inputs import named_code, refuse_code
+    from trimtab.train.opening import read_settings
 
     if which not in KINDS:
         raise ConfigError(unknown_name("--which", which, list(KINDS)))
@@ -68,9 +78,12 @@ def _opened(folder: Path, overrides: list[str], which: str) -> tuple[TrainSettin
         raise ConfigError(
             f"eval: {model} is not there; the run has not come that far. Resume it: trimtab train --resume {folder}"
         )
-    known = {name: value for name, value in read_json(config).items() if name in TrainSettings.model_fields}
-    settings = TrainSettings.model_validate(known)
+    settings = read_settings(read_json(config), folder)
     if overrides:
         given = load_run(None, overrides).train
         settings = settings.model_copy(update={name: getattr(given, name) for name in given.model_fields_set})
+    # A task given here replaces the run's own as a whole: then the command line, not the folder, names the code.
+    is_given = any(text.startswith("train.task") for text in overrides)
+    if not trust and not is_given:
+        refuse_code(named_code(settings, None), "eval", folder)
     return settings, model

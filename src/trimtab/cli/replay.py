@@ -1,6 +1,7 @@
 """`trimtab replay`: a recorded step once more, under the run's recipe or another one."""
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,14 +17,14 @@ SHOWN = (
 """Metrics that tell two recipes apart, by a part of their name."""
 
 
-def run_replay(folder: Path, step: int, overrides: list[str]) -> int:
+def run_replay(folder: Path, step: int, overrides: list[str], *, trust: bool = False) -> int:
     """0 when every metric came out as recorded, or for another recipe; 1 when one did not."""
-    from trimtab.train.opening import read_json
+    from trimtab.train.identity import read_json
     from trimtab.train.replay import read_dump, replay
 
     config = read_json(folder / "config.json")
     dump = read_dump(folder, step)
-    recipe = _recipe(folder, config.get("origin"), overrides)
+    recipe = _recipe(folder, config, overrides, trust=trust)
     again = replay(dump, recipe, updates_per_batch=int(config["updates_per_batch"]))
     console = Console() if Console().is_terminal else Console(width=160)
     compared = [name for name in again.metrics if name in dump.metrics]
@@ -43,9 +44,15 @@ def run_replay(folder: Path, step: int, overrides: list[str]) -> int:
     return 0
 
 
-def _recipe(folder: Path, origin: dict[str, object] | None, overrides: list[str]) -> Recipe:
+def _recipe(folder: Path, config: dict[str, Any], overrides: list[str], *, trust: bool) -> Recipe:
+    """The recipe given here, or the run's own; code that only the run names is imported on trust alone."""
+    from trimtab.train.inputs import named_formulas, refuse_code
+
+    origin: dict[str, object] | None = config.get("origin")
     if overrides:
         return load_run(None, overrides).build_recipe()
+    if not trust:
+        refuse_code(named_formulas(origin), "replay", folder)
     if not origin:
         raise ConfigError(
             f"replay: {folder} was started from Python with a recipe of its own, so it cannot be rebuilt from the "

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
-INTERRUPTED = 130
-
 
 def show_study(protocol: Path, out: Path | None, jobs: int | None, quiet: bool) -> int:
-    """0 when every run gave a number, 1 when one failed or is missing; expectations are told, not judged."""
+    """0 when every run gave a number, 1 when one failed or is missing; expectations are told, not judged.
+
+    128 + signal when Ctrl-C, SIGTERM or SIGHUP stopped it.
+    """
+    from trimtab.train.interrupt import exit_code
     from trimtab.train.study import run_study
     from trimtab.train.study_progress import study_progress
 
@@ -14,5 +16,5 @@ def show_study(protocol: Path, out: Path | None, jobs: int | None, quiet: bool) 
     if quiet:
         print((result.folder / "study.md").read_text(encoding="utf-8"), end="")
     if result.interrupted:
-        return INTERRUPTED
+        return exit_code(result.stopped_by or "SIGINT")
     return 0 if result.is_whole else 1

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -11,8 +11,8 @@ from trimtab.config import RunFile, load_run
 from trimtab.errors import ConfigError
 from trimtab.signal import names
 
-INTERRUPTED = 130
-"""What a shell reports of a process that Ctrl-C ended."""
+if TYPE_CHECKING:
+    from trimtab.train.record import Summary
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,9 @@ class Asked:
     seed: int | None
     resume: Path | None
     last_good: bool
+    accept_changes: bool
+    start_over: bool
+    trust: bool
     twin: bool
     max_minutes: float | None
     dry_run: bool
@@ -36,8 +39,11 @@ def run_training(asked: Asked) -> None:
     if asked.resume is not None:
         _resume(asked)
         return
-    if asked.last_good:
-        raise ConfigError("train: --last-good says which checkpoint to go on from, so it needs --resume RUN.")
+    for name in ("last_good", "accept_changes", "start_over", "trust"):
+        if getattr(asked, name):
+            raise ConfigError(
+                f"train: --{name.replace('_', '-')} says how to go on with a run, so it needs --resume RUN."
+            )
     if asked.run_file is not None and not asked.run_file.exists():
         raise ConfigError(_not_a_file(str(asked.run_file)))
     run = load_run(asked.run_file, asked.overrides)
@@ -53,8 +59,7 @@ def run_training(asked: Asked) -> None:
     recipe = run.build_recipe()
     origin = run.model_dump(mode="json", include={"recipe", "signal", "off_policy_correction"}, exclude_unset=True)
     summary = train(settings, recipe, quiet=asked.quiet, origin={"recipe": run.recipe, **origin})
-    if summary.outcome == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+    _exit_if_stopped(summary)
     if asked.twin:
         _twin(settings, recipe, summary, asked.quiet)
 
@@ -69,6 +74,7 @@ def _twin(settings: Any, recipe: Any, summary: Any, quiet: bool) -> None:
     print(f"twin    held-out accuracy {pair}")
     if not quiet:
         print(f"report  {summary.run_dir / 'report.html'} shows both", flush=True)
+    _exit_if_stopped(twin)
 
 
 def _resume(asked: Asked) -> None:
@@ -83,9 +89,24 @@ def _resume(asked: Asked) -> None:
     if asked.max_minutes is not None:
         changes["max_minutes"] = asked.max_minutes
     assert asked.resume is not None
-    summary = resume(asked.resume, changes=changes, last_good=asked.last_good, quiet=asked.quiet)
+    summary = resume(
+        asked.resume,
+        changes=changes,
+        last_good=asked.last_good,
+        accept_changes=asked.accept_changes,
+        start_over=asked.start_over,
+        trust=asked.trust,
+        quiet=asked.quiet,
+    )
+    _exit_if_stopped(summary)
+
+
+def _exit_if_stopped(summary: "Summary") -> None:
+    """128 + signal, as shells report it and Slurm and Kubernetes expect it."""
+    from trimtab.train.interrupt import exit_code
+
     if summary.outcome == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(exit_code(summary.stopped_by or "SIGINT"))
 
 
 def _changed(overrides: list[str]) -> dict[str, Any]:

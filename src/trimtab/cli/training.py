@@ -12,6 +12,10 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(help="Dotted overrides: train.steps=50 recipe=dapo", metavar="[KEY=VALUE]...")
 ]
 
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Import code of its own that the run's config names (reward, task, formula).")
+]
+
 
 @app.command(rich_help_panel=PANEL)
 def train(
@@ -29,6 +33,18 @@ def train(
     last_good: Annotated[
         bool, typer.Option("--last-good", help="With --resume: if the last checkpoint is damaged, take an older one.")
     ] = False,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="With --resume: go on although a data or reward file changed; recorded."),
+    ] = False,
+    start_over: Annotated[
+        bool,
+        typer.Option("--start-over", help="With --resume: no checkpoint is left; move the logs aside, begin again."),
+    ] = False,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="With --resume: import code that a run from another machine or user names."),
+    ] = False,
     twin: Annotated[
         bool, typer.Option("--twin", help="Then train the same run without correction; the report shows both.")
     ] = False,
@@ -44,8 +60,8 @@ def train(
 
     With no arguments: a tiny transformer, warm-started by a few supervised steps, learns to sort five digits. With
     train.staleness and train.engine.format its sampler falls behind and is quantised, and the recipe corrects for both.
-    Everything is in the run folder; open report.html to look at it. Ctrl-C finishes the step and says how to go on; a
-    second one ends at once.
+    Everything is in the run folder; open report.html to look at it. Ctrl-C, SIGTERM and SIGHUP finish the step, write a
+    checkpoint and say how to go on (exit code 128 + signal); a second one ends at once.
 
     Examples: trimtab train · trimtab train run.toml train.steps=60 --seed 1 · trimtab train recipe=dapo --dry-run ·
     trimtab train --resume runs/… ·
@@ -56,7 +72,12 @@ def train(
     given = list(overrides or [])
     if run_file is not None and "=" in str(run_file):
         given, run_file = [str(run_file), *given], None
-    run_training(Asked(run_file, given, run_dir, seed, resume, last_good, twin, max_minutes, dry_run, quiet))
+    run_training(
+        Asked(
+            run_file, given, run_dir, seed, resume, last_good, accept_changes, start_over, trust, twin, max_minutes,
+            dry_run, quiet,
+        )
+    )  # fmt: skip
 
 
 @app.command(rich_help_panel=PANEL)
@@ -81,9 +102,10 @@ def evaluate(
     split: Annotated[str, typer.Option(help="validation or test.")] = "test",
     prompts: Annotated[int | None, typer.Option(min=1, help="Held-out prompts; default: as the run.")] = None,
     samples: Annotated[
-        int, typer.Option(min=0, help="Also draw this many answers a prompt, for avg@k and pass@k.")
+        int, typer.Option(min=0, help="Also draw this many answers per prompt, for avg@k and pass@k.")
     ] = 0,
     show: Annotated[int, typer.Option(min=0, help="Print this many answers, wrong ones first.")] = 5,
+    trust: Trust = False,
 ) -> None:
     """Measure a policy on held-out prompts: greedy accuracy, and with --samples avg@k and pass@k.
 
@@ -91,7 +113,7 @@ def evaluate(
     """
     from trimtab.cli.evaluate import run_evaluation
 
-    run_evaluation(folder, list(overrides or []), which, split, prompts, samples, show)
+    run_evaluation(folder, list(overrides or []), which, split, prompts, samples, show, trust=trust)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -120,6 +142,7 @@ def replay(
     run: Annotated[Path, typer.Argument(help="A run folder whose batches were dumped (train.dump_batches=true).")],
     overrides: Overrides = None,
     step: Annotated[int, typer.Option(min=0, help="The step to compute again.")] = 0,
+    trust: Trust = False,
 ) -> None:
     """Compute a recorded step again and compare every metric with what was logged; or put its batch through a recipe.
 
@@ -130,7 +153,7 @@ def replay(
     """
     from trimtab.cli.replay import run_replay
 
-    raise typer.Exit(run_replay(run, step, list(overrides or [])))
+    raise typer.Exit(run_replay(run, step, list(overrides or []), trust=trust))
 
 
 @app.command(rich_help_panel=PANEL)

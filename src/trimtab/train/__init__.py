@@ -59,19 +59,26 @@ def resume(
     *,
     changes: Mapping[str, object] | None = None,
     last_good: bool = False,
+    accept_changes: bool = False,
+    start_over: bool = False,
+    trust: bool = False,
     quiet: bool = False,
     progress: "Progress | None" = None,
 ) -> "Summary":
     """Go on with a run from its last checkpoint, as if it had never stopped (`inline`: bit for bit).
 
-    `changes` may name settings that touch nothing computed so far (`{"steps": 300}`). A damaged checkpoint is refused;
-    `last_good` goes on from the newest one that is whole. `recipe` is needed only if the run began with your own.
+    `changes` may name settings that touch nothing computed so far (`{"steps": 300}`). `recipe` is needed only if the
+    run began with your own. What is not as it was is refused, with the reason; these go on all the same. `last_good`:
+    from the newest checkpoint that is whole. `accept_changes`: with data or code that changed. `start_over`: from step
+    0, where every checkpoint is lost. `trust`: with code of your own on another machine, or named by somebody else.
     """
     _check_extras()
+    from trimtab.train.opening import Leave
     from trimtab.train.progress import terminal_progress
     from trimtab.train.whole import resume_run
 
-    return resume_run(folder, recipe, changes or {}, progress or terminal_progress(quiet=quiet), last_good=last_good)
+    leave = Leave(last_good, accept_changes, start_over, trust)
+    return resume_run(folder, recipe, changes or {}, progress or terminal_progress(quiet=quiet), leave)
 
 
 def _check_extras() -> None:

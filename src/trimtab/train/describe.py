@@ -1,27 +1,36 @@
-"""The only place that turns a recipe into plain data: what will run, with its settings and sources, for the record."""
+"""The only place that turns a recipe into plain data: what will run, with its settings and sources, for the record.
 
-from collections.abc import Iterator
+`fields` is read off the dataclasses themselves, so that a field nobody thought of here is described all the same: two
+recipes that differ never describe alike. `parts` tells the same to people, in the order in which it runs.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, cast
 
 from trimtab.signal import Recipe
+from trimtab.signal.catalogue import Formula
 from trimtab.signal.parts import Part
 
+WORDS = ("source", "summary")
+"""Fields of a recipe that only people read: a resumed run may have better ones."""
 
-def described(recipe: Recipe) -> dict[str, object]:
-    """The recipe as JSON: its name, what it is, and its formulas in the order in which they run."""
+
+def describe(recipe: Recipe) -> dict[str, object]:
+    """The recipe as JSON: its name, what it is, every field of it, and its formulas in the order in which they run."""
     return {
         "name": recipe.name,
         "summary": recipe.summary,
         "source": recipe.source,
-        "not_ended": recipe.not_ended,
-        "filter_constant_groups": recipe.filter_constant_groups,
-        "whiten": recipe.whiten,
-        "old": recipe.old,
         "needs": sorted(recipe.needs),
+        "fields": _data(recipe),
         "parts": [
             {
                 "does": does,
                 "formula": part.formula.name,
-                "settings": {name: _plain(value) for name, value in part.settings.items()},
+                "settings": {name: _shown(value) for name, value in part.settings.items()},
                 "how": how,
                 "means": part.formula.summary,
                 "source": part.formula.source,
@@ -29,6 +38,43 @@ def described(recipe: Recipe) -> dict[str, object]:
             for does, part, how in _parts(recipe)
         ],
     }
+
+
+def is_same(described: Mapping[str, Any], recipe: Recipe) -> bool:
+    """Whether a recipe computes what was described, whatever words it uses about itself."""
+    now = cast("dict[str, Any]", describe(recipe)["fields"])
+    before = described.get("fields")
+    if not isinstance(before, dict):
+        return False
+    return _text(cast("dict[str, Any]", before)) == _text(now)
+
+
+def _text(described: dict[str, Any]) -> str:
+    """As text, where 1 and true are two things."""
+    return json.dumps({name: value for name, value in described.items() if name not in WORDS}, sort_keys=True)
+
+
+def _data(value: object) -> Any:
+    """Plain data that is different for different values, all the way down."""
+    if isinstance(value, Formula):
+        return f"{value.fn.__module__}.{value.fn.__qualname__}" if not _is_ours(value) else value.name
+    if is_dataclass(value):
+        return {field.name: _data(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _data(inner) for key, inner in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_data(inner) for inner in cast("list[Any]", value)]
+    if isinstance(value, set | frozenset):
+        return sorted(str(inner) for inner in cast("set[Any]", value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has none of these, and null would stand for all three
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # 1 and 1.0 are one setting
+    return value if isinstance(value, bool | int | float | str) or value is None else repr(value)
+
+
+def _is_ours(formula: Formula) -> bool:
+    return formula.fn.__module__.partition(".")[0] == "trimtab"
 
 
 def _parts(recipe: Recipe) -> Iterator[tuple[str, Part, str]]:
@@ -46,5 +92,5 @@ def _parts(recipe: Recipe) -> Iterator[tuple[str, Part, str]]:
     yield "weigh tokens", recipe.weighting, ""
 
 
-def _plain(value: object) -> object:
+def _shown(value: object) -> object:
     return value if isinstance(value, bool | int | float | str) else str(value)

@@ -17,7 +17,7 @@ from trimtab.train.policy import frozen_copy
 EDGES = (-20.0, -10.0, -5.0, -3.0, -2.0, -1.5, -1.0, -0.7, -0.5, -0.3, -0.2, -0.1, -0.05, -0.02, -0.01, -0.005, -0.001)
 """Negative half of the log-ratio histogram's edges: fine near 0, where samplers live, coarse where they should not."""
 POSITION_BINS = 16
-"""Bins of positions at most; answers shorter than that get one bin a token."""
+"""Bins of positions at most; answers shorter than that get one bin per token."""
 
 
 class Probe:
@@ -35,8 +35,8 @@ class Probe:
         self._version = version
         self._model = frozen_copy(self._learner.policy.model) if self._keeps_copy else None
 
-    def measured(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups, those of the marked version with the trainer's log-probs."""
+    def measure(self, groups: Sequence[Group]) -> list[Group]:
+        """Score the groups of the marked version with the trainer; the others come back as they are."""
         marked = [group for group in groups if _sampled_by(group, self._version)]
         if not marked:
             return list(groups)
@@ -51,7 +51,7 @@ def _sampled_by(group: Group, version: int) -> bool:
 
 
 def split_drift(assembled: Assembled, now: Tensor) -> dict[str, float]:
-    """Mean |difference| a token by cause, over the episodes that were probed; nothing where none was."""
+    """Mean |difference| per token by cause, over the episodes that were probed; nothing where none was."""
     counts = list(assembled.token_counts)
     rollout, current = assembled.logp_rollout.split(counts), now.split(counts)
     engine: list[Tensor] = []

@@ -1,11 +1,14 @@
 """The only place of the trainer that writes to disk: whole files and whole folders, or nothing.
 
 A reader, and a run that resumes after a kill at any point, sees the old content or the new one, never half of either.
+A disk that refuses is one sentence with what to do, never a bare OSError.
 """
 
+import errno
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -13,12 +16,52 @@ from pathlib import Path
 
 from torch import Tensor
 
+from trimtab.errors import DiskError
+
+DRAFT, OLD = ".draft", ".old"
+"""Endings of hidden names: content that is not in place yet, and content that is on its way out."""
+ADVICE = {
+    errno.ENOSPC: "Make room on the disk.",
+    errno.EDQUOT: "Make room within your quota.",
+    errno.EROFS: "Give a folder on a disk that can be written to.",
+    errno.EACCES: "Give a folder that you may write to.",
+    errno.EPERM: "Give a folder that you may write to.",
+    errno.ENAMETOOLONG: "Give a shorter name.",
+}
+
+
+@contextmanager
+def writing(path: Path) -> Generator[None]:
+    """Whatever the system says about writing here becomes one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(_refusal(path, error.strerror or str(error), error.errno)) from error
+    except Exception as error:
+        # The savers of safetensors and tokenizers are written in Rust and hide the system's number in their text.
+        hidden_number = re.search(r"\(os error (\d+)\)", str(error))
+        if hidden_number is None:
+            raise
+        number = int(hidden_number[1])
+        raise DiskError(_refusal(path, os.strerror(number), number)) from error
+
+
+def _refusal(path: Path, why: str, number: int | None) -> str:
+    shown = str(path) if len(str(path)) < 200 else f"{str(path)[:200]}…"
+    advice = ADVICE.get(number or 0, "Look at the disk and the folder's permissions.")
+    return (
+        f"disk: {shown} cannot be written ({why}), so the run cannot keep what it does and stops. {advice} What was "
+        "written before is whole: trimtab train --resume RUN continues from the last checkpoint, if there is one."
+    )
+
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """The new file or the old one, never half of either."""
-    draft = path.with_name(f".{path.name}.draft")
-    write_durably(draft, content.encode() if isinstance(content, str) else content)
-    os.replace(draft, path)
+    draft = hidden(path, DRAFT)
+    with writing(path):
+        write_durably(draft, content.encode() if isinstance(content, str) else content)
+        os.replace(draft, path)
+        sync_folder(path.parent)
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
@@ -35,48 +78,61 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def append_line(path: Path, line: Mapping[str, object]) -> None:
     """One line in one write; only a kill inside that write can leave half of it, as the file's last line."""
-    with path.open("ab") as file:
+    with writing(path), path.open("ab") as file:
         _ = file.write((json.dumps(plain(line)) + "\n").encode())
+
+
+def make_folder(path: Path) -> None:
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def hidden(path: Path, ending: str) -> Path:
+    """The name beside `path` under which its content waits: `.step_000002.draft`."""
+    return path.with_name(f".{path.name}{ending}")
 
 
 @contextmanager
 def whole_folder(path: Path) -> Generator[Path]:
-    """A draft folder to fill; when the block ends well it takes the place of `path`, in one rename."""
-    draft = path.with_name(f".{path.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+    """A draft folder to fill; when the block ends well it is put on the disk and takes the place of `path`.
+
+    Where `path` exists it has to step aside first: a kill between the two renames leaves both contents under hidden
+    names, and `restore_folder` puts one back. Checkpoints never come to that: each has a name of its own.
+    """
+    draft, old = hidden(path, DRAFT), hidden(path, OLD)
+    with writing(path):
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
     yield draft
-    old = path.with_name(f".{path.name}.old")
+    with writing(path):
+        for file in draft.iterdir():
+            sync_file(file)
+        sync_folder(draft)
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(path, old)
+        os.replace(draft, path)
+        sync_folder(path.parent)
     shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        os.replace(path, old)
-    os.replace(draft, path)
-    _sync_folder(path.parent)
-    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore_folder(path: Path) -> None:
+    """After a kill: put the old content back where nothing is in its place, and delete what is left over."""
+    draft, old = hidden(path, DRAFT), hidden(path, OLD)
+    with writing(path):
+        if not path.exists() and old.is_dir():
+            os.replace(old, path)
+    for leftover in (draft, old):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def remove_folder(path: Path) -> None:
     """Out of sight in one rename, then deleted: a kill in between leaves no half folder under its name."""
-    old = path.with_name(f".{path.name}.old")
+    old = hidden(path, OLD)
+    with writing(path):
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(path, old)
     shutil.rmtree(old, ignore_errors=True)
-    os.replace(path, old)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def keep_lines(path: Path, *, before_step: int) -> None:
-    """Cut a file of JSON lines back to those of earlier steps; a torn last line goes too."""
-    if not path.is_file():
-        return
-    kept: list[bytes] = []
-    for line in path.read_bytes().splitlines():
-        try:
-            step = json.loads(line)["step"]
-        except (ValueError, KeyError, TypeError):
-            break
-        if step >= before_step:
-            break
-        kept.append(line + b"\n")
-    write_whole(path, b"".join(kept))
 
 
 def plain(content: object) -> object:
@@ -98,7 +154,13 @@ def write_durably(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Put what was written to a file on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
     """Renames are durable once their folder is; not every system lets one say so."""
     try:
         handle = os.open(path, os.O_RDONLY)

@@ -2,25 +2,25 @@
 
 from trimtab.rollout.engine import Sampling
 from trimtab.train.evaluate import Repeated, evaluate_repeated
-from trimtab.train.loop import checkpoint, evaluated, measured
+from trimtab.train.loop import answer_greedily, checkpoint, evaluate_and_keep
 from trimtab.train.opening import cautions
 from trimtab.train.policy import save
 from trimtab.train.record import Outcome, Summary
 from trimtab.train.run import Run
 
 
-def finish(run: Run, outcome: Outcome) -> Summary:
+def finish(run: Run, outcome: Outcome, stopped_by: str = "") -> Summary:
     """Checkpoint first, so that nothing is lost; then measure once on test prompts, and write what people read."""
     run.progress.stage("measuring on test prompts and writing the report")
     if run.tally.warm_started:
         checkpoint(run)
     settings, tally = run.settings, run.tally
     if not tally.evaluations or tally.evaluations[-1][0] != tally.steps:
-        found = evaluated(run, run.task.held_out("validation", settings.eval_prompts))
+        found = evaluate_and_keep(run, run.task.held_out("validation", settings.eval_prompts))
         run.record.append("metrics.jsonl", {"step": tally.steps, "version": tally.steps, **found})
     test = run.task.held_out("test", settings.eval_prompts)
-    accuracy = measured(run, test).accuracy
-    repeated = _repeated(run) if settings.eval_samples else None
+    accuracy = answer_greedily(run, test).accuracy
+    repeated = _evaluate_repeated(run) if settings.eval_samples else None
     save(run.policy, run.record.folder / "model")
     best_step, best_accuracy = tally.best
     summary = Summary(
@@ -30,6 +30,7 @@ def finish(run: Run, outcome: Outcome) -> Summary:
         warnings=(
             *(f"{text} ({count} of {tally.steps} steps)" for text, count in tally.warnings),
             *cautions(settings),
+            *run.notes,
             *run.sinks.said,
         ),
         steps=tally.steps,
@@ -54,12 +55,13 @@ def finish(run: Run, outcome: Outcome) -> Summary:
         eval_samples=settings.eval_samples,
         avg_at_k=None if repeated is None else repeated.avg_at_k,
         pass_at_k=None if repeated is None else repeated.pass_at_k,
+        stopped_by=stopped_by if outcome == "interrupted" else "",
     )
     run.record.write_json("summary.json", summary.to_json())
     return summary
 
 
-def _repeated(run: Run) -> Repeated:
+def _evaluate_repeated(run: Run) -> Repeated:
     settings = run.settings
     how = Sampling(settings.max_new_tokens, settings.temperature, settings.engine.top_p, settings.engine.top_k)
     problems = run.task.held_out("test", settings.eval_prompts)

@@ -1,6 +1,7 @@
 """The only place that reads a model folder that others may have written, and says what is wrong with it.
 
-It reads safetensors only: other weight files are pickles, and opening one runs whatever code it holds.
+No code of the folder runs. It reads safetensors only: other weight files are pickles, and opening one runs whatever it
+holds. A config that brings a module of its own is refused, and transformers is told never to import one.
 """
 
 import json
@@ -24,14 +25,16 @@ INDEX_FILE = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<pad_token>", "<|finetune_right_pad_id|>", "<|pad_id|>", "<|padding|>")
 """What published tokenizers call a padding token that their settings forget to name."""
+WEIGHT_KINDS = ("F32", "BF16", "F16", "F64")
 OWN_PAD = "<|trimtab_pad|>"
 
 
-def opened(folder: Path, settings: "ModelSettings | None") -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
+def open_folder(folder: Path, settings: "ModelSettings | None") -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
     """Model and tokenizer of a folder, after every check that a person would want before hours of training."""
     described = _config(folder)
-    _check_weights(folder)
-    model = _model(folder, described, torch.float32 if settings is None else getattr(torch, settings.dtype))
+    _refuse_code(folder, described)
+    kinds = _check_weights(folder)
+    model = _model(folder, described, kinds, torch.float32 if settings is None else getattr(torch, settings.dtype))
     tokenizer = _tokenizer(folder)
     rows = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0]
     if len(tokenizer) > rows:
@@ -69,8 +72,34 @@ def _json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", content)
 
 
-def _check_weights(folder: Path) -> None:
-    """Every weight file is there and whole, by its own table of contents."""
+def _refuse_code(folder: Path, described: dict[str, Any]) -> None:
+    """A model or tokenizer that only the folder's own module can build: that would be code of whoever wrote it."""
+    from transformers import CONFIG_MAPPING
+
+    kind = described.get("model_type")
+    if described.get("auto_map") and kind not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"{folder}: config.json has model_type {kind!r}, which transformers does not know, and auto_map points at "
+            f"code in the folder ({_modules(described['auto_map'])}). That code would run with your rights, so it is "
+            "not imported. Use a model that transformers has itself."
+        )
+    path = folder / "tokenizer_config.json"
+    own = (_json(path) if path.is_file() else {}).get("auto_map")
+    if own and not (folder / "tokenizer.json").is_file():
+        raise ConfigError(
+            f"{folder}: tokenizer_config.json points at code in the folder ({_modules(own)}), and there is no "
+            "tokenizer.json. That code would run with your rights, so it is not imported. Save the tokenizer in the "
+            "fast format (tokenizer.json) where you trust it."
+        )
+
+
+def _modules(named: object) -> str:
+    values = cast("dict[str, object]", named).values() if isinstance(named, dict) else [named]
+    return ", ".join(sorted({str(value) for value in values}))[:200]
+
+
+def _check_weights(folder: Path) -> dict[str, str]:
+    """Every weight file is there and whole, by its own table of contents: the kind of number of each tensor."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / INDEX_FILE
@@ -91,17 +120,20 @@ def _check_weights(folder: Path) -> None:
             f"{folder}: {', '.join(missing) or 'every weight file'} is missing, so the model has no "
             "parameters. Copy the folder again."
         )
+    kinds: dict[str, str] = {}
     for path in paths:
         try:
             with safe_open(path, framework="pt") as file:
-                _ = file.keys()
+                held = {name: str(file.get_slice(name).get_dtype()) for name in _names(file)}
         except (SafetensorError, OSError) as error:
             raise ConfigError(
                 f"{path}: is damaged or cut short ({error}), so the parameters in it are lost. Copy the file again."
             ) from error
+        kinds |= held
+    return kinds
 
 
-def _model(folder: Path, described: dict[str, Any], dtype: torch.dtype) -> "PreTrainedModel":
+def _model(folder: Path, described: dict[str, Any], kinds: dict[str, str], dtype: torch.dtype) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -119,6 +151,7 @@ def _model(folder: Path, described: dict[str, Any], dtype: torch.dtype) -> "PreT
                 dtype=dtype,
                 use_safetensors=True,
                 local_files_only=True,
+                trust_remote_code=False,  # unsaid, transformers asks on the terminal
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # told below, by name
             )
@@ -128,6 +161,12 @@ def _model(folder: Path, described: dict[str, Any], dtype: torch.dtype) -> "PreT
             "its config.json."
         ) from error
     model, info = loaded
+    _check_loaded(folder, model, info, kinds)
+    return cast("PreTrainedModel", model)
+
+
+def _check_loaded(folder: Path, model: Any, info: dict[str, Any], kinds: dict[str, str]) -> None:
+    """Names, shapes and kinds of number in the weight files are those of the model."""
     lost = sorted(info["missing_keys"])
     if lost:
         raise ConfigError(
@@ -140,7 +179,16 @@ def _model(folder: Path, described: dict[str, Any], dtype: torch.dtype) -> "PreT
             f"{folder}: {name} has shape {tuple(stored)} in the weight files and {tuple(wanted)} by config.json, so "
             "they belong to different models. Take the config.json that was saved with these weights."
         )
-    return cast("PreTrainedModel", model)
+    # Masks and positions, which some models save, are no parameters and may be integers.
+    buffers = [f".{name}" for name, _ in model.named_buffers()]
+    for name, kind in kinds.items():
+        is_used = name not in info["unexpected_keys"] and not any(one.endswith(f".{name}") for one in buffers)
+        if kind not in WEIGHT_KINDS and is_used:
+            raise ConfigError(
+                f"{folder}: {name} holds {kind} in the weight files, and parameters are {', '.join(WEIGHT_KINDS)}, so "
+                "its numbers would mean something else (a damaged header, or quantised weights). Save the model in "
+                "bfloat16 or float32."
+            )
 
 
 @contextmanager
@@ -159,6 +207,10 @@ def _quiet() -> Generator[None]:
             logging.enable_progress_bar()
 
 
+def _names(file: Any) -> list[str]:
+    return list(file.keys())
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or repr(error)).splitlines()[0]
 
@@ -172,7 +224,8 @@ def _tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
             "tokenizer.save_pretrained(folder)."
         )
     try:
-        return cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        read = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return cast("PreTrainedTokenizerFast", read)
     except Exception as error:  # the readers of tokenizer files raise bare Exception, too
         raise ConfigError(
             f"{folder}: transformers cannot read the tokenizer ({_first_line(error)}), so the ids have no text. "

@@ -18,7 +18,7 @@ from trimtab.train.learn import Learned
 from trimtab.train.policy import published, save
 from trimtab.train.record import Outcome
 from trimtab.train.run import Run, snapshot
-from trimtab.train.runtime import Delivered
+from trimtab.train.runtime import Delivered, Wait
 from trimtab.train.transcript import transcripts
 
 SHOWN_ANSWERS = 8
@@ -37,18 +37,22 @@ def loop(run: Run, stopped: Callable[[], bool]) -> Outcome:
     """Steps until there are enough, the policy is good enough, time is up, or somebody asks to stop."""
     validation = run.task.held_out("validation", run.settings.eval_prompts)
     while run.tally.steps < run.settings.steps:
-        if stopped():
-            return "interrupted"
-        if run.settings.max_minutes and time.perf_counter() - run.started > 60 * run.settings.max_minutes:
-            return "time_limit"
+        why = _why_stop(run, stopped)
+        if why is not None:
+            return why
         index = run.tally.steps
         line: dict[str, object] = {"step": index, "version": index}
         if index % run.settings.eval_every == 0:
-            line |= evaluated(run, validation)
+            line |= evaluate_and_keep(run, validation)
             if _good_enough(run):
                 run.record.append("metrics.jsonl", line)
                 return "early_stop"
-        line |= _stepped(run)
+        stepped = _train_step(run, stopped)
+        if stepped is None:  # asked to stop while it waited for a batch
+            if "eval/accuracy" in line:
+                run.record.append("metrics.jsonl", line)
+            continue
+        line |= stepped
         run.record.append("metrics.jsonl", line)
         run.progress.step(line)
         run.sinks.log(index, {name: float(value) for name, value in line.items() if isinstance(value, int | float)})
@@ -59,17 +63,25 @@ def loop(run: Run, stopped: Callable[[], bool]) -> Outcome:
     return "finished"
 
 
+def _why_stop(run: Run, stopped: Callable[[], bool]) -> Outcome | None:
+    if stopped():
+        return "interrupted"
+    limit = 60 * run.settings.max_minutes
+    return "time_limit" if limit and time.perf_counter() - run.started > limit else None
+
+
 def checkpoint(run: Run) -> None:
     """Write one; the run can go on from here, bit for bit."""
     saved = snapshot(run)
+    run.record.sync()
     _ = write_checkpoint(run.record.folder / "checkpoints", saved, keep=run.settings.keep_checkpoints)
 
 
-def evaluated(run: Run, problems: list[Problem]) -> dict[str, object]:
-    """Validation accuracy now; the best policy so far is kept, and a few answers, always to the same prompts."""
+def evaluate_and_keep(run: Run, problems: list[Problem]) -> dict[str, object]:
+    """Measure validation accuracy; keep the best policy so far, and a few answers, always to the same prompts."""
     began = time.perf_counter()
     step = run.tally.steps
-    evaluation = measured(run, problems)
+    evaluation = answer_greedily(run, problems)
     if not run.tally.shown:
         wrong_first = sorted(evaluation.answers, key=lambda answer: answer.is_right)
         run.tally.shown = [answer.problem.text for answer in wrong_first[:SHOWN_ANSWERS]]
@@ -83,8 +95,8 @@ def evaluated(run: Run, problems: list[Problem]) -> dict[str, object]:
     return {"eval/accuracy": evaluation.accuracy, "time/eval_seconds": time.perf_counter() - began}
 
 
-def measured(run: Run, problems: list[Problem]) -> Evaluation:
-    """Greedy answers of the policy as it is."""
+def answer_greedily(run: Run, problems: list[Problem]) -> Evaluation:
+    """Load the policy as it is into the judge's engine, and let it answer."""
     from trimtab.rollout.weights import digest
 
     state = published(run.policy.model)
@@ -93,11 +105,14 @@ def measured(run: Run, problems: list[Problem]) -> Evaluation:
     return evaluate(run.judge, problems, max_new_tokens=run.settings.max_new_tokens)
 
 
-def _stepped(run: Run) -> dict[str, object]:
-    """One batch: wait for it, learn from it, publish; the metrics of the step."""
+def _train_step(run: Run, stopped: Callable[[], bool]) -> dict[str, object] | None:
+    """One batch: wait for it, learn from it, publish. The metrics of the step; None if the wait was broken off."""
     began = time.perf_counter()
     version = run.tally.steps
-    delivered = run.runtime.batch(run.probe.measured)
+    wait = Wait(lambda: _why_stop(run, stopped) is not None, run.progress.stage)
+    delivered = run.runtime.batch(run.probe.measure, wait)
+    if delivered is None:
+        return None
     assembled = assemble(delivered.groups, pad_id=run.policy.pad_id)
     _check_fresh(assembled, version, run.settings.staleness)
     sampled = time.perf_counter()

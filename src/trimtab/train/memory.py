@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LIBRARIES = 500 * 2**20
 """Resident size of Python with torch and transformers imported, about, on Linux."""
 HIDDEN_KEPT, MLP_KEPT = 14, 4
-"""Numbers a token and layer that the backward pass needs, in hidden and in feed-forward widths: measured on Qwen3
+"""Numbers per token and layer that the backward pass needs, in hidden and in feed-forward widths: measured on Qwen3
 (14.1 and 4), Llama (10.1 and 4) and GPT-2 (12.3 and 4) with attention that keeps no matrix of scores."""
 LOGITS_COPIES = 6
 """A chunk's logits, their softmax, its product for the entropy, and the gradients of these."""

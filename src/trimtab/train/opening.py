@@ -6,20 +6,24 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+
+from pydantic import ValidationError
 
 from trimtab.config.train import TrainSettings
 from trimtab.errors import CheckpointError, ConfigError
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.task import Task
 from trimtab.signal import Recipe
-from trimtab.train.checkpoint import Checkpoint, newest_checkpoint
-from trimtab.train.describe import described
+from trimtab.train.checkpoint import Checkpoint, newest_checkpoint, settle_checkpoints
+from trimtab.train.describe import describe, is_same
 from trimtab.train.diagnose import Probe
+from trimtab.train.disk import restore_folder
+from trimtab.train.identity import Identity, write_identity
+from trimtab.train.inputs import hash_inputs
 from trimtab.train.learn import Learner
 from trimtab.train.policy import Policy
 from trimtab.train.progress import Progress
-from trimtab.train.record import Record, fingerprint, manifest, open_record
+from trimtab.train.record import Record, manifest
 from trimtab.train.run import Run, Tally, restore_learner, restored_groups, restored_tally
 from trimtab.train.setup import new_buffer, new_collector, new_engine, open_runtime, task_and_policy
 from trimtab.train.sink import open_sinks
@@ -66,9 +70,11 @@ class Opening:
     run_id: str
     task: Task
     policy: Policy
+    notes: tuple[str, ...] = ()
+    """What was found on the way and belongs into the summary."""
     started: float = field(default_factory=time.perf_counter)
 
-    def begun(self, stopped: Callable[[], bool]) -> Run:
+    def begin(self, stopped: Callable[[], bool]) -> Run:
         """Warm start, then a learner; its reference, if it has one, is the policy as the warm start left it."""
         if self.settings.warm_start_steps:
             self.progress.stage(f"warm start: {self.settings.warm_start_steps} supervised steps")
@@ -76,7 +82,7 @@ class Opening:
         learner = Learner(self.policy, self.recipe, self.settings)
         return self._run(learner, Tally(warm_started=not stopped()), new_buffer(self.settings), resumed_step=None)
 
-    def gone_on(self, saved: Checkpoint) -> Run:
+    def go_on(self, saved: Checkpoint) -> Run:
         """Everything as the checkpoint has it."""
         learner = Learner(self.policy, self.recipe, self.settings)
         restore_learner(learner, saved)
@@ -88,7 +94,7 @@ class Opening:
 
     def _run(self, learner: Learner, tally: Tally, buffer: Buffer, *, resumed_step: int | None) -> Run:
         settings, policy, folder = self.settings, self.policy, self.record.folder
-        for caution in cautions(settings):
+        for caution in (*cautions(settings), *self.notes):
             self.progress.stage(f"warning: {caution}")
         return Run(
             settings=settings,
@@ -105,87 +111,110 @@ class Opening:
                 settings.log_to, folder, resumed_step=resumed_step, config=settings.model_dump(mode="json")
             ),
             tally=tally,
+            notes=self.notes,
             started=self.started,
         )
 
 
 def open_new(
-    settings: TrainSettings,
-    recipe: Recipe,
-    progress: Progress,
-    origin: Mapping[str, object] | None,
-    stopped: Callable[[], bool],
-) -> Run:
-    """Folder, model, warm start, sampler: all that comes before the first step."""
-    check_run(settings, recipe)
-    task, policy = task_and_policy(settings)
-    record = open_record(settings.run_dir, settings.seed)
-    progress.opened(settings, recipe.name, record.folder)
-    facts = manifest(settings, policy.dtype)
-    config = {**settings.model_dump(mode="json"), "recipe": described(recipe), "origin": origin}
-    run_id = fingerprint({"config": config, "started": facts["started"], "folder": str(record.folder.resolve())})
-    record.write_json("config.json", config)
-    record.write_json("manifest.json", {**facts, "run_id": run_id})
-    return Opening(settings, recipe, progress, record, run_id, task, policy).begun(stopped)
-
-
-def open_resumed(
     folder: Path,
     settings: TrainSettings,
     recipe: Recipe,
     progress: Progress,
+    origin: Mapping[str, object] | None,
+    parts: tuple[Task, Policy],
+    stopped: Callable[[], bool],
+) -> Run:
+    """Identity, warm start, sampler: all that comes before the first step. The caller has claimed the folder."""
+    progress.opened(settings, recipe.name, folder)
+    config = {**settings.model_dump(mode="json"), "recipe": describe(recipe), "origin": origin}
+    facts = manifest(settings, parts[1].dtype)
+    identity = write_identity(folder, config, facts, hash_inputs(settings, origin, recipe))
+    return Opening(settings, recipe, progress, Record(folder), identity.run_id, *parts).begin(stopped)
+
+
+@dataclass(frozen=True)
+class Leave:
+    """What a person allows a resume to do."""
+
+    last_good: bool = False
+    """Go on from the newest checkpoint that is whole, if a newer one is damaged."""
+    accept_changes: bool = False
+    """Go on although data or code changed since the start; the manifest says so."""
+    start_over: bool = False
+    """Begin again where every checkpoint is lost; what the run wrote is moved aside."""
+    trust: bool = False
+    """Import code that the run's config names, wherever the run comes from."""
+
+
+def open_resumed(
+    identity: Identity,
+    settings: TrainSettings,
+    recipe: Recipe,
+    progress: Progress,
     *,
-    last_good: bool,
+    leave: Leave,
     stopped: Callable[[], bool],
 ) -> Run:
     """The run as it was at its last checkpoint; lines written after it are cut off, for they will be written again."""
-    run_id = str(read_json(folder / "manifest.json").get("run_id", ""))
-    saved = newest_checkpoint(folder / "checkpoints", run_id, last_good=last_good)
+    folder, record = identity.folder, Record(identity.folder)
+    found = newest_checkpoint(folder / "checkpoints", identity.run_id, last_good=leave.last_good)
+    if found is None and record.has_trained and not leave.start_over:
+        raise CheckpointError(
+            f"resume: {folder / 'checkpoints'} holds no checkpoint although metrics.jsonl tells of trained steps, so "
+            "there is nothing to go on from and beginning again would write over the logs. Put the folder back; or "
+            f"add --start-over, which moves what is there into {folder.name}/set_aside_1 and begins at step 0."
+        )
     check_run(settings, recipe)
-    record = Record(folder)
     task, policy = task_and_policy(settings)
     progress.opened(settings, recipe.name, folder)
-    record.cut_back(0 if saved is None else saved.step)
-    opening = Opening(settings, recipe, progress, record, run_id, task, policy)
-    if saved is None:
-        progress.stage("no checkpoint was written yet: beginning again")
-        return opening.begun(stopped)
+    for name in ("model", "best"):
+        restore_folder(folder / name)
+    if found is None:
+        aside = record.set_aside()
+        told = f"; what was there is in {aside.name}" if aside else ""
+        progress.stage(f"no checkpoint: beginning again{told}")
+        return Opening(settings, recipe, progress, record, identity.run_id, task, policy).begin(stopped)
+    saved, path = found
+    settle_checkpoints(folder / "checkpoints", path)
+    notes = record.cut_back(saved.step)
     progress.stage(f"going on from step {saved.step}")
-    return opening.gone_on(saved)
+    return Opening(settings, recipe, progress, record, identity.run_id, task, policy, notes).go_on(saved)
 
 
-def resumed_settings(folder: Path, changes: Mapping[str, object]) -> tuple[TrainSettings, dict[str, Any]]:
-    """The settings a run was started with, with the few that may change; and the whole config."""
-    config = read_json(folder / "config.json")
+def resumed_settings(identity: Identity, changes: Mapping[str, object]) -> TrainSettings:
+    """The settings a run was started with, with the few that may change."""
     refused = sorted(set(changes) - CHANGEABLE)
     if refused:
         raise ConfigError(
             f"resume: {refused[0]} cannot change in the middle of a run, for what is already learned depends on it. "
             f"Only {', '.join(sorted(CHANGEABLE - {'run_dir'}))} can; start a new run for the rest."
         )
+    return read_settings(identity.config, identity.folder, changes).model_copy(update={"run_dir": identity.folder})
+
+
+def read_settings(
+    config: Mapping[str, object], folder: Path, changes: Mapping[str, object] | None = None
+) -> TrainSettings:
+    """The settings in a run's config.json; one of another version may hold what this one does not know."""
     known = {name: value for name, value in config.items() if name in TrainSettings.model_fields}
-    settings = TrainSettings.model_validate_json(json.dumps({**known, **changes}, default=str))
-    return settings.model_copy(update={"run_dir": folder}), config
+    try:
+        return TrainSettings.model_validate_json(json.dumps({**known, **(changes or {})}, default=str))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            f"{folder / 'config.json'}: {where or 'a setting'} cannot be read ({first['msg']}), so the run cannot be "
+            "rebuilt. Use the version of trimtab that wrote it; manifest.json names it."
+        ) from error
 
 
-def check_same_recipe(config: Mapping[str, Any], recipe: Recipe) -> None:
+def check_same_recipe(identity: Identity, recipe: Recipe) -> None:
     """A resumed run must go on with what it began with."""
-    if json.loads(json.dumps(described(recipe), default=str)) != config["recipe"]:
+    described = identity.config["recipe"]
+    if not is_same(described, recipe):
         raise CheckpointError(
-            f"resume: the run was started with recipe {config['recipe']['name']!r} and its settings of then, and "
+            f"resume: the run was started with recipe {described['name']!r} and its settings of then, and "
             f"{recipe.name!r} as it is now runs other formulas or settings, so the run would change its meaning. "
             "Give the recipe it was started with, or start a new run."
         )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of a run folder, or a sentence about why not."""
-    try:
-        return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"resume: {path} is missing, so {path.parent} is not the folder of a run. "
-            "Give one that `trimtab train` made."
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"resume: {path} is not JSON ({error}), so the run cannot be understood.") from error

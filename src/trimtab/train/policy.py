@@ -4,7 +4,6 @@ It does not know how a log-prob is computed nor how the policy is trained; `fold
 """
 
 import copy
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from trimtab.errors import ConfigError
 from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.tokenizer import character_tokenizer
-from trimtab.train.disk import whole_folder, write_json
+from trimtab.train.disk import make_folder, whole_folder, write_json, writing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -88,14 +87,16 @@ def new_policy(settings: "ModelSettings", alphabet: str, seed: int) -> Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "parameters"))
         model = Qwen3ForCausalLM(config)
-    return fitted(model, tokenizer, settings)
+    return make_policy(model, tokenizer, settings)
 
 
-def fitted(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", settings: "ModelSettings | None") -> Policy:
+def make_policy(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", settings: "ModelSettings | None"
+) -> Policy:
     """A policy in the number format and on the device that the settings ask for, with a new critic."""
     width = cast(nn.Linear, model.get_output_embeddings()).weight.shape[1]
     if settings is not None:
-        model = model.to(getattr(torch, settings.dtype)).to(checked_device(settings.device))  # pyright: ignore[reportArgumentType]
+        model = model.to(getattr(torch, settings.dtype)).to(find_device(settings.device))  # pyright: ignore[reportArgumentType]
     # A dropped activation would make the log-prob of a token a matter of chance, and every ratio with it.
     for module in model.modules():
         for name, value in vars(module).items():
@@ -108,7 +109,7 @@ def fitted(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", setti
     return Policy(model=model, tokenizer=tokenizer, critic=new_critic(width))
 
 
-def checked_device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     """The device of that name, if this machine has it."""
     there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     there += ["mps"] if torch.backends.mps.is_available() else []
@@ -148,11 +149,11 @@ def published(model: "PreTrainedModel") -> dict[str, Tensor]:
 
 def save(policy: Policy, folder: Path) -> None:
     """Write a folder that plain transformers loads, all of it or nothing; the critic lies beside the model."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     config = copy.deepcopy(policy.model.config)
     config.architectures = [type(policy.model).__name__]
     config.dtype = next(policy.model.parameters()).dtype
-    with whole_folder(folder) as draft:
+    with whole_folder(folder) as draft, writing(folder):
         config.save_pretrained(draft)
         _ = policy.tokenizer.save_pretrained(draft)
         write_json(draft / "generation_config.json", policy.model.generation_config.to_diff_dict())
@@ -162,22 +163,38 @@ def save(policy: Policy, folder: Path) -> None:
 
 
 def _save_file(state: dict[str, Tensor], path: Path) -> None:
-    """On the disk when this returns, so that the folder's rename never shows a file that is not there yet."""
     from safetensors.torch import save_file
 
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, path, metadata={"format": "pt"})
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
 def load(folder: Path, settings: "ModelSettings | None" = None) -> Policy:
-    """A policy from a model folder, with the critic that lies beside it if there is one. See `folder.opened`."""
+    """A policy from a model folder, with the critic that lies beside it if there is one. See `folder.open_folder`."""
+    from trimtab.train.folder import open_folder
+
+    model, tokenizer = open_folder(folder, settings)
+    policy = make_policy(model, tokenizer, settings)
+    if (folder / CRITIC_FILE).is_file():
+        _load_critic(policy.critic, folder / CRITIC_FILE)
+    return policy
+
+
+def _load_critic(critic: nn.Linear, path: Path) -> None:
+    """A linear layer takes what it is given, integers too; this one takes what was saved for it."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from trimtab.train.folder import opened
-
-    model, tokenizer = opened(folder, settings)
-    policy = fitted(model, tokenizer, settings)
-    if (folder / CRITIC_FILE).is_file():
-        policy.critic.load_state_dict(load_file(folder / CRITIC_FILE))
-    return policy
+    wanted = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in critic.state_dict().items()}
+    try:
+        state = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{path}: is damaged ({error}), so the critic is lost. Copy the file again.") from error
+    found = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in state.items()}
+    for name in sorted({*wanted, *found}):
+        if wanted.get(name) != found.get(name):
+            raise ConfigError(
+                f"{path}: {name} is {found.get(name, 'missing')} and this model's critic has "
+                f"{wanted.get(name, 'no such tensor')}, so it belongs to another model. Copy the folder again, or "
+                "delete the file to begin with a new critic."
+            )
+    critic.load_state_dict(state)

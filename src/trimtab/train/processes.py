@@ -23,8 +23,16 @@ from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.episode import Group, unpack
 from trimtab.rollout.weights import digest
 from trimtab.rollout.wire import receive, send
-from trimtab.train.runtime import Arrived, Delivered, in_batches
+from trimtab.train.runtime import FOR_EVER, Arrived, Delivered, Wait, in_batches
 
+POLL_SECONDS = 0.2
+"""Between two looks, while the learner waits, at signals and at the time."""
+NOTICE_SECONDS = 60.0
+"""After this long without a batch people are told, and again each time it has passed."""
+PATIENCE = "TRIMTAB_SAMPLER_SECONDS"
+"""Environment variable: how long the sampler may say nothing before the run gives it up."""
+PATIENCE_SECONDS = 3600.0
+"""Its default. One order is a batch of prompts; on a CPU, with a large model, that can take many minutes."""
 CLOSE_SECONDS = 5.0
 """How long the child may take to finish what it is sampling when the run is over."""
 SHOWN_LINES = 12
@@ -47,6 +55,8 @@ class Processes:
         self._lag: tuple[float, int] = (0.0, 0)
         self._again: list[int] = sorted(buffer.waiting)
         self._closing: bool = False
+        self._sampling: deque[list[int]] = deque()
+        self._heard: float = time.monotonic()
         self._changed: threading.Condition = threading.Condition()
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         self._child: subprocess.Popen[bytes] = _start(self._words)
@@ -66,24 +76,51 @@ class Processes:
             self._published[version] = time.perf_counter()
             self._changed.notify_all()
 
-    def batch(self, arrived: Arrived) -> Delivered:
+    def batch(self, arrived: Arrived, wait: Wait = FOR_EVER) -> Delivered | None:
         began = time.perf_counter()
+        notices = 1
         while True:
-            fresh = arrived(self._received())
+            fresh = arrived(self._take_arrived())
             with self._changed:
                 for group in fresh:
                     self._buffer.put(group)
                 self._admit()
                 taken = self._buffer.take()
+                waited = time.perf_counter() - began
                 if taken is not None:
                     sampled, self._sample_seconds = self._sample_seconds, 0.0
-                    waited = time.perf_counter() - began
                     groups, dropped = taken
                     return Delivered(tuple(groups), dropped, sampled, waited, *self._lag, len(self._buffer.ready))
                 if not self._arrived and not self._error:
-                    _ = self._changed.wait()
+                    _ = self._changed.wait(timeout=POLL_SECONDS)
+            if wait.is_over():
+                return None
+            if waited > notices * NOTICE_SECONDS:
+                notices += 1
+                wait.say(f"no batch from the sampler for {waited:.0f} s; {self._doing()}")
+            self._give_up_on_silence()
 
-    def _received(self) -> list[Group]:
+    def _doing(self) -> str:
+        """What the sampler is at, as far as it was heard."""
+        with self._changed:
+            silent = f"silent for {time.monotonic() - self._heard:.0f} s"
+            if self._engine_version < 0:
+                return f"it has not loaded the first parameters yet ({silent})"
+            if not self._sampling:
+                return f"it has version {self._engine_version} and no order ({silent})"
+            first, last = self._sampling[0][0], self._sampling[0][-1]
+            return f"it is at prompts {first} to {last} with version {self._engine_version} ({silent})"
+
+    def _give_up_on_silence(self) -> None:
+        limit = float(os.environ.get(PATIENCE) or PATIENCE_SECONDS)
+        if time.monotonic() - self._heard > limit:
+            raise EngineError(
+                f"processes: the sampler has said nothing for {limit:g} s, so it seems to hang; {self._doing()}. The "
+                "run can be resumed from its last checkpoint. If one batch really takes that long, raise the limit: "
+                f"{PATIENCE}={2 * limit:g} in the environment; or train.runtime=inline shows where it hangs."
+            )
+
+    def _take_arrived(self) -> list[Group]:
         """What has arrived since the last look."""
         with self._changed:
             if self._error:
@@ -115,6 +152,9 @@ class Processes:
         self._again = []
         for part in in_batches(tickets, self._buffer.groups_per_batch):
             self._orders.append({"do": "collect", "tickets": part})
+            if not self._sampling:
+                self._heard = time.monotonic()  # it had nothing to say anything about
+            self._sampling.append(part)
         if tickets:
             self._changed.notify_all()
 
@@ -153,6 +193,7 @@ class Processes:
             self._changed.notify_all()
 
     def _hear(self, head: dict[str, Any], groups: list[Group]) -> None:
+        self._heard = time.monotonic()
         if head["say"] == "loaded":
             self._engine_version = int(head["version"])
             published = self._published.pop(self._engine_version, None)
@@ -162,6 +203,8 @@ class Processes:
             self._admit()
         elif head["say"] == "groups":
             self._sample_seconds += float(head["seconds"])
+            if self._sampling:
+                _ = self._sampling.popleft()
             self._arrived += groups
         else:
             self._error = str(head["error"])

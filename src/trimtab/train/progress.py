@@ -1,7 +1,8 @@
 """The only place that talks to the terminal during a run: a live bar, plain lines, one line, or nothing."""
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -91,6 +92,43 @@ class Lines(Silent):
         if summary.outcome in RESUMABLE:
             print(f"resume  {resume_line(summary)}")
         print(f"report  {summary.run_dir / 'report.html'}", flush=True)
+
+
+class Unbroken:
+    """Another progress, for as long as it can be told: a terminal or pipe that goes away must not end the run."""
+
+    def __init__(self, told: Progress) -> None:
+        self._told: Progress = told
+
+    def __enter__(self) -> Self:
+        self._tell(lambda told: told.__enter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tell(lambda told: told.__exit__(kind, error, trace))
+
+    def opened(self, settings: "TrainSettings", recipe: str, run_dir: Path) -> None:
+        self._tell(lambda told: told.opened(settings, recipe, run_dir))
+
+    def stage(self, text: str) -> None:
+        self._tell(lambda told: told.stage(text))
+
+    def step(self, line: Mapping[str, object]) -> None:
+        self._tell(lambda told: told.step(line))
+
+    def finished(self, summary: "Summary") -> None:
+        self._tell(lambda told: told.finished(summary))
+
+    def _tell(self, how: Callable[[Progress], object]) -> None:
+        try:
+            _ = how(self._told)
+        except OSError:
+            self._told = Silent()
+            nowhere = os.open(os.devnull, os.O_WRONLY)  # what is still buffered would fail again at the end
+            _ = os.dup2(nowhere, 1)
+            os.close(nowhere)
 
 
 class Redrawn:

@@ -1,35 +1,37 @@
 """The only place that says what a run folder holds. JSON, safetensors and text; nothing pickled.
 
 config.json     every setting, defaults included        manifest.json      versions, seed, dtype pair, hardware
-metrics.jsonl   one line a step                         samples.jsonl      held-out answers at every evaluation
+metrics.jsonl   one line per step                       samples.jsonl      held-out answers at every evaluation
 summary.json    the result in a few numbers             transcripts.jsonl  a few training episodes, as they were
 report.html     the same for people                     diagnostics.jsonl  drift by position and age
 model/          the policy, for plain transformers      best/              the same at its best validation accuracy
 checkpoints/    all it takes to go on                   batches/           what the signal saw, when asked for
 nonfinite/      batches whose step was refused          twin/              the run without correction, when asked for
+set_aside_1/    what --start-over moved out of the way
 """
 
-import hashlib
-import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from trimtab.errors import ConfigError
-from trimtab.train.disk import append_line, keep_lines, write_json, write_tensors
+from trimtab.train.claim import LOCK
+from trimtab.train.disk import append_line, make_folder, sync_folder, write_json, write_tensors, writing
+from trimtab.train.identity import CONFIG, MANIFEST
+from trimtab.train.lines import cut_lines, has_trained, sync_lines
 
 if TYPE_CHECKING:
     from trimtab.config.train import TrainSettings
 
 LINE_FILES = ("metrics.jsonl", "samples.jsonl", "transcripts.jsonl", "diagnostics.jsonl")
+ASIDE = "set_aside_"
 PACKAGES = ("trimtab", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 Outcome = Literal["finished", "early_stop", "interrupted", "time_limit", "nonfinite"]
 
@@ -80,9 +82,18 @@ class Summary:
     """Mean accuracy of `eval_samples` sampled answers to each test prompt."""
     pass_at_k: float | None = None
     """Share of test prompts of which one of these is right."""
+    stopped_by: str = ""
+    """The signal that asked an interrupted run to stop: SIGINT (Ctrl-C), SIGTERM, SIGHUP."""
 
     def to_json(self) -> dict[str, object]:
         return {**asdict(self), "warnings": list(self.warnings), "run_dir": str(self.run_dir)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Summary":
+        """A summary as `summary.json` holds it."""
+        known: dict[str, Any] = {one.name: content[one.name] for one in fields(cls) if one.name in content}
+        known |= {"warnings": tuple(content["warnings"]), "run_dir": Path(content["run_dir"])}
+        return cls(**known)
 
 
 class Record:
@@ -100,47 +111,41 @@ class Record:
     def dump_batch(self, step: int, fields: Mapping[str, Tensor], meta: Mapping[str, object], to: str) -> None:
         """The flat batch of one step: per-token fields sequence after sequence, cut by `token_counts`."""
         folder = self.folder / to
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         write_json(folder / f"step_{step:04d}.json", meta)
         write_tensors(folder / f"step_{step:04d}.safetensors", fields)
 
-    def cut_back(self, step: int) -> None:
-        """Forget every line from this step on: they will be written again."""
+    def sync(self) -> None:
+        """Put the logs on the disk: a checkpoint must never be ahead of them."""
         for name in LINE_FILES:
-            keep_lines(self.folder / name, before_step=step)
+            sync_lines(self.folder / name)
+        sync_folder(self.folder)
 
+    def cut_back(self, step: int) -> tuple[str, ...]:
+        """Forget every line from this step on: they will be written again. Says what it found damaged."""
+        said = [cut_lines(self.folder / name, before_step=step) for name in LINE_FILES]
+        return tuple(text for text in said if text)
 
-def open_record(run_dir: Path | None, seed: int) -> Record:
-    """Make the run folder. One that holds anything is refused, for two runs in one folder belong to neither."""
-    if run_dir is None:
-        return Record(_new_folder(Path("runs"), f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-seed{seed}"))
-    if run_dir.exists() and not run_dir.is_dir():
-        raise ConfigError(f"run_dir: {run_dir} is a file, so a run cannot be written into it. Give a folder.")
-    if run_dir.is_dir() and any(run_dir.iterdir()):
-        held = sorted(path.name for path in run_dir.iterdir())
-        raise ConfigError(
-            f"run_dir: {run_dir} already holds {', '.join(held[:4])}{', …' if len(held) > 4 else ''}, so this run "
-            "would mix with it. Give another folder, or delete this one."
-        )
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"run_dir: {run_dir} cannot be made ({error.strerror}), so the run has no folder. Give another one."
-        ) from error
-    return Record(run_dir)
+    @property
+    def has_trained(self) -> bool:
+        """Whether the logs tell of a step that was trained."""
+        return has_trained(self.folder / "metrics.jsonl")
 
-
-def _new_folder(parent: Path, name: str) -> Path:
-    """A folder nobody else has: runs started in the same second get -2, -3, …"""
-    attempt = 1
-    while True:
-        folder = parent / (name if attempt == 1 else f"{name}-{attempt}")
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            attempt += 1
+    def set_aside(self) -> Path | None:
+        """Move all that the run has written, but who it is, into a folder of its own; None if there is nothing."""
+        stay = (LOCK, CONFIG, MANIFEST)
+        held = [path for path in self.folder.iterdir() if path.name not in stay and not path.name.startswith(ASIDE)]
+        if not held:
+            return None
+        number = 1
+        while (aside := self.folder / f"{ASIDE}{number}").exists():
+            number += 1
+        make_folder(aside)
+        with writing(aside):
+            for path in held:
+                os.replace(path, aside / path.name)
+            sync_folder(self.folder)
+        return aside
 
 
 def manifest(settings: "TrainSettings", trainer_dtype: str) -> dict[str, object]:
@@ -160,12 +165,6 @@ def manifest(settings: "TrainSettings", trainer_dtype: str) -> dict[str, object]
             "gpus": torch.cuda.device_count(),
         },
     }
-
-
-def fingerprint(content: Mapping[str, object]) -> str:
-    """A short name for plain data: equal content, equal name."""
-    text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _version(package: str) -> str:

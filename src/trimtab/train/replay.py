@@ -24,7 +24,7 @@ from trimtab.signal import (
     step,
     token_loss,
 )
-from trimtab.train.opening import read_json
+from trimtab.train.identity import read_json
 
 PER_TOKEN = ("logp_old", "logp_rollout", "logp_ref", "value_old", "version", "turn")
 
@@ -50,22 +50,33 @@ class Replayed:
 
 def read_dump(folder: Path, number: int) -> Dump:
     """The dump of one step, from `batches/` or, for a step that was refused, `nonfinite/`."""
-    from safetensors.torch import load_file
-
     for kind in ("batches", "nonfinite"):
         path = folder / kind / f"step_{number:04d}.safetensors"
         if path.is_file():
-            meta = read_json(path.with_suffix(".json"))
-            effects = {name: tuple(seen) for name, seen in meta["state"]["effects"].items()}
-            state = SignalState(effects, int(meta["state"]["window"]))
-            metrics = {name: value for name, value in meta["metrics"].items() if value is not None}
-            return Dump(number, load_file(path), state, metrics)
+            return _read(path, number)
     dumped = sorted(path.stem.removeprefix("step_") for path in folder.glob("*/step_*.safetensors"))
     there = f"steps {', '.join(dumped[:8])}{', …' if len(dumped) > 8 else ''}" if dumped else "none"
     raise ConfigError(
         f"replay: {folder} holds no batch of step {number} ({there} of them), so there is nothing to compute again. "
         "Batches are written with train.dump_batches=true."
     )
+
+
+def _read(path: Path, number: int) -> Dump:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    meta = read_json(path.with_suffix(".json"))
+    try:
+        effects = {name: tuple(seen) for name, seen in meta["state"]["effects"].items()}
+        state = SignalState(effects, int(meta["state"]["window"]))
+        metrics = {name: value for name, value in meta["metrics"].items() if value is not None}
+        return Dump(number, load_file(path), state, metrics)
+    except (SafetensorError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"replay: {path} or the JSON beside it is damaged ({error!r}), so step {number} cannot be computed again. "
+            "Copy both files again, or replay another step."
+        ) from error
 
 
 def replay(dump: Dump, recipe: Recipe, *, updates_per_batch: int) -> Replayed:
@@ -80,7 +91,7 @@ def replay(dump: Dump, recipe: Recipe, *, updates_per_batch: int) -> Replayed:
     metrics, losses = Metrics.empty(), list[float]()
     num_updates = min(updates_per_batch, prepared.num_training_groups)
     for update in prepared.updates(num_updates) if num_updates else ():
-        result = _again(update, dump.fields, recipe)
+        result = _replay_update(update, dump.fields, recipe)
         metrics = metrics.merge(result[0])
         losses.append(result[1])
     values = prepared.metrics.merge(metrics).numbers()
@@ -105,7 +116,7 @@ def batch_of(fields: Mapping[str, Tensor]) -> SignalBatch:
     )
 
 
-def _again(update: Update, fields: Mapping[str, Tensor], recipe: Recipe) -> tuple[Metrics, float]:
+def _replay_update(update: Update, fields: Mapping[str, Tensor], recipe: Recipe) -> tuple[Metrics, float]:
     """One optimiser step's loss, from the recorded log-probs of the policy of then."""
     now = _of(fields["logp_current"], fields, update.sequences)
     needs_now = recipe.needs_logp_now and not (update.is_first and "logp_old" in fields)

@@ -85,6 +85,8 @@ class Run:
     sinks: "Sinks"
     tally: Tally
     started: float
+    notes: tuple[str, ...] = ()
+    """What was found when the run was opened, for the summary."""
 
     @property
     def elapsed(self) -> float:

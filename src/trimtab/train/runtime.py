@@ -20,6 +20,15 @@ Arrived = Callable[[Sequence[Group]], list[Group]]
 
 
 @dataclass(frozen=True)
+class Wait:
+    """How long to wait for a batch, and whom to tell about it."""
+
+    is_over: Callable[[], bool] = lambda: False
+    """Somebody asked to stop, or time is up: looked at several times per second."""
+    say: Callable[[str], None] = lambda _text: None
+
+
+@dataclass(frozen=True)
 class Delivered:
     """One batch and how it came."""
 
@@ -38,6 +47,9 @@ class Delivered:
     """Groups that are ready beyond this batch."""
 
 
+FOR_EVER = Wait()
+
+
 class Runtime(Protocol):
     """Samples with what was published last."""
 
@@ -48,8 +60,8 @@ class Runtime(Protocol):
         """Hand new parameters to the engine; it may use them a little later, but never sample too stale a batch."""
         ...
 
-    def batch(self, arrived: Arrived) -> Delivered:
-        """The next batch; waits for it."""
+    def batch(self, arrived: Arrived, wait: Wait = FOR_EVER) -> Delivered | None:
+        """The next batch; waits for it. None if the wait is over before it comes."""
         ...
 
     def ready(self) -> tuple[dict[str, object], list[Group]]:
@@ -77,7 +89,9 @@ class Inline:
         self._collector.engine.load(state, version, digest(state))
         self._lag = time.perf_counter() - began
 
-    def batch(self, arrived: Arrived) -> Delivered:
+    def batch(self, arrived: Arrived, wait: Wait = FOR_EVER) -> Delivered:
+        """Samples here and now, so there is nothing to wait for: the loop looks between steps."""
+        del wait
         began = time.perf_counter()
         while True:
             tickets = self._again + self._buffer.admit(self._collector.engine.version)

@@ -2,10 +2,12 @@
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
 from pathlib import Path
+from types import FrameType
 from typing import Any, BinaryIO
 
 import torch
@@ -14,10 +16,16 @@ from trimtab.config.train import TrainSettings
 from trimtab.errors import TrimtabError
 from trimtab.rollout.episode import pack
 from trimtab.rollout.wire import receive, send
+from trimtab.train.interrupt import LISTENED
 
 
 def main() -> int:
     """Messages on standard input and output; prints go to standard error, so that they cannot break a message."""
+    # A scheduler signals every process of a job. Stopping is the learner's affair: it finishes its step, then closes
+    # the pipe, and a learner that dies closes it too. A handler, for what is ignored would stay ignored in the
+    # processes of a reward.
+    for number in LISTENED:
+        _ = signal.signal(number, _go_on)
     pipe_in = os.fdopen(os.dup(0), "rb")
     pipe_out = os.fdopen(os.dup(1), "wb")
     _ = os.dup2(2, 1)
@@ -32,6 +40,10 @@ def main() -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _go_on(_number: int, _frame: FrameType | None) -> None:
+    """What a signal does here: nothing."""
 
 
 def _serve(pipe_in: BinaryIO, pipe_out: BinaryIO) -> None:

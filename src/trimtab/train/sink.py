@@ -45,16 +45,16 @@ class Sinks:
         """Send the finite numbers of one step."""
         numbers = {name: float(value) for name, value in metrics.items() if _is_number(value) and name != "step"}
         for name in list(self.open):
-            self._guarded(name, "log", lambda sink: sink.log(step, numbers))
+            self._guard(name, "log", lambda sink: sink.log(step, numbers))
 
     def close(self) -> None:
         """Finish everything; twice is once."""
         for name in list(self.open):
             with _kept_quiet():
-                self._guarded(name, "close", lambda sink: sink.close())
+                self._guard(name, "close", lambda sink: sink.close())
         self.open.clear()
 
-    def lost(self, name: str, doing: str, error: Exception) -> None:
+    def drop(self, name: str, doing: str, error: Exception) -> None:
         """Say it, once, and go on without it: whatever a dashboard does, the run is worth more."""
         _ = self.open.pop(name, None)
         text = (
@@ -64,11 +64,11 @@ class Sinks:
         self.said.append(text)
         warnings.warn(text, stacklevel=3)
 
-    def _guarded(self, name: str, doing: str, call: Callable[[Sink], None]) -> None:
+    def _guard(self, name: str, doing: str, call: Callable[[Sink], None]) -> None:
         try:
             call(self.open[name])
         except Exception as error:  # a dashboard's failure can be anything; interrupts still pass
-            self.lost(name, doing, error)
+            self.drop(name, doing, error)
 
 
 def open_sinks(
@@ -87,7 +87,7 @@ def open_sinks(
             with _kept_quiet():
                 sinks.open[name] = OPENERS[name](folder, resumed_step, dict(config), sent)
         except Exception as error:  # no account, no disk, a version that changed its mind: not worth a run
-            sinks.lost(name, "open", error)
+            sinks.drop(name, "open", error)
     return sinks
 
 
@@ -127,7 +127,7 @@ class TensorBoard:
     writer: Any
 
     @classmethod
-    def opened(cls, folder: Path, resumed_step: int | None, config: dict[str, object], sent: Sent) -> "TensorBoard":
+    def open(cls, folder: Path, resumed_step: int | None, config: dict[str, object], sent: Sent) -> "TensorBoard":
         from torch.utils.tensorboard import SummaryWriter
 
         writer = SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=resumed_step, flush_secs=10)
@@ -151,7 +151,7 @@ class Wandb:
     sent: Sent
 
     @classmethod
-    def opened(cls, folder: Path, resumed_step: int | None, config: dict[str, object], sent: Sent) -> "Wandb":
+    def open(cls, folder: Path, resumed_step: int | None, config: dict[str, object], sent: Sent) -> "Wandb":
         wandb: Any = importlib.import_module("wandb")
         mode = os.environ.get("WANDB_MODE") or ("online" if _logged_in(wandb) else "offline")
         run = wandb.init(
@@ -182,7 +182,7 @@ class Trackio:
     sent: Sent
 
     @classmethod
-    def opened(cls, folder: Path, resumed_step: int | None, config: dict[str, object], sent: Sent) -> "Trackio":
+    def open(cls, folder: Path, resumed_step: int | None, config: dict[str, object], sent: Sent) -> "Trackio":
         trackio: Any = importlib.import_module("trackio")
         takes = inspect.signature(trackio.init).parameters
         quiet = {name: False for name in ("embed", "auto_log_gpu", "auto_log_cpu") if name in takes}
@@ -199,9 +199,9 @@ class Trackio:
 
 
 OPENERS: dict[str, Callable[[Path, int | None, dict[str, object], Sent], Sink]] = {
-    "tensorboard": TensorBoard.opened,
-    "wandb": Wandb.opened,
-    "trackio": Trackio.opened,
+    "tensorboard": TensorBoard.open,
+    "wandb": Wandb.open,
+    "trackio": Trackio.open,
 }
 
 

@@ -19,9 +19,10 @@ from typing import Any
 
 from trimtab.config.study import Arm, Protocol, load_study, toml_text
 from trimtab.errors import ConfigError
-from trimtab.train.disk import write_json, write_whole
+from trimtab.train.disk import make_folder, write_json, write_whole, writing
+from trimtab.train.interrupt import raise_on_signals
 from trimtab.train.study_progress import Silent, StudyProgress
-from trimtab.train.study_table import Checked, Row, checked, read_cell, read_summary, table
+from trimtab.train.study_table import Checked, Row, check_expectations, read_cell, read_summary, table
 
 PATIENCE = 0.1
 """Seconds between two looks at the running processes."""
@@ -39,6 +40,8 @@ class StudyResult:
     expectations: tuple[Checked, ...]
     seconds: float
     interrupted: bool
+    stopped_by: str = ""
+    """The signal that interrupted it."""
 
     @property
     def is_whole(self) -> bool:
@@ -90,7 +93,7 @@ def run_study(
     protocol = load_study(path)
     folder = out or Path("runs") / f"study-{path.stem}"
     told = progress or Silent()
-    with _claimed(folder, protocol), told:
+    with _claim(folder, protocol), told, raise_on_signals() as request:
         told.opened(protocol, folder)
         why, interrupted = _run_all(protocol, folder, jobs or protocol.study.jobs, told)
         cells = [
@@ -100,7 +103,9 @@ def run_study(
         ]
         rows = table(protocol, cells)
         seconds = time.perf_counter() - began
-        result = StudyResult(folder, protocol, rows, checked(protocol, rows), seconds, interrupted)
+        result = StudyResult(
+            folder, protocol, rows, check_expectations(protocol, rows), seconds, interrupted, request.signal
+        )
         write_json(folder / "study.json", result.to_json())
         _ = write_study(folder)
         told.finished(result.to_json(), folder)
@@ -118,14 +123,14 @@ def _run_all(
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                child = _started(*waiting.pop(0), protocol, folder, told)
+                child = _start_run(*waiting.pop(0), protocol, folder, told)
                 running += [child] if child else []
             time.sleep(PATIENCE if running else 0)
             for child in [one for one in running if one.process.poll() is not None]:
                 running.remove(child)
-                _ended(child, protocol, folder, why, told)
-    except KeyboardInterrupt:
-        _stopped(running)
+                _end_run(child, protocol, folder, why, told)
+    except KeyboardInterrupt:  # Ctrl-C, and SIGTERM and SIGHUP by `raise_on_signals`
+        _stop_runs(running)
         return why, True
     finally:
         for child in running:
@@ -134,25 +139,26 @@ def _run_all(
     return why, False
 
 
-def _started(arm: Arm, seed: int, protocol: Protocol, folder: Path, told: StudyProgress) -> Child | None:
-    """Read a run that is done; go on with one that has a checkpoint; begin any other from nothing."""
+def _start_run(arm: Arm, seed: int, protocol: Protocol, folder: Path, told: StudyProgress) -> Child | None:
+    """Read a run that is done; go on with one that was begun, from its checkpoint if it has one; begin any other."""
     place = _place(folder, arm, seed)
     cell = read_cell(arm.name, seed, place, protocol.study.metric)
     if cell.status != "missing":
         told.ended(cell, known=True)
         return None
-    has_checkpoint = any((place / "checkpoints").glob("step_*"))
-    if not has_checkpoint and place.exists():
-        shutil.rmtree(place)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    is_begun = (place / "manifest.json").is_file()
+    if not is_begun and place.exists():
+        shutil.rmtree(place)  # killed before it was a run
+    make_folder(place.parent)
     run_file = folder / arm.name / "run.toml"
     write_whole(run_file, toml_text(arm.table))
-    how = ["--resume", str(place), "--last-good"] if has_checkpoint else [str(run_file), "--run-dir", str(place)]
+    again = ["--resume", str(place), "--last-good", "--start-over"]
+    how = again if is_begun else [str(run_file), "--run-dir", str(place)]
     command = [sys.executable, "-m", "trimtab.cli", "train", *how, "--quiet"]
-    command += [] if has_checkpoint else ["--seed", str(seed)]
+    command += [] if is_begun else ["--seed", str(seed)]
     log = folder / arm.name / f"seed{seed}.log"
-    told.began(arm.name, seed, resumed=has_checkpoint)
-    with log.open("ab") as file:
+    told.began(arm.name, seed, resumed=is_begun)
+    with writing(log), log.open("ab") as file:
         # A session of its own: Ctrl-C reaches this process alone, which then asks each run once to stop.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=_environment(), start_new_session=True
@@ -160,7 +166,7 @@ def _started(arm: Arm, seed: int, protocol: Protocol, folder: Path, told: StudyP
     return Child(arm, seed, process, log)
 
 
-def _ended(
+def _end_run(
     child: Child, protocol: Protocol, folder: Path, why: dict[tuple[str, int], str], told: StudyProgress
 ) -> None:
     place = _place(folder, child.arm, child.seed)
@@ -174,8 +180,8 @@ def _ended(
     told.ended(cell)
 
 
-def _stopped(running: list[Child]) -> None:
-    """Ask every run to finish its step and write a checkpoint; a second Ctrl-C leaves here and kills them."""
+def _stop_runs(running: list[Child]) -> None:
+    """Ask every run to finish its step and write a checkpoint; a second signal leaves here and kills them."""
     for child in running:
         child.process.send_signal(signal.SIGINT)
     for child in running:
@@ -183,7 +189,7 @@ def _stopped(running: list[Child]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """One thread a run, whatever library counts them: runs side by side must not share cores by chance."""
+    """One thread per run, whatever library counts them: runs side by side must not share cores by chance."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -192,9 +198,9 @@ def _place(folder: Path, arm: Arm, seed: int) -> Path:
 
 
 @contextmanager
-def _claimed(folder: Path, protocol: Protocol) -> Generator[None]:
+def _claim(folder: Path, protocol: Protocol) -> Generator[None]:
     """Hold the folder for this process and this protocol; another protocol's runs are never mixed in."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -71,7 +71,7 @@ def table(protocol: Protocol, cells: Sequence[Cell]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def checked(protocol: Protocol, rows: Sequence[Row]) -> tuple[Checked, ...]:
+def check_expectations(protocol: Protocol, rows: Sequence[Row]) -> tuple[Checked, ...]:
     """Each expectation against the mean of its arm; an arm with a hole in it decides nothing."""
     of = {row.arm: row for row in rows}
     results: list[Checked] = []

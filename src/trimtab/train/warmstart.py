@@ -21,7 +21,7 @@ PROMPTS_PER_STEP = 128
 
 
 def warm_start(policy: Policy, settings: "TrainSettings", *, stopped: Callable[[], bool] = lambda: False) -> float:
-    """Cross entropy on right answers to training prompts; returns the last loss in nats a token."""
+    """Cross entropy on right answers to training prompts; returns the last loss in nats per token."""
     # A task of another seed: the run itself does not meet the same prompts in the same order again.
     task = open_task(settings.task, stream_seed(settings.seed, "warm start"))
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=settings.warm_start_lr, weight_decay=0.0, fused=True)
@@ -30,14 +30,14 @@ def warm_start(policy: Policy, settings: "TrainSettings", *, stopped: Callable[[
         if stopped():
             break
         problems = [task.train(step * PROMPTS_PER_STEP + number) for number in range(PROMPTS_PER_STEP)]
-        given = answered(policy, task, problems)
+        given = demonstrations(policy, task, problems)
         optimizer.zero_grad()
         loss = _backward(policy, given, settings.max_tokens_per_micro_batch)
         optimizer.step()
     return loss
 
 
-def answered(policy: Policy, task: Task, problems: Sequence[Problem]) -> Assembled:
+def demonstrations(policy: Policy, task: Task, problems: Sequence[Problem]) -> Assembled:
     """The problems with their right turns, in the layout that sampled ones have."""
     groups = [Group(number, problem.text, (_shown(policy, task, problem),)) for number, problem in enumerate(problems)]
     return assemble(groups, pad_id=policy.pad_id)

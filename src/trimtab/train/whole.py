@@ -1,8 +1,7 @@
 """The only place that runs a run from its opening to its end, new or resumed, and gives back what it borrowed."""
 
-import fcntl
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,60 +11,91 @@ from trimtab.config import parse_run
 from trimtab.config.train import TrainSettings
 from trimtab.errors import ConfigError, SignalError
 from trimtab.signal import Recipe
+from trimtab.train.claim import claim, claim_new
+from trimtab.train.disk import writing
 from trimtab.train.finish import finish
-from trimtab.train.interrupt import stop_on_interrupt
+from trimtab.train.identity import Identity, read_identity, read_json
+from trimtab.train.inputs import hash_inputs, named_code, refuse_code
+from trimtab.train.interrupt import StopRequest, stop_on_signals
 from trimtab.train.loop import checkpoint, loop, publish
-from trimtab.train.opening import check_same_recipe, open_new, open_resumed, read_json, resumed_settings
-from trimtab.train.progress import Progress
+from trimtab.train.opening import Leave, check_run, check_same_recipe, open_new, open_resumed, resumed_settings
+from trimtab.train.progress import Progress, Unbroken
 from trimtab.train.record import Summary
 from trimtab.train.run import Run
+from trimtab.train.setup import task_and_policy
+
+SAMPLER = ".sampler"
+"""Folder in a run's own: the copy of the model that a sampler process starts from."""
 
 
 def train_run(
     settings: TrainSettings, recipe: Recipe, progress: Progress, origin: Mapping[str, object] | None = None
 ) -> Summary:
     """The whole run, from random parameters or a model folder to its summary."""
-    with _threads(settings.threads), stop_on_interrupt() as stopped, progress:
-        run = open_new(settings, recipe, progress, origin, stopped)
-        with _alone(run.record.folder):
-            return _course(run, stopped)
+    with _threads(settings.threads), stop_on_signals() as stopped, Unbroken(progress) as progress:
+        check_run(settings, recipe)
+        parts = task_and_policy(settings)  # before the folder: what cannot be opened leaves none behind
+        with claim_new(settings.run_dir, settings.seed) as folder:
+            return _train_to_end(open_new(folder, settings, recipe, progress, origin, parts, stopped), stopped)
 
 
 def resume_run(
-    folder: Path, recipe: Recipe | None, changes: Mapping[str, object], progress: Progress, *, last_good: bool = False
+    folder: Path,
+    recipe: Recipe | None,
+    changes: Mapping[str, object],
+    progress: Progress,
+    leave: Leave | None = None,
 ) -> Summary:
     """The rest of a run that was stopped, killed, or is to get more steps."""
-    settings, config = resumed_settings(folder, changes)
-    if recipe is None:
-        if not config.get("origin"):
-            raise ConfigError(
-                f"resume: {folder} was started from Python with a recipe of its own, so it cannot be rebuilt from the "
-                "folder. Call trimtab.train.resume(folder, recipe)."
-            )
-        recipe = parse_run(config["origin"], str(folder / "config.json")).build_recipe()
-    check_same_recipe(config, recipe)
-    _refuse_finished(folder, settings)
-    with _alone(folder), _threads(settings.threads), stop_on_interrupt() as stopped, progress:
-        run = open_resumed(folder, settings, recipe, progress, last_good=last_good, stopped=stopped)
-        return _course(run, stopped)
+    leave = leave or Leave()
+    _ = read_identity(folder)  # a folder that holds no run gets no lock file either
+    with claim(folder):
+        identity = read_identity(folder)
+        settings = resumed_settings(identity, changes)
+        _check_code_and_data(identity, settings, recipe, leave)
+        recipe = recipe or _own_recipe(identity)
+        check_same_recipe(identity, recipe)
+        done = _finished(folder, settings)
+        if done is not None:
+            progress.finished(done)
+            return done
+        with _threads(settings.threads), stop_on_signals() as stopped, Unbroken(progress) as progress:
+            run = open_resumed(identity, settings, recipe, progress, leave=leave, stopped=stopped)
+            return _train_to_end(run, stopped)
 
 
-def _course(run: Run, stopped: Callable[[], bool]) -> Summary:
+def _check_code_and_data(identity: Identity, settings: TrainSettings, recipe: Recipe | None, leave: Leave) -> None:
+    """Before anything is imported: whose code it is, and whether code and data are still what they were."""
+    origin = identity.config.get("origin")
+    if not leave.trust and not identity.is_own:
+        refuse_code(named_code(settings, origin), "resume", identity.folder)
+    identity.compare_inputs(hash_inputs(settings, origin, recipe), accept=leave.accept_changes)
+
+
+def _own_recipe(identity: Identity) -> Recipe:
+    origin = identity.config.get("origin")
+    if not origin:
+        raise ConfigError(
+            f"resume: {identity.folder} was started from Python with a recipe of its own, so it cannot be rebuilt from "
+            "the folder. Call trimtab.train.resume(folder, recipe)."
+        )
+    return parse_run(origin, str(identity.folder / "config.json")).build_recipe()
+
+
+def _train_to_end(run: Run, stopped: StopRequest) -> Summary:
     """First checkpoint, steps, end; the sampler and its processes are closed whatever happens."""
-    from trimtab.report import write_report
-
     try:
         publish(run)
         if run.tally.steps == 0 and run.tally.warm_started:
             checkpoint(run)
         outcome = loop(run, stopped)
-        summary = finish(run, outcome)
+        summary = finish(run, outcome, stopped.signal)
     finally:
         run.runtime.close()
         run.judge.scorer.close()
         run.sinks.close()
-        shutil.rmtree(run.record.folder / ".sampler", ignore_errors=True)
-    _ = write_report(run.record.folder)
+        shutil.rmtree(run.record.folder / SAMPLER, ignore_errors=True)
+    _write_report(run.record.folder)
     run.progress.finished(summary)
     if outcome == "nonfinite":
         raise SignalError(
@@ -77,17 +107,37 @@ def _course(run: Run, stopped: Callable[[], bool]) -> Summary:
     return summary
 
 
-def _refuse_finished(folder: Path, settings: TrainSettings) -> None:
-    summary = folder / "summary.json"
-    if not summary.is_file():
-        return
-    ended = read_json(summary)
-    if ended["outcome"] == "early_stop" or (ended["outcome"] == "finished" and int(ended["steps"]) >= settings.steps):
-        why = "it was accurate enough" if ended["outcome"] == "early_stop" else f"all {ended['steps']} steps are done"
-        raise ConfigError(
-            f"resume: {folder} is finished ({why}), so there is nothing to go on with. For more, give for instance "
-            f"train.steps={2 * int(ended['steps'])} train.early_stop=never."
-        )
+def _write_report(folder: Path) -> None:
+    from trimtab.report import write_report
+
+    with writing(folder / "report.html"):
+        _ = write_report(folder)
+
+
+def _finished(folder: Path, settings: TrainSettings) -> Summary | None:
+    """The summary of a run that was killed between its last step and its report, which is drawn now.
+
+    None for one that can go on; one that is finished in every way is refused, with what to ask for.
+    """
+    path = folder / "summary.json"
+    if not path.is_file():
+        return None
+    ended = read_json(path)
+    is_early = ended.get("outcome") == "early_stop"
+    if not is_early and not (ended.get("outcome") == "finished" and int(ended["steps"]) >= settings.steps):
+        return None
+    page = folder / "report.html"
+    left_over = [one for one in folder.glob(".*") if one.is_dir()]
+    if left_over or not page.is_file() or page.stat().st_mtime_ns < path.stat().st_mtime_ns:
+        for one in left_over:
+            shutil.rmtree(one, ignore_errors=True)
+        _write_report(folder)
+        return Summary.from_json(ended)
+    why = "it was accurate enough" if is_early else f"all {ended['steps']} steps are done"
+    raise ConfigError(
+        f"resume: {folder} is finished ({why}), so there is nothing to go on with. For more, give for instance "
+        f"train.steps={2 * int(ended['steps'])} train.early_stop=never."
+    )
 
 
 @contextmanager
@@ -98,17 +148,3 @@ def _threads(count: int) -> Generator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _alone(folder: Path) -> Generator[None]:
-    """Two processes that train in one folder would write over each other: the second is refused."""
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"train: another process is training in {folder}, so two runs would write over each other. Wait for "
-                "it, stop it, or give another folder."
-            ) from error
-        yield
