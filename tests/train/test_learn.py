@@ -163,7 +163,7 @@ def test_the_critic_learns_the_value_and_only_where_there_is_one(policy: Policy)
 def test_the_value_loss_leaves_the_policy_alone(policy: Policy) -> None:
     """Two critics, one policy: what the critic says moves advantages, its own error moves no feature."""
     learner = Learner(policy, recipe("ppo"), TrainSettings())
-    state = token_pass(policy.model, sampled(policy, MIXED).rows(range(12)), temperature=1.0).state
+    state = token_pass(policy.model, sampled(policy, MIXED).rows(range(12)), temperature=1.0, with_state=True).state
     value = learner._value(state)  # pyright: ignore[reportPrivateUsage]
     assert value is not None
     value.sum().backward()

@@ -87,7 +87,7 @@ def test_what_stands_in_the_padding_does_not_matter(policy: Policy, mixed: Assem
 
 
 def test_states_are_those_that_predict_and_the_one_after_the_end(policy: Policy, mixed: Assembled) -> None:
-    passed = token_pass(policy.model, mixed.rows([0, 2]), temperature=1.0, with_state_after=True)
+    passed = token_pass(policy.model, mixed.rows([0, 2]), temperature=1.0, with_state=True, with_state_after=True)
     hidden = policy.model.base_model(input_ids=mixed.ids[0][None]).last_hidden_state[0]
     torch.testing.assert_close(passed.state[:3], hidden[1:4], atol=1e-5, rtol=0)
     assert passed.state_after is not None
@@ -163,7 +163,7 @@ def test_logits_of_a_batch_never_exist_at_once(policy: Policy) -> None:
 
 def test_a_bfloat16_model_gives_float32_numbers(policy: Policy, mixed: Assembled) -> None:
     half = frozen_copy(policy.model).bfloat16()
-    passed = token_pass(half, mixed.rows(range(4)), temperature=1.0, with_state_after=True)
+    passed = token_pass(half, mixed.rows(range(4)), temperature=1.0, with_state=True, with_state_after=True)
     assert {passed.logp.dtype, passed.entropy.dtype, passed.state.dtype} == {torch.float32}
     assert passed.state_after is not None
     assert passed.state_after.dtype == torch.float32

@@ -94,7 +94,7 @@ def test_a_caution_is_said_at_the_start_and_in_the_summary(
     small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for place in ("opening", "finish"):
-        monkeypatch.setattr(f"trimtab.train.{place}.cautions", lambda _: ("be careful",))
+        monkeypatch.setattr(f"trimtab.train.{place}.cautions", lambda *_: ("be careful",))
     summary = train(small.model_copy(update={"run_dir": tmp_path / "run", "steps": 1}), "grpo", progress=Lines())
     assert "be careful" in summary.warnings  # and not "of 1 steps": it is not a matter of steps
     assert "warning: be careful\n" in capsys.readouterr().out
@@ -109,7 +109,7 @@ def children() -> list[int]:
 def opened(settings: TrainSettings, folder: Path):
     _, policy = task_and_policy(settings)
     return policy, open_runtime(
-        policy, settings.model_copy(update={"runtime": "processes"}), new_buffer(settings), folder
+        policy, settings.model_copy(update={"runtime": "processes"}), new_buffer(settings, recipe("grpo")), folder
     )
 
 

@@ -101,10 +101,16 @@ def _resume(asked: Asked) -> None:
     _exit_if_stopped(summary)
 
 
+LEARNED_NOTHING = 3
+"""Exit code of a run that came to its end without one gradient other than 0."""
+
+
 def _exit_if_stopped(summary: "Summary") -> None:
-    """128 + signal, as shells report it and Slurm and Kubernetes expect it."""
+    """128 + signal, as shells report it and Slurm and Kubernetes expect it; 3 where nothing was learned."""
     from trimtab.train.interrupt import exit_code
 
+    if summary.outcome == "learned_nothing":
+        raise typer.Exit(LEARNED_NOTHING)
     if summary.outcome == "interrupted":
         raise typer.Exit(exit_code(summary.stopped_by or "SIGINT"))
 

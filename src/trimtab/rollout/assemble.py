@@ -6,7 +6,7 @@ Every per-token field lies in the cell of its own token (never shifted): the log
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -162,7 +162,7 @@ def assemble(groups: Sequence[Group], *, pad_id: int) -> Assembled:
     if not placed:
         raise SignalError("assemble: there are no episodes, so there is no batch. Sample at least one prompt.")
     largest = max(len(group.episodes) for group in groups)
-    episodes = tuple(group.episodes[number] for _, group, number in placed)
+    episodes = tuple(_readable(group.episodes[number]) for _, group, number in placed)
     return Assembled(
         episodes=episodes,
         group=torch.tensor([place for place, _, _ in placed]),
@@ -174,6 +174,24 @@ def assemble(groups: Sequence[Group], *, pad_id: int) -> Assembled:
         scored=torch.tensor([episode.is_scored for episode in episodes]),
         ended=torch.tensor([episode.ended for episode in episodes]),
         pad_id=pad_id,
+    )
+
+
+def _readable(episode: Episode) -> Episode:
+    """The episode itself, unless it has no reward and the engine gave no number for a token: then none of it trains.
+
+    It would not have trained anyway; and one such answer must not end a run.
+    """
+    if episode.is_scored or bool(episode.logp.isfinite().all()):
+        return episode
+    return replace(
+        episode,
+        trainable=torch.zeros_like(episode.trainable),
+        logp=episode.logp[:0],
+        version=episode.version[:0],
+        turn=episode.turn[:0],
+        support=None if episode.support is None else (episode.support[0][:0], episode.support[1][:0]),
+        logp_trainer=None,
     )
 
 

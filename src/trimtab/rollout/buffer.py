@@ -6,7 +6,7 @@ batch b with version b, so no batch is ever staler than the limit, and finished 
 Order matters: a group that overtook another would make that one staler than the limit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +18,15 @@ from trimtab.rollout.episode import Group
 class Buffer:
     """Groups between sampler and learner.
 
-    Two groups a batch, staleness 1, version 0: tickets 0..3 are admitted (batches 0 and 1). When batch 0 is trained
+    Two groups per batch, staleness 1, version 0: tickets 0..3 are admitted (batches 0 and 1). When batch 0 is trained
     and version 1 is in use, 4 and 5 are. With `refills` 1, a batch may drop up to two groups that teach nothing.
     """
 
     groups_per_batch: int
     staleness: int
     refills: int = 0
+    teaches_nothing: Callable[[Group], bool] = lambda group: group.is_constant
+    """Whether a group may be replaced; who votes in it is the recipe's to say."""
     next_ticket: int = 0
     batches_taken: int = 0
     waiting: set[int] = field(default_factory=set[int])
@@ -50,7 +52,7 @@ class Buffer:
                 "Put each admitted ticket once."
             )
         self.waiting.remove(group.ticket)
-        if self.refills and group.is_constant:
+        if self.refills and self.teaches_nothing(group):
             batch = self._batch_of(group.ticket)
             if self.dropped.get(batch, 0) < self.refills * self.groups_per_batch:
                 self.dropped[batch] = self.dropped.get(batch, 0) + 1

@@ -80,17 +80,17 @@ class Collector:
         """One attempt at each problem, turn after turn, all attempts side by side."""
         played: list[Played] = []
         for problem, seed in zip(problems, seeds, strict=True):
-            played.append(self._opened(problem, seed, played[-1] if played else None))
+            played.append(self._open(problem, seed, played[-1] if played else None))
         for turn in range(self.max_turns):
             going = [one for one in played if not one.is_done]
             if not going:
                 break
             requests = [Request(tuple(one.ids), stream_seed(one.seed, turn)) for one in going]
             for one, sample in zip(going, self.engine.sample(requests, how), strict=True):
-                self._moved(one, sample, is_last=turn + 1 == self.max_turns)
+                self._move(one, sample, is_last=turn + 1 == self.max_turns)
         return played
 
-    def _opened(self, problem: Problem, seed: int, before: Played | None) -> Played:
+    def _open(self, problem: Problem, seed: int, before: Played | None) -> Played:
         """A new attempt; the samples of one prompt stand side by side, so that it is encoded once."""
         environment = self.task.environment(problem)
         prompt = environment.reset()
@@ -98,7 +98,7 @@ class Collector:
         ids = tuple(encode_prompt(self.tokenizer, prompt)) if ids is None else ids
         return Played(problem, environment, seed, prompt, ids, list(ids), [False] * len(ids))
 
-    def _moved(self, one: Played, sample: Sample, *, is_last: bool) -> None:
+    def _move(self, one: Played, sample: Sample, *, is_last: bool) -> None:
         """Take the policy's turn in, and the environment's answer to it if the episode goes on."""
         ended = sample.finish == "eos"
         answer = decode(self.tokenizer, list(sample.ids[:-1] if ended else sample.ids))

@@ -87,6 +87,8 @@ class Here:
     def _one(self, attempt: Attempt) -> Verdict:
         try:
             return Verdict.of(self.judge(attempt))
+        except ConfigError:  # a setting or a row is wrong: every answer would fail alike
+            raise
         except Exception as error:  # a task of the user's own may raise; one answer must not end the run
             return Verdict.failed("error", f"{type(error).__name__}: {error}")
 

@@ -19,7 +19,8 @@ from trimtab.rollout.reward_process import Broken, Child
 LOAD_SECONDS = 120.0
 """How long a function's module may take to import."""
 MEMORY_BYTES = 8 << 30
-"""What one worker may allocate; beyond it Python raises MemoryError in the function."""
+"""What one worker may allocate; beyond it Python raises MemoryError in the function. Shared memory is bounded by the
+same, on Linux: a worker that holds more is ended. Processes that a function starts each have the limit anew."""
 WATCH_SECONDS = 0.05
 """How soon the death of a worker is seen when a process that it forked keeps its pipes open."""
 GIVE_UP = 8
@@ -72,7 +73,7 @@ class RewardPool:
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        self._slots.extend(Slot(self._started()) for _ in range(self.workers))
+        self._slots.extend(Slot(self._start()) for _ in range(self.workers))
         try:
             while not all(slot.child is not None and slot.child.is_ready for slot in self._slots):
                 self._wait()
@@ -117,7 +118,7 @@ class RewardPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _started(self) -> Child:
+    def _start(self) -> Child:
         job = {"target": self.target, "options": dict(self.options), "columns": list(self.column_names)}
         return Child({**job, "memory_bytes": self.memory_bytes, "seconds": self.seconds}, LOAD_SECONDS)
 
@@ -165,7 +166,7 @@ class RewardPool:
         if slot.child is not None and slot.child.death() is not None:
             self._drop(slot)
         if slot.child is None:
-            slot.child = self._started()
+            slot.child = self._start()
         if not slot.child.is_ready:
             return
         slot.part = call.waiting.popleft()
@@ -187,22 +188,24 @@ class RewardPool:
         try:
             reply = slot.child.reply()
             if reply is not None:
-                self._replied(slot, call, reply)
+                self._take_reply(slot, call, reply)
                 return
         except Broken as error:
-            self._failed(slot, call, Verdict.failed("error", str(error)), is_lost=True)
+            self._mark_failed(slot, call, Verdict.failed("error", str(error)), is_lost=True)
             return
         death = slot.child.death()
         if death is not None:
-            self._failed(slot, call, Verdict.failed("error", death), is_lost=True)
+            self._mark_failed(slot, call, Verdict.failed("error", death), is_lost=True)
         elif time.monotonic() > slot.child.deadline:
-            self._failed(slot, call, Verdict.failed("timeout", f"no reward within {self.seconds:g} s"), is_lost=True)
+            self._mark_failed(
+                slot, call, Verdict.failed("timeout", f"no reward within {self.seconds:g} s"), is_lost=True
+            )
 
-    def _replied(self, slot: Slot, call: Call, reply: Mapping[str, Any]) -> None:
+    def _take_reply(self, slot: Slot, call: Call, reply: Mapping[str, Any]) -> None:
         if reply.get("id") != slot.number:
             raise Broken("wrote something that is no reply")
         if "raised" in reply:
-            self._failed(slot, call, Verdict.failed("error", str(reply["raised"])), is_lost=False)
+            self._mark_failed(slot, call, Verdict.failed("error", str(reply["raised"])), is_lost=False)
             return
         if "wrong" in reply:  # not tried again: one answer at a time the function could look right
             verdicts = [Verdict.failed("error", str(reply["wrong"]))] * len(slot.part)
@@ -213,7 +216,7 @@ class RewardPool:
         call.timeouts = 0
         slot.part = ()
 
-    def _failed(self, slot: Slot, call: Call, verdict: Verdict, *, is_lost: bool) -> None:
+    def _mark_failed(self, slot: Slot, call: Call, verdict: Verdict, *, is_lost: bool) -> None:
         """Mark a single answer; take a larger part apart."""
         part = slot.part
         slot.part = ()

@@ -1,6 +1,7 @@
 """The only place that knows a reward's child process from outside: start it, talk to it, see it die, end it.
 
-Nothing here blocks: `pump` moves what can be moved. A child leads a session of its own, and all of it is ended.
+Nothing here blocks: `pump` moves what can be moved. A child leads a session of its own and carries a mark;
+all of the session and, on Linux, all that carries the mark is ended with it.
 """
 
 import contextlib
@@ -12,11 +13,13 @@ import struct
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from trimtab.rollout import reward_worker
+from trimtab.rollout.reward_mark import MARK, end_marked
 
 MAX_REPLY = 1 << 26
 """Bytes of a reply; a status and a short message for each answer never come near."""
@@ -37,16 +40,19 @@ class Child:
         theirs_in, self.requests = os.pipe()
         self.results, theirs_out = os.pipe()
         self.output, theirs_words = os.pipe()
+        self._mark: str = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
             # -P: its own folder is no place to import from; the user's module may well be called `task`.
             [sys.executable, "-P", reward_worker.__file__, str(theirs_in), str(theirs_out)],
             stdin=subprocess.DEVNULL, stdout=theirs_words, stderr=theirs_words,
-            pass_fds=(theirs_in, theirs_out), start_new_session=True, env=_environment(),
+            pass_fds=(theirs_in, theirs_out), start_new_session=True,
+            env={**_environment(), MARK: self._mark},
         )  # fmt: skip
         for fd in (theirs_in, theirs_out, theirs_words):
             os.close(fd)
         for fd in (self.requests, self.results, self.output):
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_NONBLOCK)
+        self._memory: int = int(job["memory_bytes"])
         self._outbox: memoryview = memoryview(b"")
         self._inbox: bytearray = bytearray()
         self._words: bytes = b""
@@ -104,14 +110,29 @@ class Child:
 
     def death(self) -> str | None:
         """How the process ended, or nothing while it lives."""
-        if not _has_ended(self._process):
+        excess = 0 if _has_ended(self._process) else self._excess()
+        if not excess and not _has_ended(self._process):
             return None
         self.pump()
         self.end()
+        if excess:
+            return f"its process held {excess >> 20} MiB of shared memory, more than the {self._memory >> 20} allowed"
         code = self._process.returncode
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
         last = self._words.decode(errors="replace").strip().rpartition("\n")[2][-200:]
         return f"its process ended with {how}" + (f" ({last})" if last else "")
+
+    def _excess(self) -> int:
+        """Bytes of shared memory that the process has touched, where they are more than it may have.
+
+        A limit on data does not count these, and one on addresses would forbid every GPU library.
+        """
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii", errors="replace")
+        except OSError:  # not Linux, or gone
+            return 0
+        held = next((line.split()[1] for line in status.splitlines() if line.startswith("RssShmem:")), "0")
+        return int(held) << 10 if int(held) << 10 > self._memory else 0
 
     def end(self) -> None:
         """Kill the process and everything it forked, and leave no zombie. May be called again."""
@@ -121,6 +142,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             _ = self._process.wait()
+            end_marked(self._mark)  # what left the group: a session of its own, an orphan
             for fd in (self.requests, self.results, self.output):
                 os.close(fd)
 

@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import reprlib
+import runpy
 import signal
 import struct
 import sys
@@ -233,6 +234,7 @@ class Line:
         while size:
             part = os.read(self.requests, min(size, 1 << 20))
             if not part:  # the parent is gone: end with all that was started here
+                runpy.run_path(str(Path(__file__).with_name("reward_mark.py")))["end_marked"]()
                 os.killpg(0, signal.SIGKILL)
             parts.append(part)
             size -= len(part)
@@ -255,7 +257,11 @@ def limit(memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
 
 
-def answered(function: Callable[..., Any], take: Callable[[Call], dict[str, Any]], call: Call, count: int) -> Any:
+def go_on(_number: int, _frame: object) -> None:
+    """What a signal does here: nothing."""
+
+
+def answer(function: Callable[..., Any], take: Callable[[Call], dict[str, Any]], call: Call, count: int) -> Any:
     """What the parent hears about one call."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     file = code.co_filename if code is not None else None
@@ -269,6 +275,10 @@ def answered(function: Callable[..., Any], take: Callable[[Call], dict[str, Any]
 
 def main() -> None:
     """Load, say so, then answer calls until the parent goes."""
+    # A scheduler signals every process of a job; whether to stop is for the learner to say. Handlers, for what is
+    # ignored would stay ignored in the processes that a reward starts.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, go_on)
     line = Line(int(sys.argv[1]), int(sys.argv[2]))
     job = line.read()
     limit(job["memory_bytes"])
@@ -284,7 +294,7 @@ def main() -> None:
         # The parent ends us at the limit; this is for a parent that was killed. Python code cannot hold it up.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, job["seconds"] + GRACE_SECONDS)
-        reply = answered(function, take, call["arguments"], call["count"])
+        reply = answer(function, take, call["arguments"], call["count"])
         if os.getpid() != owner:  # the function forked, and this is the copy: it has no one to answer to
             os._exit(0)
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,4 +1,4 @@
-"""The live guard: cheap invariants on a running trainer, any trainer. One `with` a step, alarms as data.
+"""The live guard: cheap invariants on a running trainer, any trainer. One `with` per step, alarms as data.
 
     guard = Guard(every=50)
     with guard.step(batch={"advantages": adv, "old_log_probs": old}, loss=loss_of_rows, rows=len(adv)) as seen:
@@ -64,14 +64,12 @@ class Guard:
     ) -> Generator["Step"]:
         """One optimiser step: `batch` is what must not be written to, `loss(rows)` gives the loss of some rows."""
         self.steps += 1
-        held = {name: _state(values) for name, values in (batch or {}).items()}
-        if loss is not None and self.every and (self.steps - 1) % self.every == 0:
-            self._split(loss, rows)
+        held = _states(batch or {})
         seen = Step(self)
+        if loss is not None:
+            seen.split(loss, rows)
         yield seen
-        for name, values in (batch or {}).items():
-            if _state(values) != held[name]:
-                self.raise_alarm("no_aliasing", name, f"the step wrote to its input {name} in place")
+        self._compare(batch or {}, held)
 
     def raise_alarm(self, invariant: str, about: str, text: str) -> None:
         """Keep an alarm; the same one about the same thing is kept once."""
@@ -93,6 +91,16 @@ class Guard:
         self.steps = int(state["steps"])
         self._said = {(invariant, about) for invariant, about in state["said"]}
         self._effects = {name: deque(seen, maxlen=self.window) for name, seen in state["effects"].items()}
+
+    @property
+    def is_split_due(self) -> bool:
+        """Whether the split check runs at this step."""
+        return self.every > 0 and (self.steps - 1) % self.every == 0
+
+    def _compare(self, fields: Mapping[str, Tensor], held: Mapping[str, tuple[object, ...]]) -> None:
+        for name, values in fields.items():
+            if _state(values) != held[name]:
+                self.raise_alarm("no_aliasing", name, f"the step wrote to its input {name} in place")
 
     def _split(self, loss: Callable[[Tensor], Tensor], rows: int) -> None:
         if rows < 2:
@@ -124,6 +132,18 @@ class Step:
 
     guard: Guard
 
+    @contextmanager
+    def unwritten(self, fields: Mapping[str, Tensor]) -> Generator[None]:
+        """Watch tensors that exist only inside the step, such as a micro-batch's: nobody may write to them here."""
+        held = _states(fields)
+        yield
+        self.guard._compare(fields, held)  # pyright: ignore[reportPrivateUsage]
+
+    def split(self, loss: Callable[[Tensor], Tensor], rows: int) -> None:
+        """As the step's own `loss`, for a trainer that knows it only inside the step; runs when it is due."""
+        if self.guard.is_split_due:
+            self.guard._split(loss, rows)  # pyright: ignore[reportPrivateUsage]
+
     def metrics(self, values: Mapping[str, float], *, ranges: Mapping[str, tuple[float, float]] | None = None) -> None:
         """Metrics as they will be logged; finite, and inside their ranges (known ones of ours need none given)."""
         for name, value in values.items():
@@ -152,6 +172,10 @@ def _known_range(name: str) -> tuple[float, float]:
 
     spec = declared(name)
     return (-math.inf, math.inf) if spec is None else (spec.low, spec.high)
+
+
+def _states(fields: Mapping[str, Tensor]) -> dict[str, tuple[object, ...]]:
+    return {name: _state(values) for name, values in fields.items()}
 
 
 def _state(values: Tensor) -> tuple[object, ...]:

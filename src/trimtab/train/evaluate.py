@@ -10,7 +10,8 @@ from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.task import Problem
 
 RIGHT = 1.0
-"""A reward that counts as right; rewards with partial credit reach it only for the whole answer."""
+"""The least reward that counts as right. Partial credit below it counts as wrong: accuracy is a share of answers, not
+a mean reward. A reward whose best value is below 1 can therefore never be accurate; scale it."""
 
 
 @dataclass(frozen=True)

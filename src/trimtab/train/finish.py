@@ -1,9 +1,9 @@
 """The only place that ends a run: the last measurements, the policy, the summary, the report."""
 
 from trimtab.rollout.engine import Sampling
+from trimtab.train.cautions import cautions
 from trimtab.train.evaluate import Repeated, evaluate_repeated
-from trimtab.train.loop import answer_greedily, checkpoint, evaluate_and_keep
-from trimtab.train.opening import cautions
+from trimtab.train.loop import answer_greedily, checkpoint, evaluate_and_keep, why_nothing
 from trimtab.train.policy import save
 from trimtab.train.record import Outcome, Summary
 from trimtab.train.run import Run
@@ -28,8 +28,9 @@ def finish(run: Run, outcome: Outcome, stopped_by: str = "") -> Summary:
         seconds=run.elapsed,
         tokens_per_second=tally.tokens / tally.step_seconds if tally.step_seconds else 0.0,
         warnings=(
+            *((why_nothing(run),) if outcome == "learned_nothing" else ()),
             *(f"{text} ({count} of {tally.steps} steps)" for text, count in tally.warnings),
-            *cautions(settings),
+            *cautions(settings, run.learner.recipe),
             *run.notes,
             *run.sinks.said,
         ),

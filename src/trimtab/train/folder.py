@@ -166,7 +166,15 @@ def _model(folder: Path, described: dict[str, Any], kinds: dict[str, str], dtype
 
 
 def _check_loaded(folder: Path, model: Any, info: dict[str, Any], kinds: dict[str, str]) -> None:
-    """Names, shapes and kinds of number in the weight files are those of the model."""
+    """Names, shapes and kinds of number in the weight files are those of the model, and every number is one."""
+    broken = [name for name, values in model.named_parameters() if not bool(values.isfinite().all())]
+    if broken:
+        values = model.get_parameter(broken[0])
+        raise ConfigError(
+            f"{folder}: {broken[0]} holds {int((~values.isfinite()).sum())} numbers that are not finite, of "
+            f"{values.numel()} ({len(broken)} such parameters in all), so the model can say nothing. Take a folder "
+            "that was saved before the training broke, or copy it again."
+        )
     lost = sorted(info["missing_keys"])
     if lost:
         raise ConfigError(

@@ -31,8 +31,8 @@ class TokenPass:
     """Of the token that stands there, under the tempered distribution."""
     entropy: Tensor
     """Of that distribution, in nats."""
-    state: Tensor
-    """The last hidden state that predicted the token, `[tokens, hidden]`."""
+    state: Tensor | None
+    """The last hidden state that predicted the token, `[tokens, hidden]`; only when asked for."""
     state_after: Tensor | None
     """The last hidden state at each sequence's last token, `[sequences, hidden]`; only when asked for."""
 
@@ -42,7 +42,9 @@ def token_pass(
     rows: Rows,
     *,
     temperature: float,
+    with_state: bool = False,
     with_state_after: bool = False,
+    entropy_graph: bool = False,
     logits_bytes: int = LOGITS_BYTES,
 ) -> TokenPass:
     """Log-prob and entropy of every trainable token of `rows`.
@@ -50,7 +52,8 @@ def token_pass(
     logp_t = log_softmax(logits[column_t - 1] / temperature)[id_t]
 
     Where `rows.support` says which tokens the sampler drew from, the softmax is over those alone. `logits_bytes`
-    bounds memory; another value changes the numbers by rounding only (1e-5 at most in float32).
+    bounds memory; another value changes the numbers by rounding only (1e-5 at most in float32). The entropy carries a
+    gradient only with `entropy_graph`: its graph is as large as that of the log-probs.
 
     Undefined when a trainable token stands in the first column: nothing precedes it that could predict it.
     """
@@ -69,12 +72,12 @@ def token_pass(
     out = model.base_model(input_ids=ids.to(there), use_cache=False)
     hidden = cast(Tensor, out.last_hidden_state)
     state = hidden[rows.row_of_token.to(there), rows.column_of_token.to(there) - 1]
-    logp, entropy = _chunked(model, state, target.to(there), temperature, logits_bytes, rows.support)
+    logp, entropy = _chunked(model, state, target.to(there), temperature, logits_bytes, rows.support, entropy_graph)
     after = hidden[torch.arange(len(ids), device=there), rows.last_column.to(there)] if with_state_after else None
     return TokenPass(
         logp=logp.to(here),
         entropy=entropy.to(here),
-        state=state.to(here, torch.float32),
+        state=state.to(here, torch.float32) if with_state else None,
         state_after=None if after is None else after.to(here, torch.float32),
     )
 
@@ -85,23 +88,24 @@ def _chunked(
     target: Tensor,
     temperature: float,
     logits_bytes: int,
-    support: tuple[Tensor, Tensor] | None = None,
+    support: tuple[Tensor, Tensor] | None,
+    entropy_graph: bool,
 ) -> tuple[Tensor, Tensor]:
     """Chunk after chunk; with several, the backward pass computes each chunk's logits again instead of keeping them."""
     head = cast(torch.nn.Linear, model.get_output_embeddings())
     chunk_tokens = max(1, logits_bytes // (4 * head.weight.shape[0]))
 
-    def scored(states: Tensor, targets: Tensor, ids: Tensor | None, counts: Tensor | None) -> tuple[Tensor, Tensor]:
+    def score(states: Tensor, targets: Tensor, ids: Tensor | None, counts: Tensor | None) -> tuple[Tensor, Tensor]:
         logits = head(states).float() / temperature
         if ids is None or counts is None:
-            return _scored(logits, targets)
+            return _scores(logits, targets, entropy_graph)
         owner = torch.repeat_interleave(torch.arange(len(counts), device=logits.device), counts.to(logits.device))
         ruled_out = torch.ones_like(logits, dtype=torch.bool)
         ruled_out[owner, ids.to(logits.device)] = False
-        return _scored_among(logits, targets, ruled_out)
+        return _scores_among(logits, targets, ruled_out, entropy_graph)
 
     if len(state) <= chunk_tokens:
-        return scored(state, target, *(support or (None, None)))
+        return score(state, target, *(support or (None, None)))
     parts = zip(
         state.split(chunk_tokens),
         target.split(chunk_tokens),
@@ -109,27 +113,29 @@ def _chunked(
         strict=True,
     )
     pieces = [
-        checkpoint(scored, states, targets, *left, use_reentrant=False, preserve_rng_state=False)
+        checkpoint(score, states, targets, *left, use_reentrant=False, preserve_rng_state=False)
         for states, targets, left in parts
     ]
     logp, entropy = zip(*cast("list[tuple[Tensor, Tensor]]", pieces), strict=True)
     return torch.cat(logp), torch.cat(entropy)
 
 
-def _scored(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-prob of the target and entropy of the distribution, a row each."""
+def _scores(logits: Tensor, target: Tensor, entropy_graph: bool) -> tuple[Tensor, Tensor]:
+    """Log-prob of the target and entropy of the distribution, one of each per row."""
     normaliser = logits.logsumexp(-1)
     logp = logits.gather(-1, target[:, None])[:, 0] - normaliser
-    return logp, normaliser - (torch.softmax(logits, -1) * logits).sum(-1)
+    with torch.set_grad_enabled(entropy_graph and torch.is_grad_enabled()):
+        return logp, normaliser - (torch.softmax(logits, -1) * logits).sum(-1)
 
 
-def _scored_among(logits: Tensor, target: Tensor, ruled_out: Tensor) -> tuple[Tensor, Tensor]:
+def _scores_among(logits: Tensor, target: Tensor, ruled_out: Tensor, entropy_graph: bool) -> tuple[Tensor, Tensor]:
     """The same over the tokens that are not ruled out."""
     among = logits.masked_fill(ruled_out, -math.inf)
     normaliser = among.logsumexp(-1)
     logp = logits.gather(-1, target[:, None])[:, 0] - normaliser
     # Not `among` in the product: zero times infinity is no number.
-    return logp, normaliser - (torch.softmax(among, -1) * logits.masked_fill(ruled_out, 0.0)).sum(-1)
+    with torch.set_grad_enabled(entropy_graph and torch.is_grad_enabled()):
+        return logp, normaliser - (torch.softmax(among, -1) * logits.masked_fill(ruled_out, 0.0)).sum(-1)
 
 
 def _cut_support(

@@ -14,13 +14,15 @@ from trimtab.rollout.task import Problem
 from trimtab.train.checkpoint import write_checkpoint
 from trimtab.train.diagnose import diagnostics, measured_now, split_drift, staleness
 from trimtab.train.evaluate import Evaluation, evaluate
-from trimtab.train.learn import Learned
-from trimtab.train.policy import published, save
+from trimtab.train.learn import Learned, signal_seed
+from trimtab.train.policy import parameter_norm, published, save
 from trimtab.train.record import Outcome
 from trimtab.train.run import Run, snapshot
 from trimtab.train.runtime import Delivered, Wait
 from trimtab.train.transcript import transcripts
 
+DIVERGED = 1000.0
+"""A run whose parameters' norm has grown by this factor has left every useful policy behind."""
 SHOWN_ANSWERS = 8
 """Held-out answers kept at each evaluation, for people to read."""
 
@@ -35,6 +37,7 @@ def publish(run: Run) -> None:
 
 def loop(run: Run, stopped: Callable[[], bool]) -> Outcome:
     """Steps until there are enough, the policy is good enough, time is up, or somebody asks to stop."""
+    run.tally.start_norm = run.tally.start_norm or parameter_norm(run.policy)
     validation = run.task.held_out("validation", run.settings.eval_prompts)
     while run.tally.steps < run.settings.steps:
         why = _why_stop(run, stopped)
@@ -58,9 +61,35 @@ def loop(run: Run, stopped: Callable[[], bool]) -> Outcome:
         run.sinks.log(index, {name: float(value) for name, value in line.items() if isinstance(value, int | float)})
         if run.tally.nonfinite_in_row >= run.settings.nonfinite_limit:
             return "nonfinite"
+        if _has_diverged(run):
+            return "diverged"
         if run.settings.checkpoint_every and run.tally.steps % run.settings.checkpoint_every == 0:
             checkpoint(run)
-    return "finished"
+    return "finished" if run.tally.moved_updates or not run.tally.steps else "learned_nothing"
+
+
+def why_nothing(run: Run) -> str:
+    """Why no step of a run had a gradient, in one sentence with what to do."""
+    tally, counts = run.tally, run.tally.statuses
+    asked, had = sum(counts.values()), counts.get("ok", 0)
+    if not had:
+        lost = ", ".join(f"{status} {count}" for status, count in counts.items() if count)
+        said = f"; the first said: {tally.first_error}" if tally.first_error else ""
+        why = f"no answer of {asked} got a reward ({lost}){said}. Mend the reward, then start again"
+    elif tally.nonfinite:
+        why = f"{tally.nonfinite} steps had a loss or gradient that was not finite. Lower train.lr, look at nonfinite/"
+    else:
+        why = (
+            f"{had} of {asked} answers got a reward and no group held two different ones, or what differed was "
+            "rejected. Read transcripts.jsonl; more train.warm_start_steps, easier problems or more "
+            "train.samples_per_prompt give rewards that differ"
+        )
+    return f"learned nothing: in {tally.steps} steps no gradient was other than 0, for {why}."
+
+
+def _has_diverged(run: Run) -> bool:
+    norm = parameter_norm(run.policy)
+    return not norm <= DIVERGED * max(run.tally.start_norm, 1.0)
 
 
 def _why_stop(run: Run, stopped: Callable[[], bool]) -> Outcome | None:
@@ -117,6 +146,7 @@ def _train_step(run: Run, stopped: Callable[[], bool]) -> dict[str, object] | No
     _check_fresh(assembled, version, run.settings.staleness)
     sampled = time.perf_counter()
     learned = run.learner.learn(assembled, version=version)
+    learned_at = time.perf_counter()
     run.tally.steps += 1
     publish(run)
     ended = time.perf_counter()
@@ -135,7 +165,8 @@ def _train_step(run: Run, stopped: Callable[[], bool]) -> dict[str, object] | No
         **learned.metrics,
         "time/sample_seconds": delivered.sample_seconds,
         "time/wait_seconds": delivered.wait_seconds,
-        "time/learn_seconds": ended - sampled,
+        "time/learn_seconds": learned_at - sampled,
+        "time/publish_seconds": ended - learned_at,
         "time/elapsed_seconds": run.elapsed,
         "time/tokens_per_second": assembled.num_tokens / (ended - began),
     }
@@ -172,7 +203,10 @@ def _count(run: Run, assembled: Assembled, learned: Learned, seconds: float) -> 
     tally.step_seconds += seconds
     tally.skipped_updates += learned.skipped_updates
     tally.nonfinite += len(learned.nonfinite)
-    tally.nonfinite_in_row = tally.nonfinite_in_row + len(learned.nonfinite) if learned.nonfinite else 0
+    tally.nonfinite_in_row = learned.nonfinite_in_row
+    tally.moved_updates += learned.moved_updates
+    if not tally.first_error:
+        tally.first_error = next((one.message for one in assembled.episodes if one.message), "")
     tally.staleness_total += float(age.sum())
     tally.staleness_max = max(tally.staleness_max, float(age.max()))
     tally.warn(learned.warnings)
@@ -188,6 +222,7 @@ def _dump(run: Run, version: int, assembled: Assembled, learned: Learned) -> Non
         "state": {"effects": dict(learned.state_before.effects), "window": learned.state_before.window},
         "nonfinite": [sequences.tolist() for sequences in learned.nonfinite],
         "pad_id": assembled.pad_id,
+        "seed": signal_seed(run.settings.seed, version),
     }
     run.record.dump_batch(version, learned.fields, meta, "nonfinite" if learned.nonfinite else "batches")
 

@@ -1,7 +1,6 @@
 """The only place that opens a run: a new one from settings, or one that goes on from its last checkpoint."""
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from trimtab.errors import CheckpointError, ConfigError
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.task import Task
 from trimtab.signal import Recipe
+from trimtab.train.cautions import cautions
 from trimtab.train.checkpoint import Checkpoint, newest_checkpoint, settle_checkpoints
 from trimtab.train.describe import describe, is_same
 from trimtab.train.diagnose import Probe
@@ -47,18 +47,6 @@ def check_run(settings: TrainSettings, recipe: Recipe) -> None:
         )
 
 
-def cautions(settings: TrainSettings) -> tuple[str, ...]:
-    """What is allowed and yet seldom meant."""
-    cores = os.cpu_count() or 1
-    if settings.runtime == "processes" and 2 * settings.threads > max(cores, 2):
-        return (
-            f"train.threads: sampler and learner with {settings.threads} threads each want {2 * settings.threads} of "
-            f"{cores} cores, so they wait for each other in every operation, and a step can take ten times as long. "
-            f"Set train.threads={max(cores // 2, 1)}.",
-        )
-    return ()
-
-
 @dataclass(frozen=True)
 class Opening:
     """A run before its first step: what a new one and a resumed one have alike."""
@@ -80,7 +68,9 @@ class Opening:
             self.progress.stage(f"warm start: {self.settings.warm_start_steps} supervised steps")
             _ = warm_start(self.policy, self.settings, stopped=stopped)
         learner = Learner(self.policy, self.recipe, self.settings)
-        return self._run(learner, Tally(warm_started=not stopped()), new_buffer(self.settings), resumed_step=None)
+        return self._run(
+            learner, Tally(warm_started=not stopped()), new_buffer(self.settings, self.recipe), resumed_step=None
+        )
 
     def go_on(self, saved: Checkpoint) -> Run:
         """Everything as the checkpoint has it."""
@@ -88,13 +78,13 @@ class Opening:
         restore_learner(learner, saved)
         tally = restored_tally(saved.state, saved.step)
         tally.resumed += 1
-        buffer = new_buffer(self.settings)
+        buffer = new_buffer(self.settings, self.recipe)
         buffer.restore(saved.state["buffer"], restored_groups(saved))
         return self._run(learner, tally, buffer, resumed_step=saved.step)
 
     def _run(self, learner: Learner, tally: Tally, buffer: Buffer, *, resumed_step: int | None) -> Run:
         settings, policy, folder = self.settings, self.policy, self.record.folder
-        for caution in (*cautions(settings), *self.notes):
+        for caution in (*cautions(settings, self.recipe), *self.notes):
             self.progress.stage(f"warning: {caution}")
         return Run(
             settings=settings,

@@ -23,6 +23,8 @@ class Stepped:
 
     norm: float
     taken: bool
+    has_gradient: bool = False
+    """Some part had a gradient other than 0. Without one AdamW still moves parameters, by its momentum."""
 
 
 class Optimizer:
@@ -52,7 +54,7 @@ class Optimizer:
         for group in self._adamw.param_groups:
             group["lr"] = group["top"] * scheduled(self._settings, batch)
         self._adamw.step()
-        return Stepped(norms[0], taken=True)
+        return Stepped(norms[0], taken=True, has_gradient=any(norm > 0 for norm in norms))
 
     def state(self) -> dict[str, Tensor]:
         """AdamW's running statistics by parameter number."""

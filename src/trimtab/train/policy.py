@@ -109,11 +109,21 @@ def make_policy(
     return Policy(model=model, tokenizer=tokenizer, critic=new_critic(width))
 
 
+def parameter_norm(policy: Policy) -> float:
+    """The norm of all parameters together; not finite where one of them is not."""
+    parts = [parameter.detach().norm().double().cpu() for parameter in policy.model.parameters()]
+    return float(torch.stack(parts).norm())
+
+
 def find_device(name: str) -> torch.device:
     """The device of that name, if this machine has it."""
     there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    there += ["mps"] if torch.backends.mps.is_available() else []
     asked = "cuda:0" if name == "cuda" else name
+    if asked.startswith("mps"):
+        raise ConfigError(
+            "model.device: 'mps' has no float64, in which tokens are drawn and metrics are summed, so a run would fail "
+            "at its first sample. Use model.device=cpu on this machine."
+        )
     if asked not in there:
         raise ConfigError(
             f"model.device: {name!r} is not on this machine, so the policy has no place to be. "

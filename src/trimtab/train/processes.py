@@ -199,13 +199,15 @@ class Processes:
             published = self._published.pop(self._engine_version, None)
             self._published = {v: at for v, at in self._published.items() if v > self._engine_version}
             if published is not None:
-                self._lag = (time.perf_counter() - published, self._learner_version - self._engine_version)
+                self._lag = (time.perf_counter() - published, self._lag[1])
             self._admit()
         elif head["say"] == "groups":
             self._sample_seconds += float(head["seconds"])
             if self._sampling:
                 _ = self._sampling.popleft()
             self._arrived += groups
+            if groups:
+                self._lag = (self._lag[0], max(0, self._learner_version - groups[-1].version))
         else:
             self._error = str(head["error"])
 

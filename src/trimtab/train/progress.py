@@ -21,6 +21,8 @@ ENDINGS = {
     "interrupted": "interrupted",
     "time_limit": "time was up",
     "nonfinite": "stopped: loss or gradient not finite",
+    "diverged": "stopped: the parameters diverged",
+    "learned_nothing": "all steps done, nothing learned",
 }
 RESUMABLE = ("interrupted", "time_limit")
 

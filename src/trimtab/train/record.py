@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LINE_FILES = ("metrics.jsonl", "samples.jsonl", "transcripts.jsonl", "diagnostics.jsonl")
 ASIDE = "set_aside_"
 PACKAGES = ("trimtab", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
-Outcome = Literal["finished", "early_stop", "interrupted", "time_limit", "nonfinite"]
+Outcome = Literal["finished", "early_stop", "interrupted", "time_limit", "nonfinite", "diverged", "learned_nothing"]
 
 
 @dataclass(frozen=True)

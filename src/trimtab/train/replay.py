@@ -37,6 +37,8 @@ class Dump:
     fields: Mapping[str, Tensor]
     state: SignalState
     metrics: Mapping[str, float]
+    seed: int = 0
+    """Of the signal's random selection at that step."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def _read(path: Path, number: int) -> Dump:
         effects = {name: tuple(seen) for name, seen in meta["state"]["effects"].items()}
         state = SignalState(effects, int(meta["state"]["window"]))
         metrics = {name: value for name, value in meta["metrics"].items() if value is not None}
-        return Dump(number, load_file(path), state, metrics)
+        return Dump(number, load_file(path), state, metrics, int(meta.get("seed", 0)))
     except (SafetensorError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"replay: {path} or the JSON beside it is damaged ({error!r}), so step {number} cannot be computed again. "
@@ -87,7 +89,7 @@ def replay(dump: Dump, recipe: Recipe, *, updates_per_batch: int) -> Replayed:
             f"replay: recipe {recipe.name!r} needs {', '.join(missing)}, which the run's own recipe did not, so step "
             f"{dump.step} has no such numbers. Replay a recipe that needs only what the run recorded."
         )
-    prepared, _ = prepare(batch_of(dump.fields), recipe, dump.state, version=dump.step)
+    prepared, _ = prepare(batch_of(dump.fields), recipe, dump.state, version=dump.step, seed=dump.seed)
     metrics, losses = Metrics.empty(), list[float]()
     num_updates = min(updates_per_batch, prepared.num_training_groups)
     for update in prepared.updates(num_updates) if num_updates else ():

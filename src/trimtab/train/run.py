@@ -39,6 +39,13 @@ class Tally:
     skipped_updates: int = 0
     nonfinite: int = 0
     nonfinite_in_row: int = 0
+    """Refused optimiser steps without a good one after them."""
+    moved_updates: int = 0
+    """Optimiser steps taken with a gradient other than 0; a run without one has learned nothing."""
+    start_norm: float = 0.0
+    """Norm of all parameters before the first step."""
+    first_error: str = ""
+    """What the first reward that failed said."""
     evaluations: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     """Step and validation accuracy."""
     shown: list[str] = field(default_factory=list[str])
@@ -135,6 +142,7 @@ def restore_learner(learner: Learner, saved: Checkpoint) -> None:
     signal = saved.state["signal"]
     learner.signal = SignalState({name: tuple(seen) for name, seen in signal["effects"].items()}, int(signal["window"]))
     learner.guard.restore(saved.state["guard"])
+    learner.nonfinite_in_row = int(saved.state["tally"]["nonfinite_in_row"])
     torch.set_rng_state(saved.tensors["random"]["torch"])
 
 

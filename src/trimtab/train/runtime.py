@@ -42,7 +42,7 @@ class Delivered:
     lag_seconds: float
     """From the last publication until the engine used it."""
     lag_versions: int
-    """Versions that the engine was behind when it sampled the batch's last group."""
+    """Versions that the engine was behind the learner when its newest groups arrived."""
     buffered: int
     """Groups that are ready beyond this batch."""
 

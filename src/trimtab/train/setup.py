@@ -3,12 +3,18 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
+from trimtab.rollout.assemble import assemble
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import Engine, Sampling
+from trimtab.rollout.episode import Group
 from trimtab.rollout.reward import open_scorer
 from trimtab.rollout.task import Task, open_task
+from trimtab.signal import Recipe
+from trimtab.signal.vote import constant_groups, votes_and_trains
 from trimtab.train.policy import Policy, frozen_copy, load, new_policy, save
 from trimtab.train.processes import Processes
 from trimtab.train.runtime import Inline, Runtime
@@ -57,8 +63,15 @@ def new_collector(policy: Policy, settings: "TrainSettings", *, engine: Engine |
     )
 
 
-def new_buffer(settings: "TrainSettings") -> Buffer:
-    return Buffer(settings.prompts_per_step, settings.staleness, settings.dynamic_sampling)
+def new_buffer(settings: "TrainSettings", recipe: Recipe) -> Buffer:
+    """A buffer that drops what the recipe's own filter would find constant."""
+
+    def teaches_nothing(group: Group) -> bool:
+        batch = assemble([group], pad_id=0).batch()
+        votes, _ = votes_and_trains(batch, recipe, torch.ones(batch.num_tokens, dtype=torch.bool))
+        return not bool(votes.any()) or bool(constant_groups(batch, votes).all())
+
+    return Buffer(settings.prompts_per_step, settings.staleness, settings.dynamic_sampling, teaches_nothing)
 
 
 def open_runtime(policy: Policy, settings: "TrainSettings", buffer: Buffer, folder: Path) -> Runtime:

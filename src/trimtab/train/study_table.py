@@ -15,7 +15,13 @@ from trimtab.config.study import Expectation, Protocol
 Status = Literal["finished", "diverged", "failed", "missing"]
 COVERAGE = 0.95
 """Of the intervals."""
-ENDED = {"finished": "finished", "early_stop": "finished", "nonfinite": "diverged"}
+ENDED = {
+    "finished": "finished",
+    "early_stop": "finished",
+    "nonfinite": "diverged",
+    "diverged": "diverged",
+    "learned_nothing": "finished",
+}
 """Outcomes of a run that will not be run again, and what they are called here."""
 
 

@@ -23,7 +23,8 @@ def transcripts(
 ) -> list[dict[str, object]]:
     """A few episodes of a batch; groups whose answers earned different rewards first."""
     advantage = learned.advantage.split(list(assembled.token_counts))
-    number_of = {id(episode): number for number, episode in enumerate(assembled.episodes)}
+    asked = [episode for group in groups for episode in group.episodes]
+    number_of = {id(episode): number for number, episode in enumerate(asked)}
     told: list[dict[str, object]] = []
     for group in sorted(groups, key=lambda group: group.is_constant)[:SHOWN_GROUPS]:
         ranked = sorted(group.episodes, key=lambda episode: (not episode.is_scored, -episode.reward))

@@ -17,7 +17,7 @@ from trimtab.train.finish import finish
 from trimtab.train.identity import Identity, read_identity, read_json
 from trimtab.train.inputs import hash_inputs, named_code, refuse_code
 from trimtab.train.interrupt import StopRequest, stop_on_signals
-from trimtab.train.loop import checkpoint, loop, publish
+from trimtab.train.loop import DIVERGED, checkpoint, loop, publish
 from trimtab.train.opening import Leave, check_run, check_same_recipe, open_new, open_resumed, resumed_settings
 from trimtab.train.progress import Progress, Unbroken
 from trimtab.train.record import Summary
@@ -97,6 +97,12 @@ def _train_to_end(run: Run, stopped: StopRequest) -> Summary:
         shutil.rmtree(run.record.folder / SAMPLER, ignore_errors=True)
     _write_report(run.record.folder)
     run.progress.finished(summary)
+    if outcome == "diverged":
+        raise SignalError(
+            f"train: after step {run.tally.steps - 1} the parameters are not finite or their norm is more than "
+            f"{DIVERGED:g} times that of the start, so the policy is destroyed and the run stopped. best/ holds the "
+            "policy of the best evaluation. Lower train.lr or train.grad_clip, then look at report.html."
+        )
     if outcome == "nonfinite":
         raise SignalError(
             f"train: loss or gradient was not finite in {run.tally.nonfinite_in_row} optimiser steps in a row, so the "

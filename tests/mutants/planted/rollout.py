@@ -46,8 +46,8 @@ plant(
     "entropy_of_the_plain_distribution",
     logits,
     "train.logp:_chunked",
-    "return _scored(logits, targets)",
-    "return _scored(logits, targets)[0], _scored(logits * temperature, targets)[1]",
+    "return _scores(logits, targets, entropy_graph)",
+    "return _scores(logits, targets, False)[0], _scores(logits * temperature, targets, False)[1]",
 )
 
 # --- I17: alignment --------------------------------------------------------------------------------------------------

@@ -1,0 +1,67 @@
+"""The only place that says what is allowed and yet seldom meant. Settings and recipe in, sentences out."""
+
+import os
+from typing import TYPE_CHECKING, Any, cast
+
+from trimtab.signal import Recipe
+
+if TYPE_CHECKING:
+    from trimtab.config.train import TrainSettings
+
+OFTEN = 4
+"""A divisor this many times the longest answer shrinks every step noticeably."""
+
+
+def cautions(settings: "TrainSettings", recipe: Recipe | None = None) -> tuple[str, ...]:
+    """One sentence for each, with the line to write. Without a recipe, those that concern the settings alone."""
+    told = _threads(settings)
+    if recipe is not None:
+        told += _overlong(settings, recipe) + _divisor(settings, recipe)
+    return tuple(told)
+
+
+def _threads(settings: "TrainSettings") -> list[str]:
+    cores = os.cpu_count() or 1
+    if settings.runtime != "processes" or 2 * settings.threads <= max(cores, 2):
+        return []
+    return [
+        f"train.threads: sampler and learner with {settings.threads} threads each want {2 * settings.threads} of "
+        f"{cores} cores, so they wait for each other in every operation, and a step can take ten times as long. "
+        f"Set train.threads={max(cores // 2, 1)}."
+    ]
+
+
+def _longest(settings: "TrainSettings") -> int:
+    """Tokens that an episode can have at most."""
+    return settings.max_new_tokens * settings.task.max_turns
+
+
+def _overlong(settings: "TrainSettings", recipe: Recipe) -> list[str]:
+    """A penalty on length that begins beyond what can be sampled."""
+    told: list[str] = []
+    for part in recipe.reward:
+        given = cast("dict[str, Any]", part.settings)
+        if "max_length" not in given or "buffer" not in given:
+            continue
+        limit, buffer, longest = int(given["max_length"]), int(given["buffer"]), _longest(settings)
+        if longest <= limit - buffer:
+            told.append(
+                f"signal.reward: {part.formula.name} begins at {limit - buffer} tokens (max_length {limit}, buffer "
+                f"{buffer}) and an answer has at most {longest}, so it never acts. Write max_length={longest} and "
+                f"buffer={max(longest // 4, 1)} in the recipe's reward, or leave it out."
+            )
+    return told
+
+
+def _divisor(settings: "TrainSettings", recipe: Recipe) -> list[str]:
+    """A fixed length in the denominator that no answer comes near."""
+    given = cast("dict[str, Any]", recipe.weighting.settings)
+    lengths = [(name, float(given[name])) for name in ("divisor", "max_length", "length") if name in given]
+    longest = _longest(settings)
+    return [
+        f"signal.weighting: {recipe.weighting.formula.name} divides by {name}={value:g}, {value / longest:.3g} "
+        f"times the longest answer ({longest} tokens), so every gradient is that much smaller; gradient clipping and "
+        f"AdamW hide it. Write {name}={longest} in the recipe's weighting."
+        for name, value in lengths
+        if value >= OFTEN * longest
+    ]
