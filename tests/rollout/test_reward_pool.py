@@ -13,6 +13,7 @@ import pytest
 from trimtab.config.train import TaskSettings
 from trimtab.errors import ConfigError
 from trimtab.rollout.reward import Attempt, Verdict, open_scorer
+from trimtab.rollout.reward_mark import MARK, find_marked
 from trimtab.rollout.reward_pool import GIVE_UP, RewardPool
 from trimtab.rollout.task import Problem, open_task
 
@@ -202,6 +203,79 @@ def test_nothing_is_left_of_a_worker_nor_of_what_it_forked(file: str) -> None:
     pool.close()
 
 
+ESCAPES = """
+import os, subprocess, sys, time, mmap
+
+def leaves(completions, **columns):
+    """A process in a session of its own, and an orphan of one."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
+    one = subprocess.Popen(sleep, start_new_session=True)
+    lost = f"import subprocess, sys; subprocess.Popen({sleep!r}, start_new_session=True)"
+    subprocess.run([sys.executable, "-c", lost], start_new_session=True)
+    return [1.0] * len(completions)
+
+def shares(completions, **columns):
+    room = mmap.mmap(-1, 64 << 20)
+    room[:] = bytes(64 << 20)
+    time.sleep(20)
+    return [1.0] * len(completions)
+
+def signalled(completions, **columns):
+    import signal
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(os.getpid(), number)
+    return [1.0] * len(completions)
+"""
+
+
+@pytest.fixture
+def escapes(tmp_path: Path) -> str:
+    path = tmp_path / "escapes.py"
+    _ = path.write_text(ESCAPES)
+    return str(path)
+
+
+def mark_of(pool: RewardPool) -> str:
+    environment = Path(f"/proc/{pid_of(pool)}/environ").read_bytes().split(b"\0")
+    return next(one for one in environment if one.startswith(MARK.encode())).decode().partition("=")[2]
+
+
+def test_what_left_the_session_is_ended_too(escapes: str) -> None:
+    with RewardPool(f"{escapes}:leaves", workers=1, seconds=30) as pool:
+        mark = mark_of(pool)
+        assert judged(pool, "a")[0].status == "ok"
+        assert len(find_marked(mark)) == 3  # the worker, its child, the orphan
+    assert find_marked(mark) == []
+
+
+def test_what_left_the_session_is_ended_when_the_parent_is_gone(escapes: str) -> None:
+    """The worker sees its pipe close, and sweeps before it goes."""
+    pool = RewardPool(f"{escapes}:leaves", workers=1, seconds=30)
+    mark = mark_of(pool)
+    assert judged(pool, "a")[0].status == "ok"
+    child = pool._slots[0].child  # pyright: ignore[reportPrivateUsage]
+    assert child is not None
+    os.close(child.requests)
+    deadline = time.monotonic() + 30
+    while len(find_marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert find_marked(mark) == []
+    child.requests = os.open(os.devnull, os.O_WRONLY)
+    pool.close()
+
+
+def test_shared_memory_counts(escapes: str) -> None:
+    with RewardPool(f"{escapes}:shares", workers=1, seconds=30, memory_bytes=48 << 20) as pool:
+        (verdict,) = judged(pool, "a")
+    assert verdict.status == "error"
+    assert "MiB of shared memory, more than the 48 allowed" in verdict.message
+
+
+def test_the_signals_of_a_scheduler_cost_no_answer(escapes: str) -> None:
+    with RewardPool(f"{escapes}:signalled", workers=1, seconds=30) as pool:
+        assert judged(pool, "a") == [Verdict("ok", 1.0)]
+
+
 def test_no_descriptor_is_left_open(file: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for text in ("exit", "loop", "close", "good"):
@@ -297,6 +371,7 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(file: str) -> None:
 def test_workers_end_when_the_trainer_is_killed(file: str) -> None:
     code = f"""
 import sys
+from trimtab.rollout.reward_mark import MARK, find_marked
 from trimtab.rollout.reward_pool import RewardPool
 pool = RewardPool({file + ":odd"!r}, workers=1, seconds=60)
 pool.judge({{"completions": ["outlive"]}}, 1)

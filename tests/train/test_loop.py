@@ -203,8 +203,9 @@ def test_steps_that_are_not_finite_stop_the_run_with_what_is_needed(small: Train
             "task": TaskSettings(name="reverse", size=2, reward=f"{Path(__file__).parent}/rewards.py:enormous"),
         }
     )
+    steep = recipe("reinforce", weighting=part("weighting.constant_divisor", divisor=1e-12))
     with pytest.raises(SignalError, match=r"not finite in 2 optimiser steps in a row.*/nonfinite;"):
-        _ = train(settings, "reinforce", progress=Silent())
+        _ = train(settings, steep, progress=Silent())
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["outcome"], summary["nonfinite"], summary["steps"]) == ("nonfinite", 2, 2)
     recorded = load_file(tmp_path / "run" / "nonfinite" / "step_0001.safetensors")

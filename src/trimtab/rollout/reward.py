@@ -13,6 +13,7 @@ from trimtab.errors import ConfigError, MissingExtra, unknown_name
 from trimtab.rollout.episode import Status
 from trimtab.rollout.numeric import number_in
 from trimtab.rollout.task import Problem, Prompt, Task, is_exact
+from trimtab.signal.door import LARGEST
 
 if TYPE_CHECKING:
     from trimtab.config.train import TaskSettings
@@ -53,6 +54,10 @@ class Verdict:
             return cls("abstain", math.nan)
         if not math.isfinite(reward):
             return cls("error", math.nan, f"the reward is {reward}; only finite numbers can be learned from")
+        if abs(reward) > LARGEST:
+            return cls(
+                "error", math.nan, f"the reward is {reward:g}; beyond {LARGEST:g} float32 has no room to compare"
+            )
         return cls("ok", float(reward))
 
     @classmethod

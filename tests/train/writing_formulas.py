@@ -1,0 +1,27 @@
+"""Formulas of somebody else's that do what no formula may, for the live guard to see."""
+
+import torch
+from torch import Tensor
+
+from trimtab import formula
+from trimtab.signal.layout import PerToken
+
+
+@formula(source="a test", stage="importance", scope="token", consumes="ratio", promises=())
+def halves_old(logp_old: PerToken, logratio: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
+    """An importance of 1 that writes into the batch on the way."""
+    logp_old.mul_(0.5)
+    return torch.ones_like(logratio), {}
+
+
+@formula(source="a test", stage="importance", scope="token", consumes="ratio", promises=())
+def halves_late(logp_old: PerToken, logp_current: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
+    """The same in a stage that needs the current policy, so it writes into a micro-batch."""
+    logp_old.mul_(0.5)
+    return torch.ones_like(logp_current), {}
+
+
+@formula(source="a test", stage="importance", scope="token", consumes="ratio", promises=())
+def looks_around(logp_current: PerToken, logp_rollout: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
+    """A weight that depends on who else is in the micro-batch, which scope `token` forbids."""
+    return 1.0 + (logp_rollout - logp_current.mean()).abs().detach(), {}
