@@ -207,7 +207,6 @@ ESCAPES = """
 import os, subprocess, sys, time, mmap
 
 def leaves(completions, **columns):
-    """A process in a session of its own, and an orphan of one."""
     sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
     one = subprocess.Popen(sleep, start_new_session=True)
     lost = f"import subprocess, sys; subprocess.Popen({sleep!r}, start_new_session=True)"

@@ -13,6 +13,7 @@ from tests.train.conftest import lines, timeless
 from trimtab.config.train import EngineSettings, TaskSettings
 from trimtab.errors import ConfigError, MissingExtra, SignalError
 from trimtab.rollout.weights import digest
+from trimtab.signal import part, recipe
 from trimtab.train import EarlyStop, TrainSettings, train
 from trimtab.train.evaluate import evaluate
 from trimtab.train.policy import load, published

@@ -82,7 +82,7 @@ _ALL = (
         "Most tokens, or all, are rejected",
         "`kept/token_fraction` below 0.5, `train/skipped_updates` above 0, the warning *rejects everything*.",
         "A keep stage has a band narrower than the drift. Bands on a sequence's product shrink with length: a drift "
-        "of 0.01 a token is a factor of 2.7 over 100 tokens. A rejection that grows with the drift selects what the "
+        "of 0.01 per token is a factor of 2.7 over 100 tokens. A rejection that grows with the drift selects what the "
         "policy already does.",
         "See which stage it is (report: *Which stage?*), then widen its band or take one that does not depend on "
         "length (`keep.geometric_band`). If the drift itself is large, mend that first: [engine](#drift-engine), "
@@ -103,7 +103,7 @@ _ALL = (
         "clip-never-acts",
         "The clip never acts",
         "`policy_loss.clipped/clipped_tokens` is 0 at every step.",
-        "With one update a batch, the old policy *is* the current one: the ratio is 1 and cannot leave its band. "
+        "With one update per batch, the old policy *is* the current one: the ratio is 1 and cannot leave its band. "
         "That is right, not broken; but then a clip against the old policy protects from nothing, staleness "
         "included.",
         "Nothing, if the data are fresh. If they are stale, clip or weigh against the rollout (`start_async`, "
@@ -195,7 +195,7 @@ _ALL = (
     Symptom(
         "stale-weights",
         "New parameters reach the sampler late, or not at all",
-        "`publish/lag_versions` or `publish/lag_seconds` grows; an error that names two versions or checksums.",
+        "`publish/lag_versions` (how far the sampler is behind when its groups arrive) or `publish/lag_seconds` grows; an error that names two versions or checksums.",
         "The sampler's version changes only after a checksum of what it holds matched, so a late or failed "
         "publication shows here rather than as a mysterious drift.",
         "Check disk and memory of the sampler's process; fewer or larger updates. After the error, `trimtab train "
@@ -212,21 +212,47 @@ _ALL = (
     ),
     Symptom(
         "interrupted",
-        "The run has no summary",
-        "the report says that `summary.json` is missing; curves end early.",
-        "The process was killed, or is still running. What was written is whole: lines are appended, other files "
-        "replaced at once; a torn last line is left out.",
+        "The run stopped before its end, or has no summary",
+        "`summary.json` says `interrupted` and names a signal in `stopped_by`; or it is missing and curves end early.",
+        "Ctrl-C (SIGINT), a scheduler or `docker stop` (SIGTERM) and a closed terminal (SIGHUP) all ask the run to "
+        "stop. It finishes its step, writes a checkpoint and the summary, and ends with exit code 128 + signal: 130, "
+        "143 or 129. A second signal ends it at once. Without a summary the process was killed or is still running; "
+        "what was written is whole.",
         "`trimtab train --resume RUN` continues from the last checkpoint; `trimtab report RUN` makes the page again "
-        "at any time.",
+        "at any time. Give a scheduler enough time between its signal and its kill for one step and an evaluation.",
     ),
     Symptom(
         "resume-refused",
         "Resume is refused",
-        "an error of `trimtab train --resume RUN` that names a file, a hash or a setting.",
-        "The checkpoint is damaged (a hash of its manifest does not match), belongs to another run, or the settings "
-        "changed in a way that would not continue the same run.",
-        "Do what the message says: take back the changed setting, or start from the last good checkpoint. A new run "
-        "from trained parameters is `model.path=RUN/model` in a new folder.",
+        "an error of `trimtab train --resume RUN` that names a file, a hash, a setting or code.",
+        "Something is not as the run left it: a checkpoint is damaged or missing, a data or reward file changed, a "
+        "setting changed that earlier steps depend on, or the run names code and comes from another machine.",
+        "Put back what changed. Or say that you mean it: `--last-good` goes on from the newest checkpoint that is "
+        "whole; `--accept-changes` goes on with data or code that changed, and the manifest says so; `--start-over` "
+        "moves what is there aside and begins at step 0, where every checkpoint is lost; `--trust` imports the code "
+        "that the run names. A new run from trained parameters is `model.path=RUN/model` in a new folder.",
+    ),
+    Symptom(
+        "no-batch",
+        "The sampler gives no batch",
+        "the line *no batch from the sampler for … s*, again and again; in the end an error that it *seems to hang*.",
+        "The sampler's process is slow, or stands still: a reward that takes long, a very long answer, a machine "
+        "that swaps. The line says at which prompts and version it is. Ctrl-C and `max_minutes` work while it waits.",
+        "Look at the load of the machine and at `task.reward_seconds`. `runtime=inline` shows in place where it "
+        "stands. If one batch really takes that long, raise the limit: `TRIMTAB_SAMPLER_SECONDS=7200` in the "
+        "environment. The run can be resumed from its last checkpoint.",
+    ),
+    Symptom(
+        "learned-nothing",
+        "The run learned nothing, or diverged",
+        "`summary.json` says `learned_nothing` (exit code 3) or `diverged` (exit code 1); the first warning has the "
+        "cause.",
+        "`learned_nothing`: all steps were made and none had a gradient other than 0. No answer got a reward, or no "
+        "group held two different ones, or all was rejected. `diverged`: the parameters are not finite, or their norm "
+        "is a thousand times that of the start.",
+        "Without rewards: mend the reward; its first message is in the warning. Without differences: more "
+        "`warm_start_steps`, easier problems, more `samples_per_prompt`. Diverged: lower `lr`; `best/` holds the "
+        "policy of the best evaluation.",
     ),
     Symptom(
         "numbers-differ",
