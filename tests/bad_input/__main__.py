@@ -20,7 +20,12 @@ def main() -> int:
     for kind, outcomes in found.items():
         counts = Counter(what for what, _ in outcomes.values())
         print(f"{kind}: tried {len(outcomes)}, " + ", ".join(f"{what} {counts[what]}" for what in OUTCOMES))
-    wrong = [(kind, name, *out) for kind, all_ in found.items() for name, out in all_.items() if out[0] not in ("refused", "right")]
+    wrong = [
+        (kind, name, *out)
+        for kind, all_ in found.items()
+        for name, out in all_.items()
+        if out[0] not in ("refused", "right")
+    ]
     for kind, name, what, words in wrong:
         print(f"  {what:7} {kind} {name}\n          {words}")
     return 1 if wrong else 0

@@ -139,7 +139,9 @@ def token_rows() -> Iterator[Row]:
         for kind, make in {**NONSENSE, **{k: _bound(f, CANONICAL[name]) for k, f in BAD_TOKENS.items()}}.items():
             yield Row(f"{name}: {kind}", lambda name=name, make=make: call(**{name: make()}), says=name)
         for kind, change in GOOD_TOKENS.items():
-            yield Row(f"{name}: {kind}", lambda name=name, change=change: call(**{name: change(CANONICAL[name])}), means=BASE)
+            yield Row(
+                f"{name}: {kind}", lambda name=name, change=change: call(**{name: change(CANONICAL[name])}), means=BASE
+            )
         if name != "token_reward":
             for kind, value in (("nan", NAN), ("infinity", INF), ("1e300", 1e300)):
                 odd = with_cell(CANONICAL[name], value, trainable=False)
@@ -165,7 +167,12 @@ def integer_rows() -> Iterator[Row]:
         bad |= {"bools": _bound(lambda t: t > 0, good)}
         for kind, make in bad.items():
             yield Row(f"{name}: {kind}", lambda name=name, make=make: call(**{name: make()}), says=name)
-        for kind, value in (("list", good.tolist()), ("array", good.numpy()), ("int32", good.int()), ("left out", None)):
+        for kind, value in (
+            ("list", good.tolist()),
+            ("array", good.numpy()),
+            ("int32", good.int()),
+            ("left out", None),
+        ):
             yield Row(f"{name}: {kind}", lambda name=name, value=value: call(**{name: value}), means=BASE)
 
 
@@ -183,7 +190,11 @@ def vector_rows() -> Iterator[Row]:
         if name == "group":
             del bad["list of texts"]  # two names for four answers: refused below, by count
         for kind, make in bad.items():
-            says = "reward" if name in ("reward", "group") and kind in ("one entry too many", "one entry too few") else name
+            says = (
+                "reward"
+                if name in ("reward", "group") and kind in ("one entry too many", "one entry too few")
+                else name
+            )
             yield Row(f"{name}: {kind}", lambda name=name, make=make: call(**{name: make()}), says=says)
         for kind, value in (("list", good.tolist()), ("tuple", tuple(good.tolist())), ("array", good.numpy())):
             yield Row(f"{name}: {kind}", lambda name=name, value=value: call(**{name: value}), means=BASE)
@@ -265,14 +276,20 @@ def mask_rows() -> Iterator[Row]:
             "uint8": lambda t: t.to(torch.uint8),
             "list of bools": lambda t: t.tolist(),
         }.items():
-            yield Row(f"{name}: {kind}", lambda name=name, change=change: call(**{name: change(CANONICAL[name])}), means=BASE)
+            yield Row(
+                f"{name}: {kind}", lambda name=name, change=change: call(**{name: change(CANONICAL[name])}), means=BASE
+            )
     for kind in ("one entry too many", "one entry too few", "transposed"):
         change = {**BAD_TENSORS, "transposed": lambda t: t.T}[kind]
         yield Row(f"mask: {kind}", lambda change=change: call(mask=change(MASK)), says="trainable")
     blind = MASK.clone()
     blind[0, 0] = False
-    yield Row("attention: false at a trainable token", lambda: call(attention=blind), says="attention is 0 at row 0, column 0")
-    yield Row("attention: missing", lambda: call(attention=None), says="token_reward on padded rows needs the attention")
+    yield Row(
+        "attention: false at a trainable token", lambda: call(attention=blind), says="attention is 0 at row 0, column 0"
+    )
+    yield Row(
+        "attention: missing", lambda: call(attention=None), says="token_reward on padded rows needs the attention"
+    )
     yield Row("mask: nothing trains", lambda: call(mask=MASK & False, attention=None, token_reward=None)[0], means=0.0)
 
 
@@ -282,7 +299,10 @@ def mask_rows() -> Iterator[Row]:
 def current_rows() -> Iterator[Row]:
     for name in CURRENT:
         good = CURRENT[name]
-        bad = {**NONSENSE, **{kind: _bound(change, good) for kind, change in BAD_TOKENS.items() if kind != "ragged list"}}
+        bad = {
+            **NONSENSE,
+            **{kind: _bound(change, good) for kind, change in BAD_TOKENS.items() if kind != "ragged list"},
+        }
         bad |= {"list": good.tolist, "array": good.numpy, "integers": good.long, "bools": _bound(lambda t: t > 0, good)}
         if name == "logp":
             bad["missing"] = lambda: None
@@ -317,7 +337,11 @@ def door_rows() -> Iterator[Row]:
         "half": {"own": field(1).half()}, "a text inside": {"own": "abc"}, "a name of ours": {"advantage": field(1)},
         "a weight": {"weight_policy": field(1)}, "None inside": {"own": None},
     }.items():  # fmt: skip
-        says = "extra" if kind in ("a list", "a text", "a number") or "key" in kind or "name" in kind or "weight" in kind else "own"
+        says = (
+            "extra"
+            if kind in ("a list", "a text", "a number") or "key" in kind or "name" in kind or "weight" in kind
+            else "own"
+        )
         yield Row(f"extra: {kind}", lambda extra=extra: call(extra=extra), says=says)
     rows, ends = [row[keep] for row, keep in zip(field(1), MASK, strict=True)], [0, 4, 6, 10, 13]
     ones = [[1] * len(row) for row in rows]
@@ -328,10 +352,24 @@ def door_rows() -> Iterator[Row]:
 
     both = {"reward": [1.0, 0.0, 0.5, 1.0], "group": [0, 0, 1, 1]}
     base = flat(SignalBatch.from_list([torch.ones(len(r)) for r in rows], logp_old=rows, **both))
-    for kind, trainable in {"lists": ones, "tuples": tuple(map(tuple, ones)), "arrays": [numpy.array(o) for o in ones]}.items():
-        yield Row(f"list layout: {kind}", lambda t=trainable: flat(SignalBatch.from_list(t, logp_old=rows, **both)), means=base)
-    for kind, logp in {"lists": [r.tolist() for r in rows], "arrays": [r.numpy() for r in rows], "flat": packed}.items():
-        make = lambda logp=logp: flat(SignalBatch.from_list([torch.ones(len(r), dtype=F64) for r in rows], logp_old=logp, **both))  # noqa: E731
+    for kind, trainable in {
+        "lists": ones,
+        "tuples": tuple(map(tuple, ones)),
+        "arrays": [numpy.array(o) for o in ones],
+    }.items():
+        yield Row(
+            f"list layout: {kind}",
+            lambda t=trainable: flat(SignalBatch.from_list(t, logp_old=rows, **both)),
+            means=base,
+        )
+    for kind, logp in {
+        "lists": [r.tolist() for r in rows],
+        "arrays": [r.numpy() for r in rows],
+        "flat": packed,
+    }.items():
+        make = lambda logp=logp: flat(
+            SignalBatch.from_list([torch.ones(len(r), dtype=F64) for r in rows], logp_old=logp, **both)
+        )  # noqa: E731
         if kind != "lists":
             yield Row(f"list layout: logp as {kind}", make, means=base)
     for kind, trainable, says in (
@@ -349,22 +387,33 @@ def door_rows() -> Iterator[Row]:
         yield Row(
             f"list layout: logp {kind}", lambda logp=logp: SignalBatch.from_list(ones, logp_old=logp, **both), says=says
         )
-    for kind, cu in {"list": ends, "tensor": torch.tensor(ends), "int32": torch.tensor(ends).int(), "array": numpy.array(ends)}.items():
+    for kind, cu in {
+        "list": ends,
+        "tensor": torch.tensor(ends),
+        "int32": torch.tensor(ends).int(),
+        "array": numpy.array(ends),
+    }.items():
         yield Row(
-            f"packed: {kind}", lambda cu=cu: flat(SignalBatch.from_packed([1] * 13, cu, logp_old=packed, **both)), means=base
+            f"packed: {kind}",
+            lambda cu=cu: flat(SignalBatch.from_packed([1] * 13, cu, logp_old=packed, **both)),
+            means=base,
         )
     for kind, cu in {
         "fractions": [0, 2.7, 4, 9, 13], "floats": [0.0, 4.0, 6.0, 10.0, 13.0], "empty": [], "a number": 13, "a text": "0,4",
         "None": None, "decreasing": [0, 6, 4, 10, 13], "not from 0": [1, 4, 6, 10, 13], "too short": [0, 4, 6, 10, 12],
         "too long": [0, 4, 6, 10, 14], "bools": [True, False, True, True, True], "a column": [[0], [4], [6], [10], [13]],
     }.items():  # fmt: skip
-        yield Row(f"packed: cu_seqlens {kind}", lambda cu=cu: SignalBatch.from_packed([1] * 13, cu, **both), says="cu_seqlens")
+        yield Row(
+            f"packed: cu_seqlens {kind}", lambda cu=cu: SignalBatch.from_packed([1] * 13, cu, **both), says="cu_seqlens"
+        )
     for extra_rewards in (3, 5, 6, 0):
         given = {"reward": [1.0] * extra_rewards, "group": list(range(extra_rewards))}
         says = f"there are {extra_rewards} rewards for 4 sequences"
         yield Row(f"padded: {extra_rewards} rewards", lambda g=given: SignalBatch.from_padded(MASK, **g), says=says)
         yield Row(f"list: {extra_rewards} rewards", lambda g=given: SignalBatch.from_list(ones, **g), says=says)
-        yield Row(f"packed: {extra_rewards} rewards", lambda g=given: SignalBatch.from_packed([1] * 13, ends, **g), says=says)
+        yield Row(
+            f"packed: {extra_rewards} rewards", lambda g=given: SignalBatch.from_packed([1] * 13, ends, **g), says=says
+        )
 
 
 # --- calls --------------------------------------------------------------------------------------------------------
@@ -550,7 +599,9 @@ def setting_rows() -> Iterator[Row]:
 def recipe_rows() -> Iterator[Row]:
     for name, values in FIELDS.items():
         for value, says in values:
-            yield Row(f"grpo, {name} = {value!r}", lambda name=name, value=value: recipe("grpo", **{name: value}), says=says)
+            yield Row(
+                f"grpo, {name} = {value!r}", lambda name=name, value=value: recipe("grpo", **{name: value}), says=says
+            )
     for label, (name, value, means) in SHORT.items():
         yield Row(label, lambda name=name, value=value: getattr(recipe("grpo", **{name: value}), name), means=means)
     base = recipe("grpo")
@@ -591,5 +642,15 @@ def recipe_rows() -> Iterator[Row]:
 
 
 def rows() -> list[Row]:
-    parts = (token_rows, integer_rows, vector_rows, mask_rows, current_rows, door_rows, call_rows, setting_rows, recipe_rows)
+    parts = (
+        token_rows,
+        integer_rows,
+        vector_rows,
+        mask_rows,
+        current_rows,
+        door_rows,
+        call_rows,
+        setting_rows,
+        recipe_rows,
+    )
     return [row for part_of in parts for row in part_of()]

@@ -1,10 +1,10 @@
 """One bad or unusual input, what is expected of it, and what became of it. Runs in a plain interpreter, without type checks.
 
-    refused   one of our sentences, and it names what is wrong
-    right     accepted, and it means exactly what the canonical input means
-    silent    accepted, but it was to be refused, or it means something else
-    raw       a traceback of Python's, torch's or pydantic's own
-    vague     one of our errors, but its sentence does not name what is wrong
+refused   one of our sentences, and it names what is wrong
+right     accepted, and it means exactly what the canonical input means
+silent    accepted, but it was to be refused, or it means something else
+raw       a traceback of Python's, torch's or pydantic's own
+vague     one of our errors, but its sentence does not name what is wrong
 """
 
 import warnings

@@ -2,8 +2,8 @@
 
 
 def enormous(prompts, completions, completion_ids, **columns):  # type: ignore[no-untyped-def]
-    """Finite, but too large for the square in a gradient norm."""
-    return [3e38 if len(text) % 2 else -3e38 for text in completions]
+    """Finite, but stretched by 1e20 too large for the square in a gradient norm."""
+    return [9e17 if len(text) % 2 else -9e17 for text in completions]
 
 
 def everything_wrong(prompts, completions, completion_ids, **columns):  # type: ignore[no-untyped-def]

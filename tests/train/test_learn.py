@@ -172,11 +172,12 @@ def test_the_value_loss_leaves_the_policy_alone(policy: Policy) -> None:
 
 
 def test_a_step_that_is_not_finite_is_refused_and_names_its_sequences(policy: Policy) -> None:
-    learner = Learner(policy, recipe("reinforce"), TrainSettings(lr=1e-2))
-    _ = learner.learn(sampled(policy, MIXED), version=0)  # the optimiser has momentum
+    stretched = recipe("reinforce", reward={"formula": "affine", "scale": 1e20})
+    learner = Learner(policy, stretched, TrainSettings(lr=1e-2))
+    _ = learner.learn(sampled(policy, [1e-20 * reward for reward in MIXED]), version=0)  # the optimiser has momentum
     before = parameters(policy)
     batch = sampled(policy, MIXED)
-    huge = replace(batch, reward=torch.tensor([3e38, *MIXED[1:]]))  # finite, but its square in the norm is not
+    huge = replace(batch, reward=torch.tensor([9e17, *MIXED[1:]]))  # finite, but its square in the norm is not
     learned = learner.learn(huge, version=1)
     assert learned.metrics["train/updates"] == 0
     assert learned.metrics["train/nonfinite"] == 1
