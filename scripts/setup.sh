@@ -3,11 +3,13 @@
 # This is the only place that installs anything. It needs Python 3.11 or newer and nothing else; PYTHON=... chooses one.
 # TORCH_BUILD=... chooses the build of torch: auto (the default: on Linux without a GPU the CPU build, else what pip
 # brings), cpu, or cuda (the one that the package index holds for Linux, also where there is no GPU).
+# VENV=... is the folder of the environment (.venv), PACKAGE=... what is installed (this checkout, in place).
 set -u
 
 cd "$(dirname "$0")/.." || exit 1
 
-venv=.venv
+venv=${VENV:-.venv}
+package=${PACKAGE:-.}
 python=$venv/bin/python
 log=$venv/setup.log
 extras=$(printf '%s\n' "$@" | sort -u | tr '\n' ',' | sed 's/^,*//; s/,*$//')
@@ -22,7 +24,7 @@ fail() {
 
 # What the install depends on; the path is part of it because the package is installed in place.
 key() {
-    { cat pyproject.toml constraints.txt && printf '%s\n' "$extras" && pwd -P; } | cksum
+    { cat pyproject.toml constraints.txt && printf '%s\n' "$extras" "$package" && pwd -P; } | cksum
 }
 
 # Runs pip quietly; its words go to the log, and its errors to the screen if it fails.
@@ -142,7 +144,8 @@ make_venv
 : >"$log"
 install_torch
 say "installing trimtab${extras:+ with $extras} ..."
-pip_install -c constraints.txt -e ".${extras:+[$extras]}" ||
+[ "$package" = . ] && in_place=-e || in_place=
+pip_install -c constraints.txt $in_place "$package${extras:+[$extras]}" ||
     fail "trimtab${extras:+[$extras]} could not be installed: check the network and pip's settings, then run this again; all of pip's words are in $log."
 key >"$stamp"
 say "ready."
