@@ -12,7 +12,8 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError, model_validator
 
-from trimtab.config.run import RunFile, parse_run, read_toml
+from trimtab.config.plain import read_toml
+from trimtab.config.run import RunFile, parse_run
 from trimtab.config.train import Count, Frozen, Natural
 from trimtab.errors import ConfigError, unknown_name
 
