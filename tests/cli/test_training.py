@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from trimtab.cli import app
-from trimtab.config import parse_run
+from trimtab.config import TrainSettings, load_run, parse_run
 from trimtab.config.run import RunFile
 from trimtab.errors import ConfigError
+from trimtab.signal import names
 
 TINY = (
     "train.task.name=reverse", "train.task.size=2", "train.model.hidden_size=32", "train.model.num_layers=1",
@@ -104,10 +106,31 @@ def test_a_dry_run_explains_estimates_and_writes_nothing(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_written_run_file_gives_the_defaults_and_is_never_overwritten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ["", *names()])
+def test_a_written_run_file_sets_its_recipe_and_nothing_else(recipe: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    _ = invoke("init", str(path), *(["--recipe", recipe] if recipe else []))
+    asked = {"recipe": recipe} if recipe else {}
+    assert parse_run(tomllib.loads(path.read_text())) == parse_run(asked)
+    model = [f"train.model={tmp_path}"]  # what is only a default may depend on what is not: no warm start here
+    own = load_run(path, model)
+    assert own == load_run(None, [*(f"{key}={value}" for key, value in asked.items()), *model])
+    assert own.train.warm_start_steps == 0
+
+
+def test_every_line_of_a_written_run_file_can_be_switched_on(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     _ = invoke("init", str(path))
-    assert parse_run(tomllib.loads(path.read_text())) == RunFile()
+    switched = re.sub(r"^#(\w+ = (?!…))", r"\1", path.read_text(), flags=re.M)
+    table = tomllib.loads(switched)
+    settings = {name for name, field in TrainSettings.model_fields.items() if field.default is not None}
+    assert set(table["train"]) == settings
+    assert parse_run(table) == RunFile()
+
+
+def test_a_written_run_file_says_what_each_setting_means_and_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    _ = invoke("init", str(path))
     text = path.read_text()
     assert "# " + (RunFile.model_fields["train"].annotation.model_fields["lr"].description or "") in text  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="is already there, so it is left as it is"):
