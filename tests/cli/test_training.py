@@ -101,8 +101,11 @@ def test_reports_of_one_run_and_of_several(run: Path, tmp_path: Path) -> None:
 def test_a_dry_run_explains_estimates_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = " ".join(invoke("train", *TINY, "recipe=dapo", "--dry-run").output.split())
-    for part in ("dapo will run", "policy_loss.clipped", "parameters, float32 on cpu", "memory about", "for 3 steps"):
+    for part in ("dapo will run", "policy_loss.clipped", "parameters, float32 on cpu", "memory about", "for 3 steps",
+                 "problems train made as needed, validation 5, test 5", "warm start 16 supervised steps"):  # fmt: skip
         assert part in said, part
+    with pytest.raises(ConfigError, match=r"there is no file gone\.py"):
+        _ = invoke("train", *TINY, "train.task.reward=gone.py:f", "--dry-run")
     assert list(tmp_path.iterdir()) == []
 
 
