@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from trimtab.cli.console import plain_console
 from trimtab.config import load_run, parse_run
 from trimtab.errors import ConfigError
 from trimtab.signal import Recipe
@@ -25,7 +26,7 @@ def run_replay(folder: Path, step: int, overrides: list[str]) -> int:
     dump = read_dump(folder, step)
     recipe = _recipe(folder, config.get("origin"), overrides)
     again = replay(dump, recipe, updates_per_batch=int(config["updates_per_batch"]))
-    console = Console() if Console().is_terminal else Console(width=160)
+    console = plain_console()
     compared = [name for name in again.metrics if name in dump.metrics]
     if not overrides:
         if not again.differences:

@@ -9,7 +9,7 @@ from trimtab.cli.app import app
 
 PANEL = "Training"
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Dotted overrides: train.steps=50 recipe=dapo", metavar="[KEY=VALUE]...")
+    list[str] | None, typer.Argument(help="Dotted overrides: train.steps=50 recipe=dapo", metavar="KEY=VALUE")
 ]
 
 
@@ -81,7 +81,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="validation or test.")] = "test",
     prompts: Annotated[int | None, typer.Option(min=1, help="Held-out prompts; default: as the run.")] = None,
     samples: Annotated[
-        int, typer.Option(min=0, help="Also draw this many answers a prompt, for avg@k and pass@k.")
+        int, typer.Option(min=0, help="Also draw this many answers per prompt, for avg@k and pass@k.")
     ] = 0,
     show: Annotated[int, typer.Option(min=0, help="Print this many answers, wrong ones first.")] = 5,
 ) -> None:

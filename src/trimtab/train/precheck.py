@@ -103,8 +103,8 @@ def _check_groups(settings: "TrainSettings", recipe: Recipe) -> None:
     except SignalError as error:
         raise ConfigError(
             f"train.samples_per_prompt: {size} answers per prompt are too few for recipe {recipe.name!r}, whose "
-            f"{recipe.normalize.formula.name} compares the answers to a prompt. Set train.samples_per_prompt=2 or more, "
-            "or take a recipe without a group's baseline, such as reinforce."
+            f"{recipe.normalize.formula.name} compares the answers to a prompt. Set train.samples_per_prompt=2 or "
+            "more, or take a recipe without a group's baseline, such as reinforce."
         ) from error
 
 
