@@ -63,8 +63,25 @@ def test_a_recorded_step_is_computed_again_from_the_command_line(run: Path) -> N
     other = invoke("replay", str(run), "recipe=reinforce_tis", "--step", "2")
     assert other.exit_code == 0
     assert "reinforce_tis (the same batch)" in other.output
-    with pytest.raises(ConfigError, match="recipe 'grpo' needs logp_old, logp_ref"):
+    assert re.search(r"advantage/token_mean +-?[0-9.e-]+ ", other.output)  # a metric that was recorded as 0 is 0
+    said = r"recipe 'grpo' needs logp_old, logp_ref.*these can be computed: .*reinforce_tis"
+    with pytest.raises(ConfigError, match=said):
         _ = invoke("replay", str(run), "recipe=grpo", "--step", "2")
+
+
+def test_the_replay_of_the_readme_works_on_a_default_run(tmp_path: Path) -> None:
+    """Its two lines, with a smaller model and fewer steps."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (train,), (replay,) = (
+        re.findall(rf"^trimtab ({command} .*runs/b.*?) +#", readme, re.M) for command in ("train", "replay")
+    )
+    small = [text for text in TINY if not text.startswith(("train.staleness", "train.engine", "train.runtime"))]
+    folder = str(tmp_path / "run")
+    done = invoke(*train.replace("runs/b", folder).split(), *small, "--quiet")
+    assert done.exit_code == 0
+    told = invoke(*replay.replace("runs/b", folder).replace("--step 12", "--step 2").split())
+    assert told.exit_code == 0
+    assert "(the same batch)" in told.output
 
 
 def test_eval_measures_what_the_run_measured(run: Path) -> None:

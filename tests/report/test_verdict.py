@@ -81,7 +81,7 @@ def test_a_sampler_that_differs_and_is_corrected_is_no_fault(tmp_path: Path) -> 
     still = verdict.answer(run_with(tmp_path / "b", values=differs, summary_changes=start))[1]
     assert still.startswith("No fault was found: the sampler differs (engine drift and staleness drift), the recipe")
     worse = {"held_out_accuracy": 0.2, "validation_accuracy": 0.2}
-    assert verdict.answer(run_with(tmp_path / "c", values=differs, summary_changes=worse))[0] == "watch"
+    assert status(run_with(tmp_path / "c", values=differs, summary_changes=worse))["drift-staleness"] == "watch"
     page = fault.is_the_signal_at_fault(run_with(tmp_path / "d", values=differs))
     assert page.count('class="check corrected"') == 2
     assert 'class="check watch"' not in page

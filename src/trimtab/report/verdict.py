@@ -50,7 +50,7 @@ KEPT = Bound("kept tokens", "everything-rejected", 0.5, 0.1, False, "half of the
 ENDED = Bound("answers that end", "answers-cut-off", 0.9, 0.5, False, "what is cut off is mostly not rewarded")
 SIGNAL = Bound("tokens with a gradient", "groups-without-signal", 0.2, 0.05, False, "few groups differ in reward")
 FAILED = Bound("failed rewards", "reward-errors", 0.01, 0.1, True, "those answers do not train, and not by chance")
-ENTROPY = Bound("entropy", "entropy-collapse", 0.25, 0.1, False, "of its early value; answers become all the same")
+ENTROPY = Bound("entropy", "entropy-collapse", 0.25, 0.1, False, "answers become all the same")
 SPIKES = Bound("gradient spikes", "gradient-spikes", 0.0, 0.05, True, "steps with ten times the median norm")
 NONFINITE = Bound("non-finite steps", "non-finite", 0.0, 0.05, True, "such steps are skipped")
 
@@ -77,7 +77,7 @@ def checks(run: RunData) -> list[Check]:
         _rewards(run),
         judged(ENDED, run.series("rollout/ended_fraction", "ended/sequence_fraction"), percent),
         _unless_solved(run, judged(SIGNAL, run.series("effective_batch/token_fraction"), percent)),
-        _unless_solved(run, judged(ENTROPY, _of_early(run.series("entropy/token_mean")), percent)),
+        _unless_solved(run, judged(ENTROPY, _of_early(run.series("entropy/token_mean")), _of_its_start)),
         _counted(SPIKES, _spikes(run.series("train/grad_norm"))),
         _counted(NONFINITE, _flags(run.series("train/nonfinite"))),
         _gap(run),
@@ -237,6 +237,10 @@ def _gap(run: RunData) -> Check:
         return Check(name, anchor, "fine", "reward and held-out accuracy tell the same story")
     said = f"reward rose by {small(rise)} while held-out accuracy {'fell' if moved == 'worse' else 'stayed'}"
     return Check(name, anchor, "fault" if moved == "worse" else "watch", said)
+
+
+def _of_its_start(share: float) -> str:
+    return f"{percent(share)} of its early value"
 
 
 def _of_early(series: Series) -> Series:
