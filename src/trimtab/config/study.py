@@ -66,7 +66,7 @@ class StudyFile(Frozen):
     arms: Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]
     """Each arm's own keys, as in a run file (`train.staleness = 0`), and `means`, a sentence about it."""
     expect: tuple[Expectation, ...] = ()
-    """What is expected; the table says whether it came so."""
+    """What is expected; the table says whether it was met."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "StudyFile":
