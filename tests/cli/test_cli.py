@@ -254,6 +254,20 @@ def test_a_name_with_square_brackets_is_refused_as_it_is(
     assert MARKED in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["train", "report", "eval", "replay", "init", "study", "explain"])
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".toml", "loop.toml"])
+def test_a_name_that_no_file_can_have_is_one_sentence(
+    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop.toml").symlink_to("loop.toml")
+    monkeypatch.setattr(sys, "argv", ["trimtab", command, name])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("trimtab: ")
+
+
 def test_a_run_whose_names_hold_square_brackets_tells_its_course() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=300)
     folder = Path("runs") / MARKED

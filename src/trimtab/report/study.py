@@ -127,7 +127,8 @@ def _expected(study: Json) -> list[str]:
     if not expected:
         return []
     met = [one["met"] for one in expected]
-    said = f"{sum(one is True for one in met)} of {len(met)} expectations were met, {sum(one is False for one in met)} were not."
+    yes, no = sum(one is True for one in met), sum(one is False for one in met)
+    said = f"{yes} of {len(met)} expectations were met, {no} were not."
     words = {True: '<span class="right">yes</span>', False: '<span class="wrong">no</span>', None: "not known"}
     rows = [
         [escape(str(one["says"])), _number(one["mean"]), words[cast("bool | None", one["met"])]] for one in expected
