@@ -9,7 +9,6 @@ import pytest
 
 from trimtab.sentinel import wheels
 
-
 download = wheels._download  # pyright: ignore[reportPrivateUsage]
 
 
