@@ -101,6 +101,12 @@ def test_every_link_between_pages_leads_somewhere() -> None:
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_no_page_holds_a_placeholder_for_an_address() -> None:
+    for page in [*PAGES, ROOT / "action.yml"]:
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"<(this|your)[^>]*>|git\+<|example\.com", text), page.name
+
+
 def origin_rows() -> list[object]:
     text = (ROOT / "docs/origins.md").read_text(encoding="utf-8")
     rows = [

@@ -82,7 +82,7 @@ _ALL = (
         "Most tokens, or all, are rejected",
         "`kept/token_fraction` below 0.5, `train/skipped_updates` above 0, the warning *rejects everything*.",
         "A keep stage has a band narrower than the drift. Bands on a sequence's product shrink with length: a drift "
-        "of 0.01 a token is a factor of 2.7 over 100 tokens. A rejection that grows with the drift selects what the "
+        "of 0.01 per token is a factor of 2.7 over 100 tokens. A rejection that grows with the drift selects what the "
         "policy already does.",
         "See which stage it is (report: *Which stage?*), then widen its band or take one that does not depend on "
         "length (`keep.geometric_band`). If the drift itself is large, mend that first: [engine](#drift-engine), "
@@ -103,7 +103,7 @@ _ALL = (
         "clip-never-acts",
         "The clip never acts",
         "`policy_loss.clipped/clipped_tokens` is 0 at every step.",
-        "With one update a batch, the old policy *is* the current one: the ratio is 1 and cannot leave its band. "
+        "With one update per batch, the old policy *is* the current one: the ratio is 1 and cannot leave its band. "
         "That is right, not broken; but then a clip against the old policy protects from nothing, staleness "
         "included.",
         "Nothing, if the data are fresh. If they are stale, clip or weigh against the rollout (`start_async`, "

@@ -107,8 +107,8 @@ class KL:
         _check_part("kl", "formula", self.part)
         if self.part.formula.stage != "kl":
             raise SignalError(
-                f"kl: holds {self.part.formula.name}, which is a {self.part.formula.stage} formula, so its numbers would "
-                "be read as something else. Use one of kl."
+                f"kl: holds {self.part.formula.name}, which is a {self.part.formula.stage} formula, so its numbers "
+                "would be read as something else. Use one of kl."
             )
         object.__setattr__(self, "coef", _check_coef("kl", self.coef))
         _check_word("kl", "into", self.into, Into)
