@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy
 import torch
+from tests.bad_input import recipes
 from tests.bad_input.row import Row
 from torch import Tensor
 
