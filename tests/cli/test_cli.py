@@ -192,7 +192,7 @@ def test_the_catalogue_needs_no_extra() -> None:
         (["no_such_file.toml"], "there is no such file"),
         (["train.steps"], "to change a setting, write train.steps=VALUE"),
         (["dapo"], "to train this recipe, write recipe=dapo"),
-        (["steps=3"], "there is no key 'steps'; did you mean train.steps"),
+        (["steps=3"], "there is no key 'steps'; did you mean 'train.steps'"),
         (["train.updates_per_batch=99"], "^override: train: updates_per_batch 99 is more than prompts_per_step 32"),
         (["signal.loss=clip"], "formula: no entry is called 'clip'; did you mean 'policy_loss.clipped'"),
         (["signal.kl.coef=0.1"], "recipe 'start_async': kl: the recipe has no KL to change"),

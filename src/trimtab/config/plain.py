@@ -72,20 +72,26 @@ def _parse(text: str, where: str) -> dict[str, Any]:
 
 def check_plain(value: Any, where: str) -> None:
     """Refuse what no setting can be and what would break later: in a message, a file name, a record."""
-    waiting: list[tuple[Any, int]] = [(value, 0)]
+    waiting: list[tuple[Any, tuple[str, ...]]] = [(value, ())]
     while waiting:
-        one, depth = waiting.pop()
-        if depth > MAX_DEPTH:
+        one, path = waiting.pop()
+        if len(path) > MAX_DEPTH:
             raise ConfigError(_too_deep(where))
         if isinstance(one, dict):
-            table = cast("dict[str, Any]", one)
-            waiting += [(inner, depth + 1) for pair in table.items() for inner in pair]
+            for key, inner in cast("dict[str, Any]", one).items():
+                waiting += [(key, (*path, "a key")), (inner, (*path, str(key)))]
         elif isinstance(one, list):
-            waiting += [(inner, depth + 1) for inner in cast("list[Any]", one)]
+            waiting += [(inner, (*path, str(place))) for place, inner in enumerate(cast("list[Any]", one))]
         elif isinstance(one, int) and one.bit_length() > 63:
-            raise ConfigError(f"{where}: holds a number of {one.bit_length()} bits; 64 are read. Write a smaller one.")
+            raise ConfigError(
+                f"{where}: {_named(path)}is a number of {one.bit_length()} bits; 64 are read. Write a smaller one."
+            )
         elif isinstance(one, str) and ("\0" in one or any("\ud800" <= character <= "\udfff" for character in one)):
-            raise ConfigError(f"{where}: {shown(one)} holds a character that is no text. Leave it out.")
+            raise ConfigError(f"{where}: {_named(path)}{shown(one)} holds a character that is no text. Leave it out.")
+
+
+def _named(path: tuple[str, ...]) -> str:
+    return f"{cut('.'.join(path))} = " if path else ""
 
 
 def _too_deep(where: str) -> str:

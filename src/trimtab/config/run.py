@@ -1,6 +1,5 @@
 """The run file: TOML and dotted overrides, read strictly. The only place that reads configuration from outside."""
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +10,7 @@ from trimtab.config.correction import OffPolicyCorrection
 from trimtab.config.plain import check_plain, cut, parse_value, read_toml, shown
 from trimtab.config.signal import SignalTable, build_recipe
 from trimtab.config.train import TrainSettings
-from trimtab.errors import ConfigError, TrimtabError
+from trimtab.errors import ConfigError, TrimtabError, suggestion
 from trimtab.signal import Recipe
 
 
@@ -94,10 +93,12 @@ def _say(where: str, problem: Any, table: Mapping[str, Any]) -> str:
     path += [leaf] if is_unknown or not _is_type_name(leaf) else []
     key = cut(".".join(path))
     if is_unknown:
-        near = difflib.get_close_matches(path[-1], known_keys(path[:-1]), n=1, cutoff=0.5)
-        section = next((name for name in ("train", "signal") if not path[:-1] and path[-1] in known_keys([name])), None)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; did you mean {section}.{key}?" if section else "."
-        return f"{where}: there is no key {key!r}{hint} Known here: {', '.join(known_keys(path[:-1]))}."
+        here = known_keys(path[:-1])
+        said = suggestion(
+            path[-1], [*here, *(f"{name}.{one}" for name in ("train", "signal") for one in known_keys([name]))]
+        )
+        hint = f"; {said}{'' if said.endswith('?') else '.'}" if said else "."
+        return f"{where}: there is no key {key!r}{hint} Known here: {', '.join(here)}."
     message = problem["msg"].removeprefix("Value error, ").rstrip(".")
     if problem["type"] == "value_error" and isinstance(problem["input"], dict):
         return f"{where}: {message}."
@@ -111,10 +112,6 @@ def _say(where: str, problem: Any, table: Mapping[str, Any]) -> str:
 def _is_type_name(part: str) -> bool:
     """pydantic puts the tried member of a union into the path; it is not a key of the file."""
     return part in {
-        "PartTable",
-        "StageTable",
-        "KLTable",
-        "TermTable",
         "EarlyStop",
         "bool",
         "int",
