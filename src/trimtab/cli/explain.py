@@ -1,14 +1,15 @@
 """`trimtab explain`: what a name stands for, in words a person can act on."""
 
-import difflib
 import inspect
 
 from rich.console import Console
 from rich.table import Table
 
 from trimtab.cli.console import bold
+from trimtab.cli.words import is_word, settings, show_word
 from trimtab.config import explain_recipe, load_run
-from trimtab.errors import ConfigError, SignalError
+from trimtab.errors import ConfigError, SignalError, closest
+from trimtab.lexicon import aliases
 from trimtab.sentinel import INVARIANTS
 from trimtab.signal import METRICS, Formula, Recipe, catalog, find, metric_spec, names, recipe
 
@@ -33,7 +34,7 @@ def explain_name(name: str, overrides: list[str], console: Console) -> None:
     if name in names():
         show_recipe(recipe(name), console)
         shown = True
-    for entry in _formulas(name):
+    for entry in [] if is_word(name) else _formulas(name):
         show_formula(entry, console)
         shown = True
     if name in INVARIANTS:
@@ -48,6 +49,7 @@ def explain_name(name: str, overrides: list[str], console: Console) -> None:
             )
         )
         shown = True
+    shown = show_word(name, console) or shown
     if not shown:
         raise ConfigError(_unknown(name))
 
@@ -59,9 +61,12 @@ def _unknown(name: str) -> str:
         *(f.name.partition(".")[2] for f in catalog().values()),
         *INVARIANTS,
         *[spec.name for spec in METRICS],
+        *(key for key, _ in settings()),
+        *(key.rpartition(".")[2] for key, _ in settings()),
+        *(one.theirs for one in aliases()),
     ]
-    near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    near = closest(name, choices)
+    hint = f"; did you mean {near!r}?" if near else "."
     return (
         f"explain: nothing is called {name!r}{hint} "
         f"Recipes are {', '.join(names())}; trimtab catalog lists all the rest."
