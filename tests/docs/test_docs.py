@@ -27,7 +27,9 @@ def blocks(language: str) -> list[object]:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         code = re.findall(rf"^[ ]*```{language}\n(.*?)^[ ]*```", text, re.S | re.M)
-        found += [pytest.param(block, id=f"{page.name}-{i}") for i, block in enumerate(code)]
+        for i, block in enumerate(code):
+            before = code[i - 1] if block.startswith("# continues the example above") else ""
+            found.append(pytest.param(before + block, id=f"{page.name}-{i}"))
     return found
 
 
