@@ -147,7 +147,7 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def toml_text(table: Mapping[str, Any]) -> str:
-    """Plain tables as TOML with dotted keys, one a line; `read_toml` gives the same tables back."""
+    """Plain tables as TOML with dotted keys, one per line; `read_toml` gives the same tables back."""
     return "".join(f"{key} = {_toml(value)}\n" for key, value in _flat(table))
 
 
