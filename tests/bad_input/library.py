@@ -535,7 +535,7 @@ def call_rows() -> Iterator[Row]:
         "loss, scale 0": (lambda: call(grad_scale=0), "grad_scale = 0"),
         "Counts of fractions": (lambda: trimtab.Counts(1.5, 1), "tokens = 1.5"),
         "Counts below 0": (lambda: trimtab.Counts(-1, 1), "tokens = -1"),
-        "Counts of a list": (lambda: trimtab.Counts(1, 1, [3]), "groups = [3] is no mapping"),
+        "Counts of a list": (lambda: trimtab.Counts(1, 1, [3]), "groups = [3] is not a mapping"),
         "part of None": (lambda: part(None), "a name is a text, not None"),
         "part of a number": (lambda: part(3), "a name is a text, not 3"),
         "part of an empty text": (lambda: part(""), "no entry is called ''"),

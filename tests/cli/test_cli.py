@@ -200,7 +200,7 @@ def test_the_catalogue_needs_no_extra() -> None:
         (["signal.loss={formula='clipped', anchor='old', clip=3}"], r"has no setting \['clip'\]; it takes \['band'\]"),
         (["signal.not_ended=drop"], "recipe 'start_async': not_ended = 'drop' is not possible"),
         (["off_policy_correction.tis_ratio_type=tokens"], "tis_ratio_type = 'tokens' is not possible"),
-        (["train=3"], "train = 3 is no table of keys"),
+        (["train=3"], "train = 3 is not a table of keys"),
         (["recipe.x=3", "recipe.y=4"], "recipe = .* is not possible"),
     ],
 )  # fmt: skip

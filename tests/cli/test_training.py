@@ -99,7 +99,7 @@ def test_eval_measures_what_the_run_measured(run: Path) -> None:
 
 
 def test_eval_says_what_it_lacks(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no run folder, so it does not say what to ask"):
+    with pytest.raises(ConfigError, match="is not a run folder, so it does not say what to ask"):
         _ = invoke("eval", str(run / "model"))
     with pytest.raises(ConfigError, match="did you mean 'best'"):
         _ = invoke("eval", str(run), "--which", "bets")

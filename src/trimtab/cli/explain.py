@@ -29,7 +29,7 @@ def explain_name(name: str, overrides: list[str], console: Console) -> None:
         )
         return
     if name.endswith((".yaml", ".yml", ".json")):
-        raise ConfigError(f"explain: {name} is no run file; run files are TOML.")
+        raise ConfigError(f"explain: {name} is not a run file; run files are TOML.")
     shown = False
     if name in names():
         show_recipe(recipe(name), console)

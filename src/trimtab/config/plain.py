@@ -25,7 +25,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise ConfigError(f"{path}: is longer than {MAX_BYTES >> 20} MiB, so it is no run file. Name a TOML file.")
+            raise ConfigError(
+                f"{path}: is longer than {MAX_BYTES >> 20} MiB, so it is not a run file. Name a TOML file."
+            )
         return _parse(content.decode("utf-8-sig"), str(path))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no such file. Name a TOML run file.") from error
@@ -37,7 +39,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{cut(str(path))!r}: is no name of a file ({error}).") from error
+        raise ConfigError(f"{cut(str(path))!r}: is not a file name ({error}).") from error
 
 
 def parse_value(text: str, where: str) -> Any:
@@ -87,7 +89,7 @@ def check_plain(value: Any, where: str) -> None:
                 f"{where}: {_named(path)}is a number of {one.bit_length()} bits; 64 are read. Write a smaller one."
             )
         elif isinstance(one, str) and ("\0" in one or any("\ud800" <= character <= "\udfff" for character in one)):
-            raise ConfigError(f"{where}: {_named(path)}{shown(one)} holds a character that is no text. Leave it out.")
+            raise ConfigError(f"{where}: {_named(path)}{shown(one)} holds a character that is not text. Leave it out.")
 
 
 def _named(path: tuple[str, ...]) -> str:
@@ -95,9 +97,7 @@ def _named(path: tuple[str, ...]) -> str:
 
 
 def _too_deep(where: str) -> str:
-    return (
-        f"{where}: has tables or lists in each other, more than {MAX_DEPTH} deep, which no setting is. Write it flat."
-    )
+    return f"{where}: nests tables or lists more than {MAX_DEPTH} deep. No setting needs that. Write it flat."
 
 
 def shown(value: Any) -> str:

@@ -103,7 +103,7 @@ def _say(where: str, problem: Any, table: Mapping[str, Any]) -> str:
     if problem["type"] == "value_error" and isinstance(problem["input"], dict):
         return f"{where}: {message}."
     if problem["type"] in ("model_type", "dict_type"):
-        return f"{where}: {key} = {shown(problem['input'])} is no table of keys. Write {key}.KEY=VALUE."
+        return f"{where}: {key} = {shown(problem['input'])} is not a table of keys. Write {key}.KEY=VALUE."
     if problem["type"] == "missing":
         return f"{where}: {key} is missing. {message}."
     return f"{where}: {key} = {shown(problem['input'])} is not possible: {message[:1].lower()}{message[1:]}."

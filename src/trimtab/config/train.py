@@ -14,12 +14,12 @@ MOST = 2**31 - 1
 def _refuse_bool(value: Any) -> Any:
     """Python counts true as 1. Nobody who writes `lr = true` means 1.0."""
     if isinstance(value, bool):
-        raise ValueError(f"{str(value).lower()} is no number")
+        raise ValueError(f"{str(value).lower()} is not a number")
     return value
 
 
 def _refuse_bad_name(path: Path) -> Path:
-    """What no file system takes; found here, before it is asked in the middle of a run."""
+    """Refuse a name that no file system takes, before a run asks for it."""
     if "\0" in str(path) or len(str(path)) > 4000 or any(len(part.encode()) > 255 for part in path.parts):
         raise ValueError("a name of a file has at most 255 bytes between two slashes, 4000 characters in all, no NUL")
     return path
@@ -40,7 +40,7 @@ Sink = Literal["tensorboard", "wandb", "trackio"]
 
 
 class Frozen(BaseModel):
-    """Settings never change once made, and a key nobody reads is an error, not a surprise."""
+    """Settings never change once they are made. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -189,7 +189,7 @@ class TrainSettings(Frozen):
     temperature: Rate = 1.0
     """Divides the logits, in sampling and in training alike; above 0."""
     updates_per_batch: Count = 1
-    """Optimiser steps on each batch, 1 or more; at most `prompts_per_step`, for groups stay together."""
+    """Optimiser steps on each batch, 1 or more; at most `prompts_per_step`, because groups stay together."""
     lr: Rate = 2e-4
     """Learning rate of AdamW at its highest, above 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -230,7 +230,7 @@ class TrainSettings(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _folder_starts_as_it_is(cls, given: Any) -> Any:
-        """Whoever brings a trained model did not ask for another 50 steps on it."""
+        """A model from a folder is already trained; it gets no warm start unless asked for."""
         if not isinstance(given, dict):
             return given
         table = cast("dict[str, Any]", given)
