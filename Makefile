@@ -3,7 +3,7 @@
 ARGS =
 WORKERS = 2
 
-# One thread a worker: two torch processes with all threads each would fight over the cores.
+# One thread per worker: two torch processes with all threads each would fight over the cores.
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/pytest -q -n $(WORKERS)
 
 help: ## show this list
@@ -30,9 +30,16 @@ lint: ## check format, style, types and the direction of imports
 	.venv/bin/lint-imports || status=1; \
 	exit $$status
 
+package: ## build wheel and sdist into dist/, and try them in an empty environment
+	@sh scripts/setup.sh dev
+	@.venv/bin/python scripts/package.py
+
+matrix: ## run `make train` and `make test` on every Python we name; about 10 minutes each; ARGS="--only 3.12"
+	@python3 scripts/matrix.py $(ARGS)
+
 format: ## format the code and repair what ruff can
 	@sh scripts/setup.sh dev
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
 
-.PHONY: help train test test-all lint format
+.PHONY: help train test test-all lint package matrix format

@@ -1,11 +1,15 @@
 #!/bin/sh
 # Makes .venv and installs Trimtab into it, once:   sh scripts/setup.sh [EXTRA ...]
 # This is the only place that installs anything. It needs Python 3.11 or newer and nothing else; PYTHON=... chooses one.
+# TORCH_BUILD=... chooses the build of torch: auto (the default: on Linux without a GPU the CPU build, else what pip
+# brings), cpu, or cuda (the one that the package index holds for Linux, also where there is no GPU).
+# VENV=... is the folder of the environment (.venv), PACKAGE=... what is installed (this checkout, in place).
 set -u
 
 cd "$(dirname "$0")/.." || exit 1
 
-venv=.venv
+venv=${VENV:-.venv}
+package=${PACKAGE:-.}
 python=$venv/bin/python
 log=$venv/setup.log
 extras=$(printf '%s\n' "$@" | sort -u | tr '\n' ',' | sed 's/^,*//; s/,*$//')
@@ -20,7 +24,7 @@ fail() {
 
 # What the install depends on; the path is part of it because the package is installed in place.
 key() {
-    { cat pyproject.toml constraints.txt && printf '%s\n' "$extras" && pwd -P; } | cksum
+    { cat pyproject.toml constraints.txt && printf '%s\n' "$extras" "$package" && pwd -P; } | cksum
 }
 
 # Runs pip quietly; its words go to the log, and its errors to the screen if it fails.
@@ -114,12 +118,21 @@ install_torch() {
     torch=$(sed -n 's/^torch==//p' constraints.txt)
     has_torch "$torch" && return 0
     say "installing torch $torch ... (details: $log)"
-    if [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1 && pip_would_bring_cuda "$torch"; then
-        say "there is no GPU here and pip would bring torch's CUDA build; asking uv for the CPU build ..."
-        cpu_torch_by_uv "$torch" && return 0
-        say "uv could not; going on with pip and the CUDA build, a download of several GB (stop with Ctrl-C)."
-    fi
-    pip_install -c constraints.txt "torch==$torch" ||
+    wanted="torch==$torch"
+    case ${TORCH_BUILD:-auto} in
+        auto)
+            if [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1 && pip_would_bring_cuda "$torch"; then
+                say "there is no GPU here and pip would bring torch's CUDA build; asking uv for the CPU build ..."
+                cpu_torch_by_uv "$torch" && return 0
+                say "uv could not; going on with pip and the CUDA build, a download of several GB (stop with Ctrl-C)."
+            fi ;;
+        cpu)
+            cpu_torch_by_uv "$torch" && return 0
+            fail "TORCH_BUILD=cpu: torch's CPU build could not be installed with uv: look into $log, or leave TORCH_BUILD out." ;;
+        cuda) wanted="torch===$torch" ;; # exactly this version, so never one marked +cpu
+        *) fail "TORCH_BUILD=$TORCH_BUILD is no build: give auto, cpu or cuda." ;;
+    esac
+    pip_install -c constraints.txt "$wanted" ||
         fail "torch $torch could not be installed: check the network, the disk (it needs 1 GB, with CUDA 8 GB) and pip's settings, then run this again; all of pip's words are in $log."
 }
 
@@ -131,7 +144,8 @@ make_venv
 : >"$log"
 install_torch
 say "installing trimtab${extras:+ with $extras} ..."
-pip_install -c constraints.txt -e ".${extras:+[$extras]}" ||
+[ "$package" = . ] && in_place=-e || in_place=
+pip_install -c constraints.txt $in_place "$package${extras:+[$extras]}" ||
     fail "trimtab${extras:+[$extras]} could not be installed: check the network and pip's settings, then run this again; all of pip's words are in $log."
 key >"$stamp"
 say "ready."

@@ -1,17 +1,29 @@
 """The command line as a person meets it: help that teaches, output that reads, refusals without a traceback."""
 
+import io
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from trimtab.cli import app, main
+from trimtab.cli.catalog import show_catalog
+from trimtab.cli.console import plain_console
+from trimtab.cli.explain import show_formula, show_recipe
+from trimtab.config.train import TaskSettings, TrainSettings
 from trimtab.errors import AdapterError, ConfigError
 from trimtab.sentinel import INVARIANTS
-from trimtab.signal import METRICS, catalog, names
+from trimtab.signal import METRICS, catalog, names, recipe
+from trimtab.train.progress import Live
 
 
 def invoke(*words: str) -> Result:
@@ -64,7 +76,7 @@ def test_explain_announces_the_extra_forward_pass(tmp_path: Path) -> None:
     run.write_text(
         'recipe = "tis"\nsignal.loss = { formula = "covariance_clipped", anchor = "old" }\n', encoding="utf-8"
     )
-    assert "decide: one without gradient an optimiser step after the first" in " ".join(
+    assert "decide: one without gradient per optimiser step after the first" in " ".join(
         invoke("explain", str(run)).output.split()
     )
 
@@ -180,7 +192,7 @@ def test_the_catalogue_needs_no_extra() -> None:
         (["no_such_file.toml"], "there is no such file"),
         (["train.steps"], "to change a setting, write train.steps=VALUE"),
         (["dapo"], "to train this recipe, write recipe=dapo"),
-        (["steps=3"], "there is no key 'steps'; did you mean train.steps"),
+        (["steps=3"], "there is no key 'steps'; did you mean 'train.steps'"),
         (["train.updates_per_batch=99"], "^override: train: updates_per_batch 99 is more than prompts_per_step 32"),
         (["signal.loss=clip"], "formula: no entry is called 'clip'; did you mean 'policy_loss.clipped'"),
         (["signal.kl.coef=0.1"], "recipe 'start_async': kl: the recipe has no KL to change"),
@@ -188,7 +200,7 @@ def test_the_catalogue_needs_no_extra() -> None:
         (["signal.loss={formula='clipped', anchor='old', clip=3}"], r"has no setting \['clip'\]; it takes \['band'\]"),
         (["signal.not_ended=drop"], "recipe 'start_async': not_ended = 'drop' is not possible"),
         (["off_policy_correction.tis_ratio_type=tokens"], "tis_ratio_type = 'tokens' is not possible"),
-        (["train=3"], "train = 3 is no table of keys"),
+        (["train=3"], "train = 3 is not a table of keys"),
         (["recipe.x=3", "recipe.y=4"], "recipe = .* is not possible"),
     ],
 )  # fmt: skip
@@ -196,3 +208,74 @@ def test_a_bad_run_is_refused_before_anything_is_written(words: list[str], messa
     with pytest.raises(ConfigError, match=message):
         CliRunner().invoke(app, ["train", *words, "--run-dir", str(tmp_path / "run")], catch_exceptions=False)
     assert not (tmp_path / "run").exists()
+
+
+MARKED = "[/] [red]x[/red] [0, 1] :smile:"
+"""Text that rich would take for markup, and end in an error or eat."""
+
+
+def test_the_catalogue_keeps_square_brackets() -> None:
+    assert "Bound the reward to [low, high]" in " ".join(invoke("catalog").output.split())
+
+
+def printed(show: Callable[[Console], None], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a function prints on a console of ours, on a terminal too."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = plain_console()
+    console.file, console.width = io.StringIO(), 300
+    show(console)
+    return re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
+
+
+def test_text_with_square_brackets_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = replace(recipe("dapo"), name=MARKED, summary=MARKED, source=MARKED)
+    out = printed(lambda console: show_recipe(one, console, title=MARKED), monkeypatch)
+    assert out.count(MARKED) == 4
+    entry = replace(catalog()["reward.clip"], name=MARKED, known_as=(MARKED,), promises=(MARKED,))
+    assert printed(lambda console: show_formula(entry, console), monkeypatch).count(MARKED) == 3
+    monkeypatch.setattr("trimtab.cli.catalog.catalog_data", lambda: {
+        kind: [{"name": MARKED, "summary": MARKED, "statement": MARKED, "means": MARKED}]
+        for kind in ("recipes", "formulas", "invariants", "metrics")
+    })  # fmt: skip
+    assert printed(lambda console: show_catalog("text", console), monkeypatch).count(MARKED) == 8
+
+
+@pytest.mark.parametrize(
+    "words", [["explain", MARKED], ["train", f"recipe={MARKED}"], ["train", MARKED], ["init", MARKED]]
+)
+def test_a_name_with_square_brackets_is_refused_as_it_is(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["trimtab", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert MARKED in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "report", "eval", "replay", "init", "study", "explain"])
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".toml", "loop.toml"])
+def test_a_name_that_no_file_can_have_is_one_sentence(
+    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop.toml").symlink_to("loop.toml")
+    monkeypatch.setattr(sys, "argv", ["trimtab", command, name])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("trimtab: ")
+
+
+def test_a_run_whose_names_hold_square_brackets_tells_its_course() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=300)
+    folder = Path("runs") / MARKED
+    live = Live(console)
+    live.opened(TrainSettings(task=TaskSettings(name=f"{MARKED}:f")), MARKED, folder)
+    summary = SimpleNamespace(
+        held_out_accuracy=0.5, steps=3, seconds=1.0, outcome="interrupted", run_dir=folder, warnings=(MARKED,)
+    )
+    live.finished(cast("Any", summary))
+    told = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", cast("io.StringIO", console.file).getvalue())
+    assert told.count("[/] [red]x[/red] [0, 1]") == 6

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,9 +16,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from trimtab.cli import app
-from trimtab.config import parse_run
+from trimtab.config import TrainSettings, load_run, parse_run
 from trimtab.config.run import RunFile
 from trimtab.errors import ConfigError
+from trimtab.signal import names
 
 TINY = (
     "train.task.name=reverse", "train.task.size=2", "train.model.hidden_size=32", "train.model.num_layers=1",
@@ -63,8 +65,25 @@ def test_a_recorded_step_is_computed_again_from_the_command_line(run: Path) -> N
     other = invoke("replay", str(run), "recipe=reinforce_tis", "--step", "2")
     assert other.exit_code == 0
     assert "reinforce_tis (the same batch)" in other.output
-    with pytest.raises(ConfigError, match="recipe 'grpo' needs logp_old, logp_ref"):
+    assert re.search(r"advantage/token_mean +-?[0-9.e-]+ ", other.output)  # a metric that was recorded as 0 is 0
+    said = r"recipe 'grpo' needs logp_old, logp_ref.*these can be computed: .*reinforce_tis"
+    with pytest.raises(ConfigError, match=said):
         _ = invoke("replay", str(run), "recipe=grpo", "--step", "2")
+
+
+def test_the_replay_of_the_readme_works_on_a_default_run(tmp_path: Path) -> None:
+    """Its two lines, with a smaller model and fewer steps."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (train,), (replay,) = (
+        re.findall(rf"^trimtab ({command} .*runs/b.*?) +#", readme, re.M) for command in ("train", "replay")
+    )
+    small = [text for text in TINY if not text.startswith(("train.staleness", "train.engine", "train.runtime"))]
+    folder = str(tmp_path / "run")
+    done = invoke(*train.replace("runs/b", folder).split(), *small, "--quiet")
+    assert done.exit_code == 0
+    told = invoke(*replay.replace("runs/b", folder).replace("--step 12", "--step 2").split())
+    assert told.exit_code == 0
+    assert "(the same batch)" in told.output
 
 
 def test_eval_measures_what_the_run_measured(run: Path) -> None:
@@ -80,7 +99,7 @@ def test_eval_measures_what_the_run_measured(run: Path) -> None:
 
 
 def test_eval_says_what_it_lacks(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no run folder, so it does not say what to ask"):
+    with pytest.raises(ConfigError, match="is not a run folder, so it does not say what to ask"):
         _ = invoke("eval", str(run / "model"))
     with pytest.raises(ConfigError, match="did you mean 'best'"):
         _ = invoke("eval", str(run), "--which", "bets")
@@ -123,15 +142,39 @@ def test_reports_of_one_run_and_of_several(run: Path, tmp_path: Path) -> None:
 def test_a_dry_run_explains_estimates_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = " ".join(invoke("train", *TINY, "recipe=dapo", "--dry-run").output.split())
-    for part in ("dapo will run", "policy_loss.clipped", "parameters, float32 on cpu", "memory about", "for 3 steps"):
+    for part in ("dapo will run", "policy_loss.clipped", "parameters, float32 on cpu", "memory about", "for 3 steps",
+                 "problems train made as needed, validation 5, test 5", "warm start 16 supervised steps"):  # fmt: skip
         assert part in said, part
+    with pytest.raises(ConfigError, match=r"there is no file gone\.py"):
+        _ = invoke("train", *TINY, "train.task.reward=gone.py:f", "--dry-run")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_written_run_file_gives_the_defaults_and_is_never_overwritten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ["", *names()])
+def test_a_written_run_file_sets_its_recipe_and_nothing_else(recipe: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    _ = invoke("init", str(path), *(["--recipe", recipe] if recipe else []))
+    asked = {"recipe": recipe} if recipe else {}
+    assert parse_run(tomllib.loads(path.read_text())) == parse_run(asked)
+    model = [f"train.model={tmp_path}"]  # what is only a default may depend on what is not: no warm start here
+    own = load_run(path, model)
+    assert own == load_run(None, [*(f"{key}={value}" for key, value in asked.items()), *model])
+    assert own.train.warm_start_steps == 0
+
+
+def test_every_line_of_a_written_run_file_can_be_switched_on(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     _ = invoke("init", str(path))
-    assert parse_run(tomllib.loads(path.read_text())) == RunFile()
+    switched = re.sub(r"^#(\w+ = (?!…))", r"\1", path.read_text(), flags=re.M)
+    table = tomllib.loads(switched)
+    settings = {name for name, field in TrainSettings.model_fields.items() if field.default is not None}
+    assert set(table["train"]) == settings
+    assert parse_run(table) == RunFile()
+
+
+def test_a_written_run_file_says_what_each_setting_means_and_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    _ = invoke("init", str(path))
     text = path.read_text()
     assert "# " + (RunFile.model_fields["train"].annotation.model_fields["lr"].description or "") in text  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="is already there, so it is left as it is"):

@@ -27,7 +27,9 @@ def blocks(language: str) -> list[object]:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         code = re.findall(rf"^[ ]*```{language}\n(.*?)^[ ]*```", text, re.S | re.M)
-        found += [pytest.param(block, id=f"{page.name}-{i}") for i, block in enumerate(code)]
+        for i, block in enumerate(code):
+            before = code[i - 1] if block.startswith("# continues the example above") else ""
+            found.append(pytest.param(before + block, id=f"{page.name}-{i}"))
     return found
 
 
@@ -99,6 +101,12 @@ def test_every_link_between_pages_leads_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_no_page_holds_a_placeholder_for_an_address() -> None:
+    for page in [*PAGES, ROOT / "action.yml"]:
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"<(this|your)[^>]*>|git\+<|example\.com", text), page.name
 
 
 def origin_rows() -> list[object]:

@@ -62,7 +62,7 @@ class Peer:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=120)
         self._stderr.close()
 
 

@@ -62,7 +62,7 @@ def progress(kind: str, step: int, steps: int) -> float:
 
 
 def drifted(kind: str, step: int, steps: int) -> tuple[float, float]:
-    """Mean drift a token of engine and staleness."""
+    """Mean drift per token of engine and staleness."""
     late = max(0.0, step / steps - 0.3)
     return 0.004, 0.008 + (0.6 * late if kind == "collapsing" else 0.0)
 

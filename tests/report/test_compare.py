@@ -24,7 +24,7 @@ def test_a_comparison_shows_settings_curves_and_numbers(tmp_path: Path) -> None:
     assert "<code>lr</code>" not in text
     assert "a is ahead with 97.1\u00a0%. No other is within noise of it. These are single runs" in text
     assert page.tags.count("svg") == 3
-    assert "Mean |log-ratio| a token: a 0.012 and b 0.15" in text
+    assert "Mean |log-ratio| per token: a 0.012 and b 0.15" in text
 
 
 def test_runs_within_noise_are_not_ranked(tmp_path: Path) -> None:

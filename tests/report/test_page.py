@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.made import metric_line, write_run
+from tests.report.made import RECIPE, config, metric_line, write_run
 
 from trimtab.errors import ConfigError
-from trimtab.report import figure, write_report
+from trimtab.report import figure, write_comparison, write_report
 from trimtab.report.data import Series, read_run, smoothed, thinned
 from trimtab.report.facts import anchor_of
 
@@ -282,3 +282,40 @@ def test_settings_that_the_report_reads_exist(tmp_path: Path) -> None:
     assert None not in read
     assert run.setting("engine", "format") == "int4"
     assert json.loads((tmp_path / "run" / "config.json").read_text())["task"]["name"] == run.task == "sort"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{"step": step, "loss": 0.1, "actor/entropy": 0.2, "critic/rewards/mean": 0.5} for step in range(20)],
+        [{"global_step": step, "eval/accuracy": 0.5, "loss": 0.1} for step in range(20)],
+    ],
+)
+def test_metrics_of_another_framework_are_refused_by_name(tmp_path: Path, lines: list[dict[str, float]]) -> None:
+    _ = (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ConfigError, match=r"holds .*loss.*, and no metric of a trimtab run with its step"):
+        _ = write_report(tmp_path)
+    with pytest.raises(ConfigError, match="and no metric of a trimtab run"):
+        _ = write_comparison([tmp_path, tmp_path], tmp_path / "comparison.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_what_was_not_measured_is_not_claimed(tmp_path: Path) -> None:
+    """The signal's metrics in another trainer's file: no summary, no config, no evaluation."""
+    lines = [{"step": step, "ess_engine/token": 0.9, "kept/token_fraction": 1.0} for step in range(20)]
+    _ = (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "<b>20</b><span>steps</span>" in text
+    assert "no correction" not in text
+    assert "has no correction" not in text
+    assert "Not known: config.json describes no recipe." in text
+    _ = (tmp_path / "metrics.jsonl").write_text('{"step": 3, "drift/x": 1.0}\n')
+    assert "<b>–</b><span>steps</span>" in write_report(tmp_path).read_text(encoding="utf-8")
+
+
+def test_a_long_setting_is_cut_with_a_word_about_it(tmp_path: Path) -> None:
+    long = ["a" * 300, "b" * 3000]
+    folders = [write_run(tmp_path / text[0], config=config(0) | {"recipe": RECIPE, "note": text}) for text in long]
+    text = write_comparison(folders, tmp_path / "comparison.html").read_text(encoding="utf-8")
+    assert "a" * 300 in text
+    assert "… 2,600 more characters" in text

@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 OWN_TABLES = ("signal.", "off_policy_correction.")
 NO_NAMES = (
     "trimtab ",
-    "--twin",
+    "--",
+    "TRIMTAB_SAMPLER_SECONDS",
+    "docker ",
     "best/",
     "model/",
     "report.html",
@@ -29,7 +31,16 @@ NO_NAMES = (
     "[off_policy_correction]",
     "ratio =",
 )
-VALUES = ("exact", "numeric", "math_verify", "keep.geometric_band")
+VALUES = (
+    "interrupted",
+    "stopped_by",
+    "learned_nothing",
+    "diverged",
+    "exact",
+    "numeric",
+    "math_verify",
+    "keep.geometric_band",
+)
 
 
 def test_the_document_is_current() -> None:

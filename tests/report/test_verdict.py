@@ -8,6 +8,7 @@ import pytest
 from tests.report.made import RECIPE, config, write_run
 
 from trimtab.report import course, drift, fault, verdict, work
+from trimtab.report.compare import comparison
 from trimtab.report.data import RunData, Series, read_run
 
 
@@ -22,7 +23,7 @@ def run_with(tmp_path: Path, kind: str = "healthy", values: dict[str, Any] | Non
 
 
 def status(run: RunData) -> dict[str, str]:
-    return {check.anchor: check.status for check in verdict.checks(run) if check.status in ("watch", "fault")}
+    return {check.anchor: check.status for check in verdict.checks(run) if check.status not in ("fine", "unknown")}
 
 
 def test_a_healthy_run_has_nothing_against_it(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_a_stale_collapse_is_named_with_its_first_cause(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metric", "value", "anchor", "expected"),
     [
-        ("drift/engine_abs_mean", 0.05, "drift-engine", "watch"),
+        ("drift/engine_abs_mean", 0.05, "drift-engine", "corrected"),
         ("ess_total/sequence", 0.2, "ess-near-zero", "watch"),
         ("ess_total/sequence", 0.05, "ess-near-zero", "fault"),
         ("kept/token_fraction", 0.3, "everything-rejected", "watch"),
@@ -63,10 +64,64 @@ def test_each_symptom_is_named(tmp_path: Path, metric: str, value: Any, anchor: 
 
 def test_drift_is_a_fault_only_where_nothing_corrects_it(tmp_path: Path) -> None:
     large = {"drift/staleness_abs_mean": 0.5}
-    assert status(run_with(tmp_path / "a", values=large)) == {"drift-staleness": "watch"}
+    assert status(run_with(tmp_path / "a", values=large)) == {"drift-staleness": "corrected"}
     parts = [part for part in RECIPE["parts"] if part["does"] != "correct"]
     plain = config(0) | {"recipe": RECIPE | {"parts": parts}}
     assert status(run_with(tmp_path / "b", values=large, config=plain)) == {"drift-staleness": "fault"}
+
+
+def test_a_sampler_that_differs_and_is_corrected_is_no_fault(tmp_path: Path) -> None:
+    """The showcase: drift is there, the recipe corrects it, and the run learned."""
+    differs = {"drift/staleness_abs_mean": 0.5, "drift/engine_abs_mean": 0.02}
+    assert verdict.answer(run_with(tmp_path / "a", values=differs)) == (
+        "corrected",
+        "No: the sampler differs (engine drift and staleness drift), the recipe corrects it, and the run learned.",
+    )
+    start = {"start_accuracy": 0.97}
+    still = verdict.answer(run_with(tmp_path / "b", values=differs, summary_changes=start))[1]
+    assert still.startswith("No fault was found: the sampler differs (engine drift and staleness drift), the recipe")
+    worse = {"held_out_accuracy": 0.2, "validation_accuracy": 0.2}
+    assert status(run_with(tmp_path / "c", values=differs, summary_changes=worse))["drift-staleness"] == "watch"
+    page = fault.is_the_signal_at_fault(run_with(tmp_path / "d", values=differs))
+    assert page.count('class="check corrected"') == 2
+    assert 'class="check watch"' not in page
+
+
+def test_a_tick_says_why_it_stands_beside_a_bad_number(tmp_path: Path) -> None:
+    brief = {"ess_total/sequence": lambda step: 0.021 if step in (17, 18, 40) else 0.9}
+    check = next(c for c in verdict.checks(run_with(tmp_path, values=brief)) if c.anchor == "ess-near-zero")
+    assert check.status == "fine"
+    assert check.said == (
+        "effective sample size 90.0\u00a0% at the end, 2.1\u00a0% at worst "
+        "(below 30.0\u00a0% at 3 of 100 steps, too few and too short to count)"
+    )
+
+
+def test_the_end_is_the_same_number_all_over_a_page(tmp_path: Path) -> None:
+    """The median of the last five values, whatever the last one happens to be."""
+    last = {"effective_batch/token_fraction": lambda step: 0.341 if step == 99 else 0.5}
+    run = run_with(tmp_path, values=last)
+    check = next(c for c in verdict.checks(run) if c.name == "tokens with a gradient")
+    assert check.said.startswith("tokens with a gradient 50.0\u00a0% at the end")
+    assert work.used(run).startswith(
+        "At the end 50.0\u00a0% of the tokens carried a gradient, 50.0\u00a0% at the start"
+    )
+
+
+def test_rounding_is_neither_drawn_nor_a_change(tmp_path: Path) -> None:
+    tiny = lambda step: 3e-7 * (1 + step / 10)  # noqa: E731
+    names = (
+        "logratio_total/token_abs_mean",
+        "drift/engine_abs_mean",
+        "drift/staleness_abs_mean",
+        "drift/total_abs_mean",
+    )
+    run = run_with(tmp_path, values=dict.fromkeys(names, tiny))
+    assert "which is rounding" in drift.agreement(run)
+    assert "<svg" not in drift.agreement(run)
+    assert not [name for name, _, _ in fault.changes(run) if "drift" in name or "logratio" in name]
+    both = comparison([run, run], ["a", "b"])
+    assert "Not at all: mean |log-ratio| per token a" in both
 
 
 def test_low_entropy_is_a_fault_only_before_the_task_is_solved(tmp_path: Path) -> None:
@@ -194,7 +249,7 @@ def test_a_loss_that_clips_at_the_sampler_is_a_correction(tmp_path: Path) -> Non
         run
     )
     assert "nothing to clip" not in fault.which_stage(run)
-    assert status(run) == {"drift-staleness": "watch", "ess-near-zero": "watch"}
+    assert status(run) == {"drift-staleness": "corrected", "ess-near-zero": "corrected"}
 
 
 def test_drift_by_age_is_read_over_all_evaluations(tmp_path: Path) -> None:
@@ -205,4 +260,4 @@ def test_drift_by_age_is_read_over_all_evaluations(tmp_path: Path) -> None:
         for i, (age, mean, tokens) in enumerate(rows)
     ]
     page = drift.by_age(read_run(write_run(tmp_path / "run", steps=20, diagnostics=lines)))
-    assert "Yes: 0.01 a token at age 0, 0.4 at age 8." in page
+    assert "Yes: 0.01 per token at age 0, 0.4 at age 8." in page

@@ -18,7 +18,7 @@ from trimtab.rollout.reward_pool import GIVE_UP, RewardPool
 from trimtab.rollout.task import Problem, open_task
 
 FUNCTIONS = """
-import asyncio, ctypes, os, re, signal, subprocess, sys, threading, time
+import asyncio, ctypes, os, re, signal, subprocess, sys, time
 
 def exact(prompts, completions, completion_ids, answer, **columns):
     return [float(text == right) for text, right in zip(completions, answer)]
@@ -32,7 +32,7 @@ def act(text):
     if text == "regex": return float(bool(re.match(r"(a+)+$", "a" * 40 + "b")))  # holds the interpreter's lock
     if text == "sleep": time.sleep(1000)
     if text == "nap":
-        time.sleep(0.6)
+        time.sleep(20)
         return 5.0
     if text == "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -62,7 +62,6 @@ def act(text):
         if os.fork() == 0:
             time.sleep(60)
             os._exit(0)
-    if text == "thread exit": threading.Timer(0.05, os._exit, (9,)).start()
     if text == "stdout":
         sys.stdout = sys.stderr = None
     if text == "print":
@@ -82,7 +81,7 @@ def huge(completions, **columns): return [1.0] * (1 << 26)
 def huge_text(completions, **columns): return "x" * (1 << 28)
 def huge_message(completions, **columns): raise ValueError("x" * (1 << 26))
 def slow(completions, **columns):
-    time.sleep(0.15 * len(completions))
+    if len(completions) > 1: time.sleep(1000)
     return [1.0] * len(completions)
 async def later(completions, **columns):
     await asyncio.sleep(0.001)
@@ -93,7 +92,7 @@ def types(prompts, completions, completion_ids, answer, **columns):
     assert isinstance(completion_ids[0], list), completion_ids
     return [float(isinstance(p, list) == isinstance(c, list)) + 10 * (c == [{"role": "assistant", "content": "hi"}])
             for p, c in zip(prompts, completions)]
-def pids(completions, **columns): time.sleep(0.02); return [os.getpid()] * len(completions)
+def pids(completions, **columns): return [os.getpid()] * len(completions)
 def forge(completions, **columns):
     for number in range(3, 64):
         try: os.write(number, b"\\x7f\\xff\\xff\\xff")
@@ -109,9 +108,19 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+PLENTY = 300.0
+"""Seconds for a function that ends by itself, on the busiest machine. Only a function that never ends gets less."""
+
+
 @pytest.fixture(scope="module")
 def odd(file: str) -> Iterator[RewardPool]:
-    with RewardPool(f"{file}:odd", workers=1, seconds=0.5, memory_bytes=1 << 29) as pool:
+    with RewardPool(f"{file}:odd", workers=1, seconds=PLENTY, memory_bytes=1 << 29) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def hasty(file: str) -> Iterator[RewardPool]:
+    with RewardPool(f"{file}:odd", workers=1, seconds=0.5) as pool:
         yield pool
 
 
@@ -127,7 +136,7 @@ def group_of(pid: int) -> list[str]:
 
 
 def is_gone(pid: int) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while group_of(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not group_of(pid)
@@ -139,11 +148,9 @@ def pid_of(pool: RewardPool) -> int:
     return child.pid
 
 
+ENDLESS = ("loop", "regex", "sleep", "ignore")
 WRONG = {
-    "loop": ("timeout", "no reward within 0.5 s"),
-    "regex": ("timeout", "no reward within 0.5 s"),
-    "sleep": ("timeout", "no reward within 0.5 s"),
-    "ignore": ("timeout", "no reward within 0.5 s"),
+    **dict.fromkeys(ENDLESS, ("timeout", "no reward within 0.5 s")),
     "exit": ("error", "its process ended with code 3"),
     "segfault": ("error", "its process ended with signal SIGSEGV"),
     "kill": ("error", "its process ended with signal SIGKILL"),
@@ -165,14 +172,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_only_the_culprit_is_marked_and_the_pool_goes_on(odd: RewardPool, text: str) -> None:
-    verdicts = judged(odd, "good", text, "fine")
+def test_only_the_culprit_is_marked_and_the_pool_goes_on(odd: RewardPool, hasty: RewardPool, text: str) -> None:
+    pool = hasty if text in ENDLESS else odd
+    verdicts = judged(pool, "good", text, "fine")
     assert (verdicts[0], verdicts[2]) == (Verdict("ok", 1.0), Verdict("ok", 1.0))
     status, message = WRONG[text]
     assert verdicts[1].status == status
     assert verdicts[1].message.startswith(message)
     assert verdicts[1].reward != verdicts[1].reward
-    assert judged(odd, "again") == [Verdict("ok", 1.0)]
+    assert judged(pool, "again") == [Verdict("ok", 1.0)]
 
 
 @pytest.mark.parametrize("text", ["fork", "outlive", "stdout", "print", "chdir"])
@@ -181,10 +189,13 @@ def test_odd_behaviour_that_still_gives_a_number_is_paid(odd: RewardPool, text: 
     assert judged(odd, "again") == [Verdict("ok", 1.0)]
 
 
-def test_a_worker_that_dies_between_two_calls_costs_no_answer(odd: RewardPool) -> None:
-    assert judged(odd, "thread exit") == [Verdict("ok", 1.0)]
-    time.sleep(0.3)
-    assert judged(odd, "good") == [Verdict("ok", 1.0)]
+def test_a_worker_that_dies_between_two_calls_costs_no_answer(file: str) -> None:
+    with RewardPool(f"{file}:odd", workers=1, seconds=PLENTY) as pool:
+        assert judged(pool, "good") == [Verdict("ok", 1.0)]
+        worker = pid_of(pool)
+        os.kill(worker, signal.SIGKILL)
+        assert is_gone(worker)
+        assert judged(pool, "good") == [Verdict("ok", 1.0)]
 
 
 def test_nothing_is_left_of_a_worker_nor_of_what_it_forked(file: str) -> None:
@@ -296,7 +307,7 @@ def test_no_descriptor_is_left_open(file: str) -> None:
     ],
 )
 def test_a_result_that_is_no_list_of_numbers_is_an_error_for_every_answer(file: str, name: str, message: str) -> None:
-    with RewardPool(f"{file}:{name}", workers=1, seconds=10) as pool:
+    with RewardPool(f"{file}:{name}", workers=1, seconds=PLENTY) as pool:
         verdicts = judged(pool, "a", "b")
     assert [verdict.status for verdict in verdicts] == ["error", "error"]
     assert verdicts[0].message.startswith(message)
@@ -304,15 +315,15 @@ def test_a_result_that_is_no_list_of_numbers_is_an_error_for_every_answer(file: 
 
 
 def test_a_function_that_writes_into_our_pipes_is_an_error(file: str) -> None:
-    with RewardPool(f"{file}:forge", workers=1, seconds=5) as pool:
+    with RewardPool(f"{file}:forge", workers=1, seconds=PLENTY) as pool:
         (verdict,) = judged(pool, "a")
     assert verdict.status == "error"
     assert "bytes where at most" in verdict.message
 
 
 def test_a_batch_that_takes_longer_than_one_answer_may_is_judged_in_smaller_parts(file: str) -> None:
-    with RewardPool(f"{file}:slow", workers=1, seconds=0.4) as pool:
-        assert judged(pool, *"abcd") == [Verdict("ok", 1.0)] * 4  # 0.6 s at once: taken apart
+    with RewardPool(f"{file}:slow", workers=1, seconds=0.5) as pool:
+        assert judged(pool, *"abcd") == [Verdict("ok", 1.0)] * 4  # four at once do not end: taken apart
         child = pid_of(pool)
         assert judged(pool, *"abcd") == [Verdict("ok", 1.0)] * 4
         assert pid_of(pool) == child  # no time limit was passed again
@@ -328,9 +339,9 @@ def test_after_some_endless_answers_the_rest_of_the_call_is_not_tried(file: str)
 
 
 def test_answers_are_spread_over_the_workers_and_come_back_in_order(file: str) -> None:
-    with RewardPool(f"{file}:pids", workers=3, seconds=5) as pool:
+    with RewardPool(f"{file}:pids", workers=3, seconds=PLENTY) as pool:
         assert len({verdict.reward for verdict in judged(pool, *"abcdef")}) == 3
-    with RewardPool(f"{file}:exact", 3, 5.0, ("answer",)) as pool:
+    with RewardPool(f"{file}:exact", 3, PLENTY, ("answer",)) as pool:
         texts = [str(number) for number in range(50)]
         right = [text if int(text) % 7 else "no" for text in texts]
         columns = {"prompts": texts, "completions": texts, "completion_ids": [[1]] * 50, "answer": right}
@@ -339,26 +350,14 @@ def test_answers_are_spread_over_the_workers_and_come_back_in_order(file: str) -
 
 
 def test_a_large_call_passes_the_pipes(file: str) -> None:
-    with RewardPool(f"{file}:exact", 1, 20.0, ("answer",)) as pool:
+    with RewardPool(f"{file}:exact", 1, PLENTY, ("answer",)) as pool:
         texts = ["é" * 200_000] * 20
         columns = {"prompts": texts, "completions": texts, "completion_ids": [[1]] * 20, "answer": texts}
         assert {verdict.reward for verdict in pool.judge(columns, 20)} == {1.0}
 
 
-def test_a_call_costs_a_few_milliseconds(file: str) -> None:
-    with RewardPool(f"{file}:exact", 1, 5.0, ("answer",)) as pool:
-        texts = ["some text of an answer"] * 256
-        columns = {"prompts": texts, "completions": texts, "completion_ids": [list(range(30))] * 256, "answer": texts}
-        times: list[float] = []
-        for _ in range(9):
-            started = time.perf_counter()
-            _ = pool.judge(columns, 256)
-            times.append(time.perf_counter() - started)
-    assert min(times) < 0.02
-
-
 def test_an_interrupted_call_leaves_no_answer_for_the_next(file: str) -> None:
-    with RewardPool(f"{file}:odd", workers=1, seconds=30) as pool:
+    with RewardPool(f"{file}:odd", workers=1, seconds=PLENTY) as pool:
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(KeyboardInterrupt):
@@ -437,20 +436,20 @@ def test_a_function_gets_all_that_the_policy_wrote(file: str) -> None:
 
 
 def test_a_function_gets_only_the_columns_it_names(file: str) -> None:
-    with RewardPool(f"{file}:plain", 1, 5.0, ("level",)) as pool:
+    with RewardPool(f"{file}:plain", 1, PLENTY, ("level",)) as pool:
         columns = {"completions": ["a", "b"], "prompts": ["", ""], "level": [1, 2], "ended": [True, False]}
         assert [verdict.reward for verdict in pool.judge(columns, 2)] == [11.0, 2.0]
 
 
 def test_a_function_may_be_a_coroutine(file: str) -> None:
-    with RewardPool(f"{file}:later", 1, 5.0) as pool:
+    with RewardPool(f"{file}:later", 1, PLENTY) as pool:
         assert judged(pool, "a") == [Verdict("ok", 2.0)]
 
 
 def test_numbers_of_other_packages_are_numbers(tmp_path: Path) -> None:
     path = tmp_path / "arrays.py"
     path.write_text("import numpy\ndef f(completions, **c): return numpy.arange(len(completions))\n")
-    with RewardPool(f"{path}:f", 1, 30.0) as pool:
+    with RewardPool(f"{path}:f", 1, PLENTY) as pool:
         assert [verdict.reward for verdict in judged(pool, "a", "b")] == [0.0, 1.0]
 
 

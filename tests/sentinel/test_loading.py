@@ -1,7 +1,9 @@
 """Real functions out of small source trees: imported, imported with stubs, and cut out of their file."""
 
+import io
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from trimtab.sentinel.loading import CouldNotLoad, Spec, Tree, load, made, standalone
+from trimtab.sentinel.loading.tree import unpack
 
 
 def put(tree: Tree, file: str, text: str) -> None:
@@ -378,3 +381,59 @@ def test_a_package_without_init_spread_over_two_folders_is_one(tmp_path: Path) -
     file, roots = "src/spread/rl/loss.py", ("src", "packages/configs/src")
     assert load(Spec("f", file=file), tree)() == 5
     assert load(Spec("f", file=file, roots=roots, how="import"), tree)() == 5
+
+
+# ------------------------------------------------------------------------------------------------------------- archives
+
+
+def archive_of(*members: tuple[str, bytes, str]) -> bytes:
+    """A tar archive of (name, type, link target); files hold their own name."""
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as tar:
+        for name, kind, target in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, target
+            member.size = len(name) if kind == tarfile.REGTYPE else 0
+            tar.addfile(member, io.BytesIO(name.encode()))
+    return written.getvalue()
+
+
+FILE, LINK, HARD, PIPE = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE
+
+
+@pytest.fixture(params=["this Python's filter", "a Python without one"])
+def any_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11.2, which Debian 12 has, extracts without a filter."""
+    if request.param == "a Python without one" and hasattr(tarfile, "data_filter"):
+        monkeypatch.delattr(tarfile, "data_filter")
+        plain = tarfile.TarFile.extract
+        monkeypatch.setattr(tarfile.TarFile, "extract", lambda self, member, path: plain(self, member, path))
+
+
+@pytest.mark.filterwarnings("ignore:Python 3.14 will, by default")
+@pytest.mark.usefixtures("any_python")
+def test_an_archive_is_unpacked_with_its_links(tmp_path: Path) -> None:
+    unpack(archive_of(("a/b.py", FILE, ""), ("a/c.py", LINK, "b.py"), ("d.py", HARD, "a/b.py")), tmp_path)
+    assert [(tmp_path / name).read_text() for name in ("a/b.py", "a/c.py", "d.py")] == ["a/b.py"] * 3
+
+
+@pytest.mark.filterwarnings("ignore:Python 3.14 will, by default")
+@pytest.mark.usefixtures("any_python")
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ([("../a.py", FILE, "")], r"'../a.py' in the archive lies outside its folder"),
+        ([("/a.py", FILE, "")], r"'/a.py' in the archive lies outside its folder"),
+        ([("a", LINK, "/etc")], "is a link to '/etc', outside its folder"),
+        ([("a/b", LINK, "../../c")], r"is a link to '../../c', outside"),
+        ([("a", HARD, "../b")], r"is a link to '../b', outside"),
+        ([("a", PIPE, "")], "is a device or a pipe"),
+        ([("x/y/a", LINK, "../.."), ("x/y/a/../../../b.py", FILE, "")], "b.py' in the archive lies outside its folder"),
+    ],
+)
+def test_a_member_that_leads_out_of_its_folder_is_refused(
+    members: list[tuple[str, bytes, str]], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CouldNotLoad, match=said):
+        unpack(archive_of(*members), tmp_path / "in" / "here")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

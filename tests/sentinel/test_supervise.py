@@ -11,7 +11,7 @@ from trimtab.sentinel.job import Job, located, ready_name
 from trimtab.sentinel.reports import exit_code
 from trimtab.sentinel.supervise import Limits, run_job
 
-ONE = Limits(processes=1, seconds=60.0)
+ONE = Limits(processes=1)
 
 FILE = """
 import os, sys, time
@@ -47,9 +47,10 @@ def test_a_child_that_dies_costs_one_function_and_not_the_report(losses: Path) -
 
 def test_a_function_that_does_not_end_is_given_up(losses: Path) -> None:
     job = Job(str(losses), examples=1, subjects=("sleeps",), invariants=("split",))
-    report = run_job(job, limits=Limits(processes=1, seconds=4.0))
+    # Far less than it takes to import torch: the time before the first word is not the function's.
+    report = run_job(job, limits=Limits(processes=1, seconds=0.2))
     assert [v["status"] for v in report["verdicts"]] == ["could not run"]
-    assert "no answer within 4 s" in report["verdicts"][0]["reason"]
+    assert "no answer within 0.2 s: it may not end on some case" in report["verdicts"][0]["reason"]
 
 
 def test_a_target_that_cannot_be_loaded_is_one_error(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from trimtab.sentinel import wheels
 
+download = wheels._download  # pyright: ignore[reportPrivateUsage]
+
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +79,20 @@ def test_code_kept_in_purelib_is_where_an_installer_would_put_it(tmp_path: Path)
     files = {"trl/__init__.py": "", "trl-2.data/purelib/trl/loss.py": "x = 2\n"}
     taken = wheels.wheel("trl", file=written(tmp_path / "trl-2-py3-none-any.whl", **files))
     assert (taken.folder / "trl" / "loss.py").read_text() == "x = 2\n"
+
+
+def test_a_release_for_other_pythons_is_fetched_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl 0.9.1 asks for a Python below 3.13; we read its files and install nothing. The real pip, from a folder."""
+    metadata = "Metadata-Version: 2.1\nName: verl\nVersion: 0.9.1\nRequires-Python: <3.0\n"
+    files = {"verl/__init__.py": "", "verl-0.9.1.dist-info/METADATA": metadata}
+    files["verl-0.9.1.dist-info/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    index = tmp_path / "index"
+    index.mkdir()
+    _ = written(index / "verl-0.9.1-py3-none-any.whl", **files)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    download(wheels.locked()["verl"], tmp_path)
+    assert (tmp_path / "verl-0.9.1-py3-none-any.whl").is_file()
 
 
 def test_the_locked_hash_is_held_to(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 
-from trimtab.signal import ProcessGroup, SignalBatch, decide, gathered, prepare, recipe, step, token_loss
+from trimtab.signal import ProcessGroup, SignalBatch, decide, gather, prepare, recipe, step, token_loss
 from trimtab.signal.update import select
 
 LENGTHS = [3, 1, 4, 2, 5, 2]
@@ -51,7 +51,7 @@ def one_rank(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     batch, logp = rows(range(3 * rank, 3 * rank + 3))
-    whole, own = gathered(batch, ProcessGroup(), rank)
+    whole, own = gather(batch, ProcessGroup(), rank)
     found, mean = gradient(whole, own, logp, 2)
     total = ProcessGroup().sum(torch.tensor([float(rank + 1)]))
     save_file(

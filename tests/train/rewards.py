@@ -2,8 +2,8 @@
 
 
 def enormous(prompts, completions, completion_ids, **columns):  # type: ignore[no-untyped-def]
-    """As large as a reward may be: with a steep loss, too large for the square in a gradient norm."""
-    return [1e18 if len(text) % 2 else -1e18 for text in completions]
+    """Finite, but stretched by 1e20 too large for the square in a gradient norm."""
+    return [9e17 if len(text) % 2 else -9e17 for text in completions]
 
 
 def everything_wrong(prompts, completions, completion_ids, **columns):  # type: ignore[no-untyped-def]

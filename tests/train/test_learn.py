@@ -12,7 +12,7 @@ from trimtab.rollout.engine import Request, Sampling
 from trimtab.rollout.episode import Episode, Group
 from trimtab.rollout.tokenizer import encode
 from trimtab.rollout.weights import digest
-from trimtab.signal import names, part, recipe
+from trimtab.signal import names, recipe
 from trimtab.train.learn import Learner
 from trimtab.train.logp import token_pass
 from trimtab.train.policy import Policy, frozen_copy, published
@@ -172,12 +172,12 @@ def test_the_value_loss_leaves_the_policy_alone(policy: Policy) -> None:
 
 
 def test_a_step_that_is_not_finite_is_refused_and_names_its_sequences(policy: Policy) -> None:
-    steep = recipe("reinforce", weighting=part("weighting.constant_divisor", divisor=1e-12))
-    learner = Learner(policy, steep, TrainSettings(lr=1e-2))
-    _ = learner.learn(sampled(policy, MIXED), version=0)  # the optimiser has momentum
+    stretched = recipe("reinforce", reward={"formula": "affine", "scale": 1e20})
+    learner = Learner(policy, stretched, TrainSettings(lr=1e-2))
+    _ = learner.learn(sampled(policy, [1e-20 * reward for reward in MIXED]), version=0)  # the optimiser has momentum
     before = parameters(policy)
     batch = sampled(policy, MIXED)
-    huge = replace(batch, reward=torch.tensor([1e18, *MIXED[1:]]))  # finite, but its square in the norm is not
+    huge = replace(batch, reward=torch.tensor([9e17, *MIXED[1:]]))  # finite, but its square in the norm is not
     learned = learner.learn(huge, version=1)
     assert learned.metrics["train/updates"] == 0
     assert learned.metrics["train/nonfinite"] == 1

@@ -13,7 +13,7 @@ from tests.train.conftest import lines, timeless
 from trimtab.config.train import EngineSettings, TaskSettings
 from trimtab.errors import ConfigError, MissingExtra, SignalError
 from trimtab.rollout.weights import digest
-from trimtab.signal import part, recipe
+from trimtab.signal import recipe
 from trimtab.train import EarlyStop, TrainSettings, train
 from trimtab.train.evaluate import evaluate
 from trimtab.train.policy import load, published
@@ -204,9 +204,8 @@ def test_steps_that_are_not_finite_stop_the_run_with_what_is_needed(small: Train
             "task": TaskSettings(name="reverse", size=2, reward=f"{Path(__file__).parent}/rewards.py:enormous"),
         }
     )
-    steep = recipe("reinforce", weighting=part("weighting.constant_divisor", divisor=1e-12))
     with pytest.raises(SignalError, match=r"not finite in 2 optimiser steps in a row.*/nonfinite;"):
-        _ = train(settings, steep, progress=Silent())
+        _ = train(settings, recipe("reinforce", reward={"formula": "affine", "scale": 1e20}), progress=Silent())
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["outcome"], summary["nonfinite"], summary["steps"]) == ("nonfinite", 2, 2)
     recorded = load_file(tmp_path / "run" / "nonfinite" / "step_0001.safetensors")

@@ -101,7 +101,8 @@ def test_a_caution_is_said_at_the_start_and_in_the_summary(
 
 
 def children() -> list[int]:
-    found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    # -ww: ps cuts lines at COLUMNS, and a checkout may lie deep.
+    found = subprocess.run(["ps", "-wweo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in found.splitlines()[1:]]
     return [int(pid) for pid, parent, args in rows if int(parent) == os.getpid() and "trimtab.train.sampler" in args]
 

@@ -8,6 +8,7 @@ import warnings
 
 from trimtab.cli import training as _training  # registers its commands
 from trimtab.cli.app import app
+from trimtab.config.plain import cut
 from trimtab.errors import TrimtabError
 
 
@@ -18,6 +19,11 @@ def main() -> None:
         app()
     except TrimtabError as error:
         print(f"trimtab: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:  # a name that is too long, a full disk, a folder that is not yours
+        if error.filename is None:
+            raise
+        print(f"trimtab: {cut(str(error.filename))}: the system refuses it ({error.strerror}).", file=sys.stderr)
         sys.exit(2)
 
 

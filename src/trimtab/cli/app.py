@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import trimtab
 
@@ -39,12 +38,6 @@ class CheckFormat(StrEnum):
     html = "html"
     sarif = "sarif"
     junit = "junit"
-
-
-def _console() -> Console:
-    """As wide as the terminal; wide enough for whole names where there is none, so that grep finds them."""
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
 
 
 def _version(wanted: bool) -> None:
@@ -110,7 +103,7 @@ def check(
         ),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="Give a function up after this long without a word.")
+        float, typer.Option(min=1, metavar="SECONDS", help="Give a function up when it has not answered for this long.")
     ] = 120.0,
     memory_limit: Annotated[
         float, typer.Option(min=1, metavar="GIB", help="Memory each child process may use.")
@@ -148,15 +141,16 @@ def catalog(
 ) -> None:
     """List every recipe, formula, invariant and metric, with its source."""
     from trimtab.cli.catalog import show_catalog
+    from trimtab.cli.console import plain_console
 
-    show_catalog(output.value, _console())
+    show_catalog(output.value, plain_console())
 
 
 @app.command()
 def explain(
     name: Annotated[str, typer.Argument(help="A run file, recipe, formula, metric or invariant.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Dotted overrides of a run file.", metavar="[KEY=VALUE]...")
+        list[str] | None, typer.Argument(help="Dotted overrides of a run file.", metavar="KEY=VALUE")
     ] = None,
 ) -> None:
     """Say what a name stands for: the formulas that will run, their settings, sources, needs and costs.
@@ -164,6 +158,7 @@ def explain(
     Examples: trimtab explain dapo · trimtab explain dapo signal.loss.band=[0.8,1.3] · trimtab explain run.toml ·
     trimtab explain split · trimtab explain ess_engine/token
     """
+    from trimtab.cli.console import plain_console
     from trimtab.cli.explain import explain_name
 
-    explain_name(name, list(overrides or []), _console())
+    explain_name(name, list(overrides or []), plain_console())

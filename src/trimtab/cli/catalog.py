@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trimtab.sentinel import INVARIANTS
-from trimtab.signal import METRICS, catalog, names, recipe
+from trimtab.signal import METRICS, WATCH, catalog, names, recipe
 from trimtab.signal.metrics import MetricSpec
 
 
@@ -34,6 +34,7 @@ def catalog_data() -> dict[str, Any]:
             for f in catalog().values()
         ],
         "invariants": [{"name": i.name, "statement": i.statement} for i in INVARIANTS.values()],
+        "metrics to watch": [{"name": name, "means": text} for name, text in WATCH.items()],
         "metrics": [_metric(m) for m in METRICS],
     }
 
@@ -59,6 +60,7 @@ def _text(console: Console) -> None:
         "recipes": ("name", "summary"),
         "formulas": ("name", "summary"),
         "invariants": ("name", "statement"),
+        "metrics to watch": ("name", "means"),
         "metrics": ("name", "means"),
     }
     for title, (first, second) in columns.items():
@@ -104,6 +106,8 @@ def catalogue_page() -> str:
         lines.append(f"| `{f['name']}` | {f['summary']} | {settings} | {f['scope']} | {f['consumes']} | {known} |")
     lines += ["", "## Invariants", "", "| invariant | statement |", "|---|---|"]
     lines += [f"| `{i['name']}` | {i['statement']} |" for i in data["invariants"]]
+    lines += ["", "## Metrics to watch first", "", "| metric | what to look for |", "|---|---|"]
+    lines += [f"| `{m['name']}` | {m['means']} |" for m in data["metrics to watch"]]
     lines += ["", "## Metrics", "", "| metric | what | population | range |", "|---|---|---|---|"]
     for m in data["metrics"]:
         bounds = f"[{m.get('low', '-∞')}, {m.get('high', '∞')}]"

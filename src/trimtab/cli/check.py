@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from trimtab.cli.console import plain_console
 from trimtab.errors import AdapterError, unknown_name
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def run_check(asked: Asked) -> int:
     from trimtab.sentinel.reports import RENDERERS, compare, exit_code, load
 
     known = load(asked.baseline) if asked.baseline is not None else None
-    report = _examined(asked)
+    report = _examine(asked)
     comparison = compare(known, report) if known is not None else None
     text = RENDERERS[asked.output](report, teaching(), comparison)
     if asked.out is not None:
@@ -63,7 +63,7 @@ def _summary(report: "Report", comparison: "Comparison | None") -> str:
     return f"{told}\n{comparison.line()}" if comparison is not None else told
 
 
-def _examined(asked: Asked) -> "Report":
+def _examine(asked: Asked) -> "Report":
     """Run the job in children, with a bar where somebody watches."""
     from trimtab.sentinel import INVARIANTS, examine
     from trimtab.sentinel.job import Job, located
@@ -83,9 +83,9 @@ def _examined(asked: Asked) -> "Report":
     # The ledger of findings is one file: one child writes it.
     jobs = 1 if asked.findings is not None else asked.jobs
     limits = Limits(**chosen, processes=jobs) if jobs else Limits(**chosen)
-    console = Console(stderr=True)
-    console.print(f"running {sentence}, in {limits.processes} child processes", highlight=False, style="dim")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = plain_console(stderr=True)
+    console.print(f"running {sentence}, in {limits.processes} child processes", style="dim")
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("loading", total=None)
 
@@ -94,7 +94,7 @@ def _examined(asked: Asked) -> "Report":
                 verdict = event["verdict"]
                 progress.update(task, advance=1, description=f"{verdict['subject'][:50]} · {verdict['invariant']}")
             if event["event"] == "finding":
-                console.print(f"finding: {event['folder']}", highlight=False)
+                console.print(f"finding: {event['folder']}")
 
         return run_job(job, limits=limits, command=_command(), watch=watch)
 

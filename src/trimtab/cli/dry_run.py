@@ -3,7 +3,7 @@
 import time
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from trimtab.cli.explain import show_recipe
 from trimtab.config.train import TrainSettings
@@ -13,37 +13,41 @@ from trimtab.signal import Recipe
 def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None:
     """The recipe, the sizes, the memory by purpose, and the time of one real step times their number."""
     from trimtab.train.memory import estimate_memory
-    from trimtab.train.opening import cautions, check_run
+    from trimtab.train.opening import cautions
+    from trimtab.train.precheck import caution_of_length, precheck
     from trimtab.train.setup import task_and_policy
 
     show_recipe(recipe, console, title=f"{recipe.name} will run")
-    check_run(settings, recipe)
+    found = precheck(settings, recipe)
     task, policy = task_and_policy(settings)
     problem = task.train(0)
     tokens = settings.prompts_per_step * settings.samples_per_prompt * settings.max_new_tokens
-    lines = [
-        f"\n[bold]task[/]     {escape(f'{task.name}: {problem.text!r} -> {problem.answer!r}')}",
-        f"[bold]policy[/]   {policy.num_parameters:,} parameters, {policy.dtype} on {settings.model.device}; "
+    steps, lr = settings.warm_start_steps, settings.warm_start_lr
+    warm = f"{steps} supervised steps on right answers, lr {lr:g}" if steps else "none"
+    many = f"{found.train:,}" if found.train is not None else "made as needed"
+    rows = {
+        "task": f"{task.name}: {problem.text!r} -> {problem.answer!r}",
+        "problems": f"train {many}, validation {found.validation:,}, test {found.test:,}",
+        "policy": f"{policy.num_parameters:,} parameters, {policy.dtype} on {settings.model.device}; "
         f"vocabulary {len(policy.tokenizer):,}",
-        f"[bold]sampler[/]  {settings.engine.format}, runtime {settings.runtime}, "
-        f"at most {settings.staleness} updates old",
-        f"[bold]batch[/]    {settings.prompts_per_step} prompts x {settings.samples_per_prompt} answers, at most "
+        "sampler": f"{settings.engine.format}, runtime {settings.runtime}, at most {settings.staleness} updates old",
+        "warm start": warm,
+        "batch": f"{settings.prompts_per_step} prompts x {settings.samples_per_prompt} answers, at most "
         f"{tokens:,} trainable tokens; {settings.updates_per_batch} updates",
-    ]
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
-    sizes = estimate_memory(policy, settings, recipe)
-    console.print(
-        "[bold]memory[/]   about "
-        + _bytes(sum(sizes.values()))
-        + ": "
-        + ", ".join(f"{name} {_bytes(size)}" for name, size in sizes.items()),
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print(f"[bold]time[/]     {_time(settings, recipe)}", highlight=False, soft_wrap=True)
-    for caution in cautions(settings):
-        console.print(f"[yellow]warning[/]  {escape(caution)}", highlight=False, soft_wrap=True)
+        "memory": _memory(estimate_memory(policy, settings, recipe)),
+        "time": _time(settings, recipe),
+    }
+    long = caution_of_length(task, policy, settings)
+    warnings = [*cautions(settings), *([long] if long else [])]
+    console.print()
+    for name, text in [*rows.items(), *(("warning", text) for text in warnings)]:
+        style = "yellow" if name == "warning" else "bold"
+        console.print(Text.assemble((f"{name:<12}", style), text), soft_wrap=True)
+
+
+def _memory(sizes: dict[str, int]) -> str:
+    parts = ", ".join(f"{name} {_bytes(size)}" for name, size in sizes.items())
+    return f"about {_bytes(sum(sizes.values()))}: {parts}"
 
 
 def _time(settings: TrainSettings, recipe: Recipe) -> str:

@@ -69,8 +69,8 @@ def _read(folder: Path, overrides: list[str], which: str, *, trust: bool) -> tup
     if not is_run:
         if not any(text.startswith("train.task") for text in overrides):
             raise ConfigError(
-                f"eval: {folder} is no run folder, so it does not say what to ask. Name the task: train.task=sort, or "
-                "train.task.name=file train.task.file=problems.jsonl."
+                f"eval: {folder} is not a run folder, so it does not say what to ask. Name the task: train.task=sort, "
+                "or train.task.name=file train.task.file=problems.jsonl."
             )
         return load_run(None, overrides).train, folder
     model = folder / which

@@ -16,9 +16,10 @@ HEAD = """\
 #   trimtab explain {name}            what will run, formula by formula, with sources
 #   trimtab train {name} --dry-run    the same, with an estimate of memory and time
 #   trimtab train {name}              the run
-# Lines that begin with "# " and a key are settings without a default; take the sign away to use one.
+# Every setting is here with its default. A line that begins with "#" and a key is switched off: take the sign away and
+# change the value. What stays switched off follows the defaults, also where they depend on other settings.
 
-recipe = {recipe}   # trimtab catalog lists them
+{recipe}   # trimtab catalog lists them
 
 [signal]
 # Fields of the recipe that are your own: not_ended = "suppress", loss.band = [0.8, 1.3], …
@@ -30,8 +31,7 @@ recipe = {recipe}   # trimtab catalog lists them
 
 def write_run_file(path: Path, recipe: str) -> None:
     """Write it; a file that is there stays as it is."""
-    recipe = recipe or RunFile().recipe
-    if recipe not in names():
+    if recipe and recipe not in names():
         raise ConfigError(unknown_name("recipe", recipe, list(names())))
     if path.suffix != ".toml":
         raise ConfigError(f"init: {path} does not end in .toml, so no command would read it. Name it {path.stem}.toml.")
@@ -48,8 +48,9 @@ def write_run_file(path: Path, recipe: str) -> None:
 
 
 def run_file_text(name: str, recipe: str) -> str:
-    """The whole file; read back, it gives the defaults."""
-    return HEAD.format(name=name, recipe=json.dumps(recipe)) + "\n" + _table("train", TrainSettings())
+    """The whole file. It sets the recipe that was asked for and nothing else."""
+    line = f"recipe = {json.dumps(recipe)}" if recipe else f"#recipe = {json.dumps(RunFile().recipe)}"
+    return HEAD.format(name=name, recipe=line) + "\n" + _table("train", TrainSettings())
 
 
 def _table(name: str, settings: BaseModel) -> str:
@@ -62,7 +63,7 @@ def _table(name: str, settings: BaseModel) -> str:
             tables.append(_table(f"{name}.{key}", value))
             continue
         lines.append(f"# {field.description}")
-        lines.append(f"# {key} =" if value is None else f"{key} = {_toml(value)}")
+        lines.append(f"#{key} = …" if value is None else f"#{key} = {_toml(value)}")
     return "\n".join(lines) + "\n\n" + "".join(tables)
 
 

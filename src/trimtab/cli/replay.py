@@ -6,9 +6,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from trimtab.cli.console import plain_console
 from trimtab.config import load_run, parse_run
 from trimtab.errors import ConfigError
-from trimtab.signal import Recipe
+from trimtab.signal import Recipe, names, recipe
 
 SHOWN = (
     "train/loss", "kept/token_fraction", "effective_batch/token_fraction", "ratio_", "ess_", "logratio_", "advantage",
@@ -24,9 +25,10 @@ def run_replay(folder: Path, step: int, overrides: list[str], *, trust: bool = F
 
     config = read_json(folder / "config.json")
     dump = read_dump(folder, step)
-    recipe = _recipe(folder, config, overrides, trust=trust)
-    again = replay(dump, recipe, updates_per_batch=int(config["updates_per_batch"]))
-    console = Console() if Console().is_terminal else Console(width=160)
+    asked = _recipe(folder, config, overrides, trust=trust)
+    _check_recorded(asked, set(dump.fields))
+    again = replay(dump, asked, updates_per_batch=int(config["updates_per_batch"]))
+    console = plain_console()
     compared = [name for name in again.metrics if name in dump.metrics]
     if not overrides:
         if not again.differences:
@@ -36,11 +38,11 @@ def run_replay(folder: Path, step: int, overrides: list[str], *, trust: bool = F
         _show(console, again.differences, "recorded", "now")
         return 1
     pairs = {
-        name: (float(dump.metrics.get(name) or float("nan")), value)
+        name: (float(dump.metrics.get(name, float("nan"))), value)
         for name, value in sorted(again.metrics.items())
         if any(part in name for part in SHOWN)
     }
-    _show(console, pairs, f"{config['recipe']['name']} (recorded)", f"{recipe.name} (the same batch)")
+    _show(console, pairs, f"{config['recipe']['name']} (recorded)", f"{asked.name} (the same batch)")
     return 0
 
 
@@ -61,8 +63,21 @@ def _recipe(folder: Path, config: dict[str, Any], overrides: list[str], *, trust
     return parse_run(origin, str(folder / "config.json")).build_recipe()
 
 
+def _check_recorded(asked: Recipe, recorded: set[str]) -> None:
+    """A batch holds what its own recipe needed. Say which others need no more."""
+    recorded = recorded | {"logp_current"} | ({"value"} if "value_current" in recorded else set())
+    missing = sorted(asked.needs - recorded)
+    if missing:
+        possible = [name for name in names() if recipe(name).needs <= recorded]
+        raise ConfigError(
+            f"replay: recipe {asked.name!r} needs {', '.join(missing)}, which the run's own recipe did not, so it was "
+            f"not recorded. From this batch these can be computed: {', '.join(possible)}. For {asked.name!r}, train "
+            "with a recipe that needs the same."
+        )
+
+
 def _show(console: Console, pairs: dict[str, tuple[float, float]], left: str, right: str) -> None:
     table = Table("metric", left, right, box=None, pad_edge=False)
     for name, (first, second) in pairs.items():
-        table.add_row(name, f"{first:.6g}", f"{second:.6g}")
+        table.add_row(name, *("–" if value != value else f"{value:.6g}" for value in (first, second)))
     console.print(table)

@@ -1,4 +1,4 @@
-"""`trimtab study`: a protocol's runs, told as they go, and the table they make."""
+"""`trimtab study`: run a protocol, show its progress, print its table."""
 
 from pathlib import Path
 

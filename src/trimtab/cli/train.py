@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 
 from trimtab.config import RunFile, load_run
 from trimtab.errors import ConfigError
@@ -50,9 +49,10 @@ def run_training(asked: Asked) -> None:
     changes: dict[str, Any] = {"run_dir": asked.run_dir, "seed": asked.seed, "max_minutes": asked.max_minutes}
     settings = run.train.model_copy(update={k: v for k, v in changes.items() if v is not None})
     if asked.dry_run:
+        from trimtab.cli.console import plain_console
         from trimtab.cli.dry_run import show_plan
 
-        show_plan(settings, run.build_recipe(), Console())
+        show_plan(settings, run.build_recipe(), plain_console())
         return
     from trimtab.train import train
 

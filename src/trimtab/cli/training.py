@@ -9,7 +9,7 @@ from trimtab.cli.app import app
 
 PANEL = "Training"
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Dotted overrides: train.steps=50 recipe=dapo", metavar="[KEY=VALUE]...")
+    list[str] | None, typer.Argument(help="Dotted overrides: train.steps=50 recipe=dapo", metavar="KEY=VALUE")
 ]
 
 Trust = Annotated[
@@ -147,9 +147,10 @@ def replay(
     """Compute a recorded step again and compare every metric with what was logged; or put its batch through a recipe.
 
     Without overrides: the run's own recipe; a metric that comes out different is an error (exit code 1).
-    With overrides, such as recipe=dapo or signal.loss.band=[0.8,1.3]: the same batch under that recipe, side by side.
+    With overrides, such as recipe=reinforce_tis or signal.loss.band=[0.8,1.3]: the same batch under that recipe, side
+    by side. A recipe can be replayed when it needs no more than the run's own recipe recorded.
 
-    Examples: trimtab replay runs/… --step 12 · trimtab replay runs/… --step 12 recipe=cispo
+    Examples: trimtab replay runs/… --step 12 · trimtab replay runs/… --step 12 recipe=reinforce_tis
     """
     from trimtab.cli.replay import run_replay
 

@@ -1,7 +1,5 @@
 """The run file: TOML and dotted overrides, read strictly. The only place that reads configuration from outside."""
 
-import difflib
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -9,9 +7,10 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from trimtab.config.correction import OffPolicyCorrection
+from trimtab.config.plain import check_plain, cut, parse_value, read_toml, shown
 from trimtab.config.signal import SignalTable, build_recipe
 from trimtab.config.train import TrainSettings
-from trimtab.errors import ConfigError
+from trimtab.errors import ConfigError, TrimtabError, suggestion
 from trimtab.signal import Recipe
 
 
@@ -52,74 +51,67 @@ def load_run(path: str | Path | None = None, overrides: tuple[str, ...] | list[s
 
 def parse_run(table: Mapping[str, Any], where: str = "run file") -> RunFile:
     """A run file from plain data; every problem is named with its key."""
+    check_plain(dict(table), where)
     try:
         run = RunFile.model_validate(dict(table))
     except ValidationError as error:
         raise ConfigError("\n".join(_say(where, problem, dict(table)) for problem in error.errors())) from error
-    run.build_recipe()
-    return run
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file, or a sentence about why not."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: there is no such file. Name a TOML run file.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
-        raise ConfigError(f"{path}: is not TOML ({error}).") from error
+        _ = run.build_recipe()
+    except TrimtabError:
+        raise
+    except Exception as error:  # a formula of the user's own is imported here, and may raise anything
+        raise ConfigError(
+            f"{where}: the recipe cannot be built from [signal] ({type(error).__name__}: {error}). Look at the formula "
+            "that it names, and at its settings."
+        ) from error
+    return run
 
 
 def _override(table: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"override {override!r}: is not key=value. Write for instance train.steps=50.")
-    *parents, leaf = key.strip().split(".")
+    where = f"override {shown(override)}"
+    *parents, leaf = [part.strip() for part in key.split(".")]
+    if not separator or not all((*parents, leaf)):
+        raise ConfigError(f"{where}: is not key=value. Write for instance train.steps=50.")
+    value = parse_value(text.strip(), where)
     place = table
     for parent in parents:
         inner = place.setdefault(parent, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"override {override!r}: {parent} holds a value, not a table.")
+            raise ConfigError(f"{where}: {parent} holds a value, not a table.")
         place = cast("dict[str, Any]", inner)
-    place[leaf] = _value(text.strip())
-
-
-def _value(text: str) -> Any:
-    """A TOML value; a bare word is a string, null is nothing."""
-    if text in ("null", "None"):
-        return None
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+    place[leaf] = value
 
 
 def _say(where: str, problem: Any, table: Mapping[str, Any]) -> str:
     """One sentence of pydantic's as one of ours: the key, the value, the choices."""
-    path = [str(part) for part in problem["loc"] if not _is_type_name(str(part))]
-    key = ".".join(path)
-    if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(path[-1], known_keys(path[:-1]), n=1, cutoff=0.5)
-        section = next((name for name in ("train", "signal") if not path[:-1] and path[-1] in known_keys([name])), None)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; did you mean {section}.{key}?" if section else "."
-        return f"{where}: there is no key {key!r}{hint} Known here: {', '.join(known_keys(path[:-1]))}."
+    is_unknown = problem["type"] == "extra_forbidden"
+    *parents, leaf = [str(part) for part in problem["loc"]] or [""]
+    # The last part of an unknown key is the user's word, whatever it is called.
+    path = [part for part in parents if not _is_type_name(part)]
+    path += [leaf] if is_unknown or not _is_type_name(leaf) else []
+    key = cut(".".join(path))
+    if is_unknown:
+        here = known_keys(path[:-1])
+        said = suggestion(
+            path[-1], [*here, *(f"{name}.{one}" for name in ("train", "signal") for one in known_keys([name]))]
+        )
+        hint = f"; {said}{'' if said.endswith('?') else '.'}" if said else "."
+        return f"{where}: there is no key {key!r}{hint} Known here: {', '.join(here)}."
     message = problem["msg"].removeprefix("Value error, ").rstrip(".")
     if problem["type"] == "value_error" and isinstance(problem["input"], dict):
         return f"{where}: {message}."
     if problem["type"] in ("model_type", "dict_type"):
-        return f"{where}: {key} = {problem['input']!r} is no table of keys. Write {key}.KEY=VALUE."
+        return f"{where}: {key} = {shown(problem['input'])} is not a table of keys. Write {key}.KEY=VALUE."
     if problem["type"] == "missing":
         return f"{where}: {key} is missing. {message}."
-    return f"{where}: {key} = {problem['input']!r} is not possible: {message[0].lower()}{message[1:]}."
+    return f"{where}: {key} = {shown(problem['input'])} is not possible: {message[:1].lower()}{message[1:]}."
 
 
 def _is_type_name(part: str) -> bool:
     """pydantic puts the tried member of a union into the path; it is not a key of the file."""
     return part in {
-        "PartTable",
-        "StageTable",
-        "KLTable",
-        "TermTable",
         "EarlyStop",
         "bool",
         "int",

@@ -12,7 +12,8 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError, model_validator
 
-from trimtab.config.run import RunFile, parse_run, read_toml
+from trimtab.config.plain import read_toml
+from trimtab.config.run import RunFile, parse_run
 from trimtab.config.train import Count, Frozen, Natural
 from trimtab.errors import ConfigError, unknown_name
 
@@ -65,7 +66,7 @@ class StudyFile(Frozen):
     arms: Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]
     """Each arm's own keys, as in a run file (`train.staleness = 0`), and `means`, a sentence about it."""
     expect: tuple[Expectation, ...] = ()
-    """What is expected; the table says whether it came so."""
+    """What is expected; the table says whether it was met."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "StudyFile":
@@ -146,7 +147,7 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def toml_text(table: Mapping[str, Any]) -> str:
-    """Plain tables as TOML with dotted keys, one a line; `read_toml` gives the same tables back."""
+    """Plain tables as TOML with dotted keys, one per line; `read_toml` gives the same tables back."""
     return "".join(f"{key} = {_toml(value)}\n" for key, value in _flat(table))
 
 

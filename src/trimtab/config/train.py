@@ -1,25 +1,59 @@
 """The only place that says what a training run can be told. Frozen; unknown keys and senseless values are refused."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from trimtab.errors import ConfigError
 
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1)]
+MOST = 2**31 - 1
+"""The largest count. More would not fit where torch and numpy count."""
+
+
+def _refuse_bool(value: Any) -> Any:
+    """Python counts true as 1. Nobody who writes `lr = true` means 1.0."""
+    if isinstance(value, bool):
+        raise ValueError(f"{str(value).lower()} is not a number")
+    return value
+
+
+def _refuse_bad_name(path: Path) -> Path:
+    """Refuse a name that no file system takes, before a run asks for it."""
+    if "\0" in str(path) or len(str(path)) > 4000 or any(len(part.encode()) > 255 for part in path.parts):
+        raise ValueError("a name of a file has at most 255 bytes between two slashes, 4000 characters in all, no NUL")
+    return path
+
+
+Int = Annotated[int, BeforeValidator(_refuse_bool)]
+Float = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=False)]
+Count = Annotated[Int, Field(ge=1, le=MOST)]
+Natural = Annotated[Int, Field(ge=0, le=MOST)]
+Seed = Annotated[Int, Field(ge=0, le=2**63 - 1)]
+Rate = Annotated[Float, Field(gt=0)]
+NonNegative = Annotated[Float, Field(ge=0)]
+Share = Annotated[Float, Field(gt=0, le=1)]
+File = Annotated[Path, AfterValidator(_refuse_bad_name)]
 Format = Literal["fp32", "bf16", "int8", "int4", "int3"]
 Runtime = Literal["inline", "processes"]
 Sink = Literal["tensorboard", "wandb", "trackio"]
 
 
 class Frozen(BaseModel):
-    """Settings never change once made, and a key nobody reads is an error, not a surprise."""
+    """Settings never change once they are made. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_is_a_list_of_one(cls, given: Any) -> Any:
+        """`log_to = "wandb"` is `log_to = ["wandb"]`, for every setting that takes several."""
+        if not isinstance(given, dict):
+            return given
+        table = cast("dict[str, Any]", given)
+        several = {name for name, field in cls.model_fields.items() if get_origin(field.annotation) in (tuple, list)}
+        alone = {n: v for n, v in table.items() if n in several and not isinstance(v, list | tuple | None)}
+        return {**table, **{name: [value] for name, value in alone.items()}}
 
 
 class TaskSettings(Frozen):
@@ -27,11 +61,11 @@ class TaskSettings(Frozen):
 
     name: str = "sort"
     """A generated task (reverse, sort, arithmetic, calculator, gsm8k), `reasoning_gym.X`, `file`, `module:factory`."""
-    size: Count = 5
-    """Digits of reverse and sort; operands of arithmetic, calculator and gsm8k lie below ten times this; 1 or more."""
-    file: Path | None = None
+    size: Annotated[Count, Field(le=1000)] = 5
+    """Digits of reverse and sort; operands of arithmetic, calculator and gsm8k lie below ten times this; 1 to 1000."""
+    file: File | None = None
     """Problems for `name = "file"`: JSONL or parquet with `prompt` (text or chat messages), `answer`, your columns."""
-    eval_file: Path | None = None
+    eval_file: File | None = None
     """Held-out problems in the same form; unset: a fifth of `file`, split off by a hash of the prompt."""
     options: dict[str, bool | int | float | str] = {}
     """Settings of a reasoning-gym data set, by its own names; of a file: `prompt_column`, `answer_column`."""
@@ -39,8 +73,8 @@ class TaskSettings(Frozen):
     """Who judges: the task itself, `exact`, `numeric`, `math_verify`, or your own as `module:function`."""
     reward_seconds: Rate = 5.0
     """Time limit of your own reward for one answer; past it the answer is counted as a timeout and does not train."""
-    reward_workers: Count = 1
-    """Processes that run your own reward, 1 or more."""
+    reward_workers: Annotated[Count, Field(le=256)] = 1
+    """Processes that run your own reward, 1 to 256."""
     max_turns: Count = 2
     """Turns of an episode at most; read only by tasks that answer back."""
 
@@ -64,7 +98,7 @@ class TaskSettings(Frozen):
 class ModelSettings(Frozen):
     """The policy: a folder of yours, or a Qwen3 of these sizes with random parameters (0.13 million by default)."""
 
-    path: Path | None = None
+    path: File | None = None
     """A Hugging Face causal LM folder (safetensors, with tokenizer); the sizes below are then not read."""
     hidden_size: Count = 64
     """Width of the hidden state; a multiple of `num_heads`, with an even quotient (rotary positions turn pairs)."""
@@ -124,9 +158,9 @@ class EarlyStop(Frozen):
 class TrainSettings(Frozen):
     """One run, start to end."""
 
-    seed: Natural = 0
+    seed: Seed = 0
     """Names every random stream of the run; 0 or more."""
-    run_dir: Path | None = None
+    run_dir: File | None = None
     """The run folder; it must be empty or absent. Unset: `runs/<UTC time>-seed<N>`."""
     task: TaskSettings = TaskSettings()
     """What is asked and how answers are judged."""
@@ -155,14 +189,14 @@ class TrainSettings(Frozen):
     temperature: Rate = 1.0
     """Divides the logits, in sampling and in training alike; above 0."""
     updates_per_batch: Count = 1
-    """Optimiser steps on each batch, 1 or more; at most `prompts_per_step`, for groups stay together."""
+    """Optimiser steps on each batch, 1 or more; at most `prompts_per_step`, because groups stay together."""
     lr: Rate = 2e-4
     """Learning rate of AdamW at its highest, above 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How `lr` falls towards 0 over `steps`."""
     lr_warmup_steps: Natural = 0
     """Steps over which `lr` rises from 0."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: NonNegative = 0.0
     """AdamW's decoupled weight decay, 0 or more."""
     critic_lr: Rate = 1e-2
     """Learning rate of the linear critic; read only by recipes with a value."""
@@ -180,7 +214,7 @@ class TrainSettings(Frozen):
     """Sampled answers to each held-out prompt at the end, for avg@k and pass@k; 0: greedy only."""
     early_stop: EarlyStop | Literal["never"] = EarlyStop()
     """When to stop before `steps`; "never" runs them all."""
-    max_minutes: Annotated[float, Field(ge=0)] = 0.0
+    max_minutes: NonNegative = 0.0
     """Stop after this long, checkpoint written; 0: no limit."""
     checkpoint_every: Natural = 25
     """Steps between checkpoints; 0: only at the end."""
@@ -190,13 +224,13 @@ class TrainSettings(Frozen):
     """Write every batch the signal saw to `batches/step_NNNN.safetensors`, for `trimtab replay`."""
     log_to: tuple[Sink, ...] = ()
     """Where metrics go besides `metrics.jsonl`: tensorboard, wandb, trackio."""
-    threads: Count = 1
+    threads: Annotated[Count, Field(le=1024)] = 1
     """CPU threads of torch, for sampler and learner each; both must fit. With 1, equal seeds give equal numbers."""
 
     @model_validator(mode="before")
     @classmethod
     def _folder_starts_as_it_is(cls, given: Any) -> Any:
-        """Whoever brings a trained model did not ask for another 50 steps on it."""
+        """A model from a folder is already trained; it gets no warm start unless asked for."""
         if not isinstance(given, dict):
             return given
         table = cast("dict[str, Any]", given)

@@ -8,15 +8,17 @@ from typing import Literal, cast
 
 from trimtab.errors import ConfigError
 from trimtab.report import course, verdict, work
-from trimtab.report.data import Json, RunData, Series, read_run
+from trimtab.report.data import ROUNDING, Json, RunData, Series, read_run
 from trimtab.report.figure import PALETTE, Line, curves
 from trimtab.report.page import document, write_page
-from trimtab.report.section import question, table
+from trimtab.report.section import cut, question, table
 from trimtab.report.words import duration, listed, percent, points, small
 
 Named = Sequence[tuple[str, RunData]]
 UNTOLD = ("run_dir", "log_to", "threads", "origin")
 """Settings that do not change what is learned."""
+MOST_SETTING = 400
+"""Characters of one setting in the table; a longer one says how much is left out."""
 
 
 def write_comparison(folders: Sequence[Path], path: Path) -> Path:
@@ -36,7 +38,7 @@ def comparison(runs: Sequence[RunData], labels: Sequence[str]) -> str:
         question("end", "Where did they end?", ended(named), _numbers(named)),
         *_curves(named),
         question("settings", "In what do they differ?", *_settings(named)),
-        _over("drift", "How far are sampler and trainer apart?", named, _drift, "log", "|log-ratio| a token"),
+        _over("drift", "How far are sampler and trainer apart?", named, _drift, "log", "|log-ratio| per token"),
         _over(
             "ess", "How many answers does a batch count as?", named, verdict.effective, "share", "effective sample size"
         ),
@@ -100,7 +102,7 @@ def _settings(named: Named) -> tuple[str, str]:
     only_seed = " Seeds of one setting: their spread is chance." if list(rows) == ["seed"] else ""
     top = ("setting", *(label for label, _ in named))
     cells = [
-        [f"<th><code>{escape(key)}</code></th>", *(escape(value[:120]) for value in values)]
+        [f"<th><code>{escape(key)}</code></th>", *(cut(value, MOST_SETTING) for value in values)]
         for key, values in rows.items()
     ]
     return f"In {len(rows)} of their settings.{only_seed}{without}", table(top, cells, kind="numbers")
@@ -153,6 +155,8 @@ def _over(
     told = listed([f"{label} {form(series.mean)}" for label, series in known])
     missing = [label for _, label, series in found if not series]
     without = f" Not measured in {listed(missing)}." if missing else ""
+    if scale == "log" and all(max(series.values) < ROUNDING for _, series in known):
+        return question(anchor, title, f"Not at all: mean {what} {told}, which is rounding.{without}")
     lines = [Line(label, role, series) for role, label, series in found]
     return question(anchor, title, f"Mean {what}: {told}.{without}", curves(anchor, lines, scale=scale))
 

@@ -122,7 +122,7 @@ def _sampled(run: RunData) -> str:
     if average is None or passed is None or not samples:
         return ""
     return (
-        f" Sampled {samples:.0f} times a prompt, {percent(average)} of the answers are right (avg@{samples:.0f}) and "
+        f" Sampled {samples:.0f} times per prompt, {percent(average)} of the answers are right (avg@{samples:.0f}) and "
         f"{percent(passed)} of the prompts get a right one (pass@{samples:.0f})."
     )
 
@@ -184,9 +184,9 @@ def steady(run: RunData) -> str:
     entropy, norm = run.series("entropy/token_mean"), run.series("train/grad_norm")
     parts: list[str] = []
     if entropy:
-        first, last = entropy.values[0], entropy.values[-1]
+        first, last = entropy.first, entropy.last
         moved = "fell" if last < first else "rose"
-        parts.append(f"entropy {moved} from {first:.2f} to {last:.2f} nats a token")
+        parts.append(f"entropy {moved} from {first:.2f} to {last:.2f} nats per token")
     limit = run.setting("grad_clip")
     if norm and isinstance(limit, int | float):
         over = sum(value > limit for value in norm.values)
@@ -202,7 +202,7 @@ def steadiness(run: RunData) -> str:
 
     def paint_entropy(axis: Any) -> None:
         draw_lines(axis, [Line("", "first", entropy)])
-        axis.set_title("entropy, nats a token", loc="left")
+        axis.set_title("entropy, nats per token", loc="left")
 
     def paint_norm(axis: Any) -> None:
         bound = [Mark("", "faint", float(limit))] if isinstance(limit, int | float) else []

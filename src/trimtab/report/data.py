@@ -10,11 +10,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 
 from trimtab.errors import ConfigError
 
 Json = dict[str, Any]
+FEW = 5
+"""Values behind a start and an end: one step more or less must not change what a page says."""
+ROUNDING = 1e-4
+"""Mean |log-ratio| below which float32 arithmetic in another order explains the difference."""
+OURS = (
+    "rollout/reward_mean", "rollout/tokens", "train/updates", "eval/accuracy", "kept/", "ess_", "logratio_", "ratio_",
+    "drift/", "staleness/", "effective_batch/", "constant_groups/", "advantage/", "entropy/token_mean",
+)  # fmt: skip
+"""Metrics that our trainer and our signal write, by how their names begin. A file without any is somebody else's."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,16 @@ class Series:
     @property
     def mean(self) -> float:
         return sum(self.values) / len(self.values)
+
+    @property
+    def first(self) -> float:
+        """The start as every page means it: the median of the first five values."""
+        return median(self.values[:FEW])
+
+    @property
+    def last(self) -> float:
+        """The end as every page means it: the median of the last five values."""
+        return median(self.values[-FEW:])
 
 
 @dataclass(frozen=True)
@@ -103,7 +123,7 @@ class RunData:
     def num_steps(self) -> int:
         """Steps done: the summary's word, or the last line of a step; an evaluation alone is none."""
         told = number(self.summary.get("steps"))
-        done = self.series("train/updates", "rollout/tokens", "rollout/reward_mean").steps
+        done = self.series("train/updates", "rollout/tokens", "rollout/reward_mean", "kept/token_fraction").steps
         return int(told) if told is not None else done[-1] + 1 if done else 0
 
     @property
@@ -126,17 +146,32 @@ def read_run(folder: Path, *, with_twin: bool = True) -> RunData:
             "Give the folder that `trimtab train` named at its end."
         )
     twin = folder / "twin"
+    metrics = _lines(folder / "metrics.jsonl", notes)
+    _check_ours(folder, metrics)
     return RunData(
         name=folder.resolve().name,
         config=_object(folder / "config.json", notes),
         manifest=_object(folder / "manifest.json", notes),
         summary=_object(folder / "summary.json", notes),
-        metrics=_by_step(_lines(folder / "metrics.jsonl", notes)),
+        metrics=_by_step(metrics),
         samples=tuple(_lines(folder / "samples.jsonl", notes)),
         transcripts=tuple(_lines(folder / "transcripts.jsonl", notes)),
         diagnostics=_by_step(_lines(folder / "diagnostics.jsonl", notes)),
         notes=tuple(notes),
         twin=_twin(twin, notes) if with_twin and twin.is_dir() else None,
+    )
+
+
+def _check_ours(folder: Path, metrics: Sequence[Json]) -> None:
+    """Another framework's metrics say nothing under our names, and a page would claim things that nobody measured."""
+    found = sorted({name for line in metrics for name in line} - {"step"})
+    if not found or any(name.startswith(OURS) and "step" in line for line in metrics for name in line):
+        return
+    shown = ", ".join(found[:6]) + (", …" if len(found) > 6 else "")
+    raise ConfigError(
+        f"report: {folder / 'metrics.jsonl'} holds {shown}, and no metric of a trimtab run with its step, so nothing "
+        "true could be said about the signal. Give the folder of such a run, or log the metrics of "
+        "trimtab.signal under their own names: one JSON object per line, with a `step`."
     )
 
 

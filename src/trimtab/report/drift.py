@@ -1,19 +1,15 @@
 """The only place that shows how far sampler and trainer are apart: over steps, by ratio, position, age, staleness."""
 
-from statistics import median
-
 from trimtab.report import verdict
-from trimtab.report.data import Json, RunData, Series, number, objects
+from trimtab.report.data import ROUNDING, Json, RunData, Series, number, objects
 from trimtab.report.figure import Line, Mark, bars, curves
 from trimtab.report.section import question
 from trimtab.report.words import percent, small
 
-ROUNDING = 1e-4
-"""Mean |log-ratio| below which float32 arithmetic in another order explains the difference."""
 SMALL = 1e-2
 """Mean |log-ratio| below which formats such as bf16 or fp8 are the usual cause, and training was not harmed."""
-DRIFT = "mean |log-ratio| a token, at the last evaluation"
-BY_AGE = "mean |log-ratio| a token, all evaluations together"
+DRIFT = "mean |log-ratio| per token, at the last evaluation"
+BY_AGE = "mean |log-ratio| per token, all evaluations together"
 AGE = "updates between sampling and learning"
 MANY_TIMES = 1.5
 """One end of a course this many times the other counts as growth."""
@@ -28,7 +24,10 @@ def agreement(run: RunData) -> str:
         Line("engine: the same version, sampler against trainer", "second", engine, dots=len(engine.values) < 40),
         Line("staleness: trainer now against trainer at sampling", "fourth", stale, dots=len(stale.values) < 40),
     ]
-    drawing = curves("drift", lines, scale="log", marks=[Mark("0.01: worth a look", "warn", SMALL)], height=2.8)
+    whole = total or engine
+    moves = bool(whole) and max(whole.values) >= ROUNDING  # on a log axis, rounding looks like a mountain
+    marks = [Mark("0.01: worth a look", "warn", SMALL)]
+    drawing = curves("drift", lines, scale="log", marks=marks, height=2.8) if moves else ""
     return question("drift", "Do sampler and trainer agree?", agreed(run), drawing)
 
 
@@ -59,7 +58,7 @@ def _split(engine: Series, stale: Series) -> str:
     if not engine or not stale:
         return ""
     larger, lesser, name = (engine, stale, "engine") if engine.mean > stale.mean else (stale, engine, "staleness")
-    return f" Most of it is {name}: {small(larger.mean)} a token against {small(lesser.mean)}."
+    return f" Most of it is {name}: {small(larger.mean)} per token against {small(lesser.mean)}."
 
 
 def _parts(run: RunData) -> tuple[Series, Series, Series, Series]:
@@ -143,10 +142,11 @@ def sized(run: RunData) -> str:
     series = verdict.effective(run)
     if not series:
         return "Not measured: the effective sample size needs the sampler's log-probs."
-    last, lowest = median(series.values[-5:]), min(series.values)
+    lowest = min(series.values)
     return (
-        f"At the end a batch weighs as much as {percent(last)} of it would if all ratios were equal; at its lowest, "
-        f"step {series.steps[series.values.index(lowest)]}, {percent(lowest)}."
+        "The ratios differ, so some answers count for more than others. At the end a batch counts as "
+        f"{percent(series.last)} of its answers. The lowest share is {percent(lowest)}, at step "
+        f"{series.steps[series.values.index(lowest)]}."
     )
 
 
@@ -161,18 +161,18 @@ def by_position(run: RunData) -> str:
     values = [number(row.get("abs_mean")) or 0.0 for row in rows]
     first, last = _ends(values)
     said = {
-        "grows": f"It grows along the answer: {small(first)} a token in the first third, {small(last)} in the last.",
-        "falls": f"It is largest at the start: {small(first)} a token in the first third, {small(last)} in the last. "
+        "grows": f"It grows along the answer: {small(first)} per token in the first third, {small(last)} in the last.",
+        "falls": f"It is largest at the start: {small(first)} per token in the first third, {small(last)} in the last. "
         "Look at prompts and templates.",
-        "flat": f"It is about the same all along, {small(sum(values) / len(values))} a token.",
-        "none": f"Nowhere: it is {small(max(values))} a token at most, which is rounding.",
+        "flat": f"It is about the same all along, {small(sum(values) / len(values))} per token.",
+        "none": f"Nowhere: it is {small(max(values))} per token at most, which is rounding.",
     }[_growth(values)]
     drawing = bars("position", {DRIFT: values}, names, xlabel="position in the answer") if _is_drift(values) else ""
     return question("position", "Where in an answer does drift arise?", said, drawing)
 
 
 def by_age(run: RunData) -> str:
-    """Does older data drift more? All evaluations together: a steady run has but one age in each."""
+    """Does older data drift more? All evaluations together, because a steady run has one age in each."""
     sums: dict[int, tuple[float, float]] = {}
     for row in (row for line in run.diagnostics for row in objects(line.get("drift_by_age"))):
         mean, tokens = number(row.get("abs_mean")), number(row.get("tokens")) or 1.0
@@ -185,13 +185,13 @@ def by_age(run: RunData) -> str:
     values = [sums[age][0] / sums[age][1] for age in sorted(sums)]
     first, last, mean = small(values[0]), small(values[-1]), small(sum(values) / len(values))
     said = {
-        "grows": f"Yes: {first} a token at age {names[0]}, {last} at age {names[-1]}.",
-        "falls": f"No: {first} a token at age {names[0]}, only {last} at age {names[-1]}.",
-        "flat": f"Hardly: about {mean} a token at every age, so the engine is what differs.",
+        "grows": f"Yes: {first} per token at age {names[0]}, {last} at age {names[-1]}.",
+        "falls": f"No: {first} per token at age {names[0]}, only {last} at age {names[-1]}.",
+        "flat": f"Hardly: about {mean} per token at every age, so the engine is what differs.",
         "none": "No drift at any age.",
     }[_growth(values)]
     if len(values) == 1:
-        said = f"Not to be told: all tokens are {names[0]} updates old. They differ by {first}."
+        said = f"Not known: all tokens are {names[0]} updates old. They differ by {first}."
     drawing = bars("age", {BY_AGE: values}, names, xlabel=AGE) if len(values) > 1 and _is_drift(values) else ""
     return question("age", "Does older data drift more?", said, drawing)
 

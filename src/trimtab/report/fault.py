@@ -6,15 +6,14 @@ from typing import Any
 
 from trimtab.report import course, verdict
 from trimtab.report.change import LEAST, Change, change_point
-from trimtab.report.data import RunData, Series
+from trimtab.report.data import ROUNDING, RunData, Series
 from trimtab.report.figure import PALETTE, ROLES, Line, curves, draw_lines, key, panels
 from trimtab.report.section import question, table
 from trimtab.report.symptom import link
 from trimtab.report.symptoms import SYMPTOMS
 from trimtab.report.words import capital, listed, percent, small
 
-ROLE_OF = {"fine": "third", "watch": "warn", "fault": "bad"}
-SIGN_OF = {"fine": "✓", "watch": "!", "fault": "✗", "unknown": "–"}
+SIGN_OF = {"fine": "✓", "corrected": "✓", "watch": "!", "fault": "✗", "unknown": "–"}
 WORST_WAY = {
     "eval/accuracy": "below",
     "rollout/reward_mean": "below",
@@ -36,10 +35,14 @@ NEGLIGIBLE = 1e-4
 
 
 def is_the_signal_at_fault(run: RunData) -> str:
-    """One line a check: its course as a strip, how it stands, and where to read on."""
+    """One line per check: its course as a strip, how it stands, and where to read on."""
     _, said = verdict.answer(run)
     rows = "".join(_row(check) for check in verdict.checks(run))
-    note = '<p class="note">A strip is the run, first step to last: inside of its bound, worth a look, outside.</p>'
+    note = (
+        '<p class="note">Each strip shows one check from the first step to the last. Green is inside of the bound, '
+        "blue is outside and corrected by the recipe, yellow is worth a look, red is a fault. On this page “at the "
+        "start” and “at the end” mean the median of five values.</p>"
+    )
     return question("signal", "Is the signal at fault?", said, f'<div class="checks">{rows}</div>', note)
 
 
@@ -64,6 +67,8 @@ def changes(run: RunData) -> list[tuple[str, Series, Change]]:
         if name.startswith("logratio") and run.series("drift/engine_abs_mean"):
             continue  # the same drift, not split
         series = run.series(name)
+        if name.startswith(("logratio", "drift")) and series and max(series.values) < ROUNDING:
+            continue  # rounding moves too, and means nothing
         change = change_point(series) if series else None
         if change is not None and change.side == side:
             found.append((name, series, change))
@@ -79,7 +84,7 @@ def since_which_step(run: RunData) -> str:
 
 
 def since(run: RunData, found: list[tuple[str, Series, Change]]) -> str:
-    watched = [name for name in WORST_WAY if len(run.series(name).values) >= 2 * LEAST]
+    watched = _watched(run)
     if not watched:
         return f"Too short to say: no metric has the {2 * LEAST} points that an early range and a change need."
     if not found:
@@ -120,6 +125,24 @@ def stages(run: RunData) -> dict[str, Series]:
     return {name: series for name, series in (effects | losses).items() if series}
 
 
+def no_change(run: RunData) -> str:
+    """One word for the top of the page where no metric changed for the worse."""
+    return "none" if _watched(run) else "not known"
+
+
+def _watched(run: RunData) -> list[str]:
+    return [name for name in WORST_WAY if len(run.series(name).values) >= 2 * LEAST]
+
+
+def in_short(run: RunData) -> str:
+    """A few words for the top of the page. What the recipe is must be known before it is said to lack something."""
+    if most := acting(run):
+        return most
+    if stages(run):
+        return "none acts"
+    return "no correction" if run.recipe.get("parts") else "not known"
+
+
 def acting(run: RunData) -> str:
     """The stage that decides most, by its effect on top of the others; empty when none acts or there is none."""
     effect = {name: series.mean for name, series in stages(run).items()}
@@ -145,7 +168,9 @@ def which_stage(run: RunData) -> str:
     shown = [kept, *lines] if lines or not kept.series.is_constant else []
     drawing = curves("stages", shown, scale="share", height=2.3)
     numbers = table([top[place] for place in told], rows, kind="numbers")
-    return question("stage", "Which stage?", said or "The recipe has no correction and no clip.", drawing, numbers)
+    known = bool(run.recipe.get("parts"))
+    nothing = "The recipe has no correction and no clip." if known else "Not known: config.json describes no recipe."
+    return question("stage", "Which stage?", said or nothing, drawing, numbers)
 
 
 def _effects(run: RunData, label: str) -> list[str]:
@@ -194,7 +219,7 @@ def _clipping(run: RunData, clipped: dict[str, Series]) -> str:
     ]
     never = not any(shares.values())
     why = (
-        " With one update a batch the current policy is the old one, so there is nothing to clip."
+        " With one update per batch the current policy is the old one, so there is nothing to clip."
         if single and never
         else ""
     )

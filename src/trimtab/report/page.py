@@ -11,7 +11,7 @@ from trimtab.report.symptom import link
 from trimtab.report.symptoms import SYMPTOMS
 from trimtab.report.words import percent
 
-SHORT = {"fine": "no", "watch": "perhaps", "fault": "probably", "unknown": "not known"}
+SHORT = {"fine": "no", "corrected": "no", "watch": "perhaps", "fault": "probably", "unknown": "not known"}
 NOT_LEARNED = {"worse": "accuracy-falls", "same": "accuracy-stays"}
 LEARNED = {"better": "yes", "worse": "no, it got worse", "same": "not beyond noise", "unknown": "not known"}
 
@@ -101,8 +101,8 @@ def _glance(run: RunData) -> str:
     asked = [
         ("learned", "Did it learn?", LEARNED[course.verdict(run)], course.verdict(run)),
         ("signal", "Is the signal at fault?", SHORT[status], status),
-        ("since", "Since which step?", f"step {found[0][2].step}" if found else "none", ""),
-        ("stage", "Which stage?", fault.acting(run) or ("none acts" if fault.stages(run) else "no correction"), ""),
+        ("since", "Since which step?", f"step {found[0][2].step}" if found else fault.no_change(run), ""),
+        ("stage", "Which stage?", fault.in_short(run), ""),
     ]
     links = "".join(
         f'<a class="ask {kind}" href="#{anchor}"><span>{title}</span><b>{_breakable(short)}</b></a>'
@@ -120,9 +120,9 @@ def _tiles(run: RunData) -> str:
     last, speed, seconds = course.end(run), run.result("tokens_per_second"), work.elapsed(run)
     tiles = [
         ("main", f"{last.share:.3f}" if last else "–", f"{last.split} accuracy" if last else "no accuracy"),
-        ("", f"{run.num_steps:,}", "steps"),
+        ("", f"{run.num_steps:,}" if run.num_steps else "–", "steps"),
         ("", f"{seconds // 60:.0f}:{seconds % 60:02.0f}" if seconds else "–", "minutes in all"),
-        ("", f"{speed:,.0f}" if speed else "–", "tokens a second"),
+        ("", f"{speed:,.0f}" if speed else "–", "tokens per second"),
         ("", f"{len(facts.told(run))}", "warning" if len(facts.told(run)) == 1 else "warnings"),
     ]
     return "".join(

@@ -8,7 +8,7 @@ MOST_CHARACTERS = 1200
 
 
 def question(anchor: str, title: str, said: str, *drawings: str) -> str:
-    """One question of the page. `said` is plain text, a paragraph a line, and is escaped; drawings are HTML."""
+    """One question of the page. `said` is plain text, one paragraph per line, and is escaped; drawings are HTML."""
     told = "".join(f"<p>{escape(line)}</p>" for line in said.splitlines())
     return f'<section id="{anchor}"><h2>{escape(title)}</h2>{told}{"".join(drawings)}</section>\n'
 

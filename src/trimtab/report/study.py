@@ -36,7 +36,7 @@ def markdown(study: Json) -> str:
     lines += [f"| {arm['arm']} | {interval(arm)} | {seeds(arm)} | {arm['means'] or '–'} |" for arm in _arms(study)]
     expected = objects(study["expectations"])
     if expected:
-        lines += ["", "| expected before | mean | came so |", "|---|---|---|"]
+        lines += ["", "| expected before | mean | met |", "|---|---|---|"]
         lines += [
             f"| {one['says']} | {_number(one['mean'])} | {verdict(one['met'])}{_beyond(one, study)} |"
             for one in expected
@@ -78,7 +78,7 @@ def seeds(arm: Json) -> str:
 
 
 def verdict(met: object) -> str:
-    """Whether an expectation came so; nobody can say while a seed is missing."""
+    """Whether an expectation was met; it stays open while a seed is missing."""
     return "not known, a seed is missing" if met is None else "yes" if met else "**no**"
 
 
@@ -127,12 +127,13 @@ def _expected(study: Json) -> list[str]:
     if not expected:
         return []
     met = [one["met"] for one in expected]
-    said = f"{sum(one is True for one in met)} of {len(met)} came so, {sum(one is False for one in met)} did not."
+    yes, no = sum(one is True for one in met), sum(one is False for one in met)
+    said = f"{yes} of {len(met)} expectations were met, {no} were not."
     words = {True: '<span class="right">yes</span>', False: '<span class="wrong">no</span>', None: "not known"}
     rows = [
         [escape(str(one["says"])), _number(one["mean"]), words[cast("bool | None", one["met"])]] for one in expected
     ]
-    return [question("expected", "Did it come as expected?", said, table(("expected", "mean", "came so"), rows))]
+    return [question("expected", "Were the expectations met?", said, table(("expected", "mean", "met"), rows))]
 
 
 def _beyond(one: Json, study: Json) -> str:

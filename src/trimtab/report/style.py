@@ -32,7 +32,7 @@ header p.lead { margin: 0; font-size: 1.1rem; color: var(--faint); max-width: 42
 .ask, .tile { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: .75rem 1rem; }
 .ask { color: inherit; text-decoration: none; border-left: 4px solid var(--line); }
 .ask:hover, .ask:focus-visible { border-color: var(--first); }
-.ask.better, .ask.fine { border-left-color: var(--third); }
+.ask.better, .ask.fine, .ask.corrected { border-left-color: var(--third); }
 .ask.watch, .ask.same { border-left-color: var(--warn); }
 .ask.fault, .ask.worse { border-left-color: var(--bad); }
 .ask span, .tile span { display: block; color: var(--faint); font-size: .85rem; }
@@ -75,6 +75,7 @@ p.note { color: var(--faint); font-size: .85rem; margin: .5rem 0 .2rem; }
 }
 .strip:empty { background: none; }
 .strip .fine { background: var(--third); opacity: .55; }
+.strip .corrected { background: var(--first); opacity: .55; }
 .strip .watch { background: var(--warn); } .strip .fault { background: var(--bad); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }

@@ -8,14 +8,18 @@ from typing import Any, Literal, cast
 
 from trimtab.report import course
 from trimtab.report.data import Json, RunData, Series, objects
-from trimtab.report.words import capital, counted, percent, small
+from trimtab.report.words import capital, counted, listed, percent, small
 
-Status = Literal["fine", "watch", "fault", "unknown"]
-RANK: dict[Status, int] = {"unknown": 0, "fine": 1, "watch": 2, "fault": 3}
+Status = Literal["fine", "corrected", "watch", "fault", "unknown"]
+"""`corrected`: outside of its bound, and the recipe accounts for it."""
+RANK: dict[Status, int] = {"unknown": 0, "fine": 1, "corrected": 2, "watch": 3, "fault": 4}
+OUTSIDE: tuple[Status, ...] = ("corrected", "watch", "fault")
 LASTING = 0.1
 """Share of its points that must lie outside of a bound, or its last five do, before a metric counts as outside."""
 NUM_CAUSES = 5
 """The first checks of the list are causes: drift, sample size, kept share, rewards; the others follow from them."""
+OVERWHELMED = 0.5
+"""Share of tokens that a loss clips at the sampler, from which it throws away more than it corrects."""
 SOLVED = 0.9
 """Accuracy from which little entropy and few differing groups are the goal reached, not a fault."""
 
@@ -40,13 +44,13 @@ class Bound:
 
 
 ENGINE = Bound("engine drift", "drift-engine", 0.01, 0.1, True, "bf16 samplers stay near 0.002")
-STALENESS = Bound("staleness drift", "drift-staleness", 0.01, 0.1, True, "0.1 a token is a factor of 2.7 in ten tokens")
+STALENESS = Bound("staleness drift", "drift-staleness", 0.01, 0.1, True, "0.1 per token: a factor of 2.7 in ten")
 ESS = Bound("effective sample size", "ess-near-zero", 0.3, 0.1, False, "a few answers then carry the batch")
 KEPT = Bound("kept tokens", "everything-rejected", 0.5, 0.1, False, "half of the work is thrown away")
 ENDED = Bound("answers that end", "answers-cut-off", 0.9, 0.5, False, "what is cut off is mostly not rewarded")
 SIGNAL = Bound("tokens with a gradient", "groups-without-signal", 0.2, 0.05, False, "few groups differ in reward")
 FAILED = Bound("failed rewards", "reward-errors", 0.01, 0.1, True, "those answers do not train, and not by chance")
-ENTROPY = Bound("entropy", "entropy-collapse", 0.25, 0.1, False, "of its early value; answers become all the same")
+ENTROPY = Bound("entropy", "entropy-collapse", 0.25, 0.1, False, "answers become all the same")
 SPIKES = Bound("gradient spikes", "gradient-spikes", 0.0, 0.05, True, "steps with ten times the median norm")
 NONFINITE = Bound("non-finite steps", "non-finite", 0.0, 0.05, True, "such steps are skipped")
 
@@ -73,7 +77,7 @@ def checks(run: RunData) -> list[Check]:
         _rewards(run),
         judged(ENDED, run.series("rollout/ended_fraction", "ended/sequence_fraction"), percent),
         _unless_solved(run, judged(SIGNAL, run.series("effective_batch/token_fraction"), percent)),
-        _unless_solved(run, judged(ENTROPY, _of_early(run.series("entropy/token_mean")), percent)),
+        _unless_solved(run, judged(ENTROPY, _of_early(run.series("entropy/token_mean")), _of_its_start)),
         _counted(SPIKES, _spikes(run.series("train/grad_norm"))),
         _counted(NONFINITE, _flags(run.series("train/nonfinite"))),
         _gap(run),
@@ -90,7 +94,9 @@ def answer(run: RunData) -> tuple[Status, str]:
         return "unknown", "Not known: nothing that would show it was measured."
     if worst == "fine":
         return worst, f"Nothing points at it: {counted(len(seen), 'check')} of the signal, all inside of their bounds."
-    causes = [check for check in found[:NUM_CAUSES] if check.status in ("watch", "fault") and check.since is not None]
+    if worst == "corrected":
+        return worst, _corrected(run, bad)
+    causes = [check for check in found[:NUM_CAUSES] if check.status in OUTSIDE and check.since is not None]
     first = min(causes, key=lambda check: check.since or 0, default=None)
     is_known = first is not None and first.since and len(causes) > 1
     came = f" {capital(first.name)} came first, at step {first.since}." if first is not None and is_known else ""
@@ -100,16 +106,28 @@ def answer(run: RunData) -> tuple[Status, str]:
     return worst, f"{opening}: {told}.{came}{learned}"
 
 
+def _corrected(run: RunData, found: list[Check]) -> str:
+    """The sentence for a sampler that differs, with a recipe that accounts for it, and nothing else to complain of."""
+    differs = f"the sampler differs ({listed([check.name for check in found])}), the recipe corrects it"
+    if course.verdict(run) == "better":
+        return f"No: {differs}, and the run learned."
+    return f"No fault was found: {differs}, and every other check is inside of its bound."
+
+
 def judged(bound: Bound, series: Series, form: Any = small) -> Check:
     """A course against its bound."""
     if not series:
         return Check(bound.name, bound.anchor, "unknown", f"{bound.name}: not measured")
     states: list[Status] = [bound.status(value) for value in _calm(series.values)]
-    status = _lasting(states, bound.status(median(series.values[-5:])))
+    status = _lasting(states, bound.status(series.last))
     worst = max(series.values) if bound.above else min(series.values)
     limit = f"{'above' if bound.above else 'below'} {form(bound.fault if status == 'fault' else bound.watch)}"
-    said = f"{bound.name} {form(median(series.values[-5:]))} at the end, {form(worst)} at worst"
-    said += f" ({limit}: {bound.why})" if status != "fine" else ""
+    said = f"{bound.name} {form(series.last)} at the end, {form(worst)} at worst"
+    out = sum(bound.status(value) != "fine" for value in series.values)
+    if status != "fine":
+        said += f" ({limit}: {bound.why})"
+    elif out:
+        said += f" ({limit} at {out} of {counted(len(series.values), 'step')}, too few and too short to count)"
     return Check(bound.name, bound.anchor, status, said, _since(series, states, status), _strip(states))
 
 
@@ -137,24 +155,35 @@ def _parts(run: RunData) -> list[Json]:
 
 
 def _drift(run: RunData, bound: Bound, *names: str) -> Check:
-    """Drift that a correction takes care of is worth a look, no more: what harms then shows in ESS and kept share."""
+    """Drift that a correction takes care of is no fault: what harms then shows in ESS, kept share and accuracy."""
     check = judged(bound, run.series(*names))
-    return _softened(check, "which the recipe corrects") if corrects(run) else check
+    if not corrects(run):
+        return check
+    holds = course.verdict(run) != "worse" and not _is_overwhelmed(run)
+    return _eased(check, "corrected" if holds else "watch", "which the recipe corrects")
+
+
+def _is_overwhelmed(run: RunData) -> bool:
+    """Does a loss that clips at the sampler clip most of what it gets?"""
+    clipped = [run.series(f"{loss}/clipped_tokens") for loss in losses_at_sampler(run)]
+    return any(series and series.last > OVERWHELMED for series in clipped)
 
 
 def _sample_size(run: RunData) -> Check:
     """Where the loss clips at the sampler and nothing is weighted by ratios, few answers cannot carry the batch."""
     check = judged(ESS, effective(run), percent)
     clipped = losses_at_sampler(run) and not any(part.get("does") == "correct" for part in _parts(run))
-    return _softened(check, "though the loss clips such ratios") if clipped else check
-
-
-def _softened(check: Check, why: str) -> Check:
-    if check.status != "fault":
+    if not clipped:
         return check
-    softer: dict[Status, Status] = {"fault": "watch"}
-    strip: list[tuple[Status, int]] = [(softer.get(status, status), count) for status, count in check.strip]
-    return Check(check.name, check.anchor, "watch", f"{check.said}, {why}", check.since, tuple(strip))
+    return _eased(check, "watch" if _is_overwhelmed(run) else "corrected", "though the loss clips such ratios")
+
+
+def _eased(check: Check, most: Status, why: str) -> Check:
+    """The check with no status worse than `most`, and the reason."""
+    if RANK[check.status] <= RANK[most]:
+        return check
+    strip: list[tuple[Status, int]] = [(min(status, most, key=RANK.__getitem__), n) for status, n in check.strip]
+    return Check(check.name, check.anchor, most, f"{check.said}, {why}", check.since, tuple(strip))
 
 
 def failed_share(run: RunData) -> Series:
@@ -208,6 +237,10 @@ def _gap(run: RunData) -> Check:
         return Check(name, anchor, "fine", "reward and held-out accuracy tell the same story")
     said = f"reward rose by {small(rise)} while held-out accuracy {'fell' if moved == 'worse' else 'stayed'}"
     return Check(name, anchor, "fault" if moved == "worse" else "watch", said)
+
+
+def _of_its_start(share: float) -> str:
+    return f"{percent(share)} of its early value"
 
 
 def _of_early(series: Series) -> Series:

@@ -70,7 +70,7 @@ def used(run: RunData) -> str:
         if min(share.values) == 1:
             parts.append("Every token carried a gradient.")
         else:
-            first, last = percent(share.values[0]), percent(share.values[-1])
+            first, last = percent(share.first), percent(share.last)
             parts.append(
                 f"At the end {last} of the tokens carried a gradient, {first} at the start: "
                 "where all answers to a prompt earn the same, there is nothing to compare."
@@ -91,7 +91,7 @@ def time(run: RunData) -> str:
     roles = ("first", "second", "fourth", "third", "faint")
     shares = [(role, name, seconds / whole) for role, (name, seconds) in zip(roles, spans.items(), strict=False)]
     names = [(role, f"{name} {percent(share)}") for role, name, share in shares if share > 0]
-    speed = Line("tokens a second", "first", run.series("time/tokens_per_second"), smooth=True)
+    speed = Line("tokens per second", "first", run.series("time/tokens_per_second"), smooth=True)
     drawing = curves("speed", [speed], height=2.0) if len(speed.series.values) > 1 else ""
     return question(
         "time", "Where did the time go?", timed(run), bar([(r, s) for r, _, s in shares]), key(names), drawing
@@ -105,7 +105,7 @@ def timed(run: RunData) -> str:
     largest = max(spans, key=lambda name: spans[name])
     speed = run.result("tokens_per_second") or (s.mean if (s := run.series("time/tokens_per_second")) else 0.0)
     told = f"{duration(seconds)} in all, the largest share ({percent(spans[largest] / whole)}) for {largest}"
-    told += f"; {speed:,.0f} tokens a second were sampled and trained on." if speed else "."
+    told += f"; {speed:,.0f} tokens per second were sampled and trained on." if speed else "."
     if runtime(run) == "processes":
         busy = sum(run.series("time/sample_seconds").values)
         # both fit into the time there was, so what is over was done at once; it may have been more

@@ -24,13 +24,16 @@ from trimtab.sentinel.declare import INVARIANTS
 from trimtab.sentinel.job import Job
 from trimtab.sentinel.reports.data import KIND, VERSION, Report
 
+LOAD_SECONDS = 120.0
+"""How long a child may take to its first word. Until then it imports torch and the target and runs no function."""
+
 Event = dict[str, Any]
 Watch = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a child may use: seconds between two words from it, memory, and how many run at once."""
+    """What a child may use: seconds between two words from it once it has loaded, memory, and how many run at once."""
 
     seconds: float = 120.0
     gibibytes: float = 16.0
@@ -99,9 +102,11 @@ def _child(
     for stream, sink in ((process.stdout, lines.put), (process.stderr, said.append)):
         threading.Thread(target=_pump, args=(stream, sink), daemon=True).start()
     at: tuple[int, str] | None = None
+    patience = max(LOAD_SECONDS, limits.seconds)
     try:
         while True:
-            line = lines.get(timeout=limits.seconds)
+            line = lines.get(timeout=patience)
+            patience = limits.seconds
             if line is None:
                 break
             event = cast("Event", json.loads(line))
@@ -116,7 +121,8 @@ def _child(
                 at = None
             events.put(event)
     except queue.Empty:
-        return at, f"no answer within {limits.seconds:g} s: it may not end on some case"
+        what = "it may not end on some case" if at else "the target may not end while it is loaded"
+        return at, f"no answer within {patience:g} s: {what}"
     finally:
         process.kill()
         process.wait()

@@ -158,7 +158,9 @@ def _fetched(wheel: Wheel, scratch: Path, offline: bool) -> Path:
 
 def _download(wheel: Wheel, into: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--only-binary=:all:", "--dest", str(into), f"{wheel.name}=={wheel.version}"]
+    # A wheel is read, never installed, so the Pythons that its maker names for installing do not matter.
+    command += ["--only-binary=:all:", "--ignore-requires-python"]
+    command += ["--dest", str(into), f"{wheel.name}=={wheel.version}"]
     if wheel.tags != _PURE:  # pip would choose the one for the Python that runs, which has another hash
         python, abi, platform = wheel.tags.split("-")
         command += [

@@ -11,7 +11,7 @@ from trimtab.signal.decision import decide
 from trimtab.signal.metrics import METRICS, WATCH, Metrics, metric_spec
 from trimtab.signal.objective import StepResult, TokenLoss, step, token_loss
 from trimtab.signal.padded import count, loss
-from trimtab.signal.parallel import ProcessGroup, Reducer, gathered
+from trimtab.signal.parallel import ProcessGroup, Reducer, gather
 from trimtab.signal.parts import Part, part
 from trimtab.signal.preparation import Prepared, prepare
 from trimtab.signal.recipes import names, recipe
@@ -44,7 +44,7 @@ __all__ = [
     "decide",
     "find",
     "formula",
-    "gathered",
+    "gather",
     "loss",
     "metric_spec",
     "names",

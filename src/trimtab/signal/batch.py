@@ -224,8 +224,8 @@ def _extra(given: object) -> dict[str, Any]:
         isinstance(name, str) and name.isidentifier() for name in cast("Mapping[object, Any]", given)
     ):
         raise SignalError(
-            "SignalBatch: extra is no mapping of names to token fields. Write extra={'name': tensor}; a formula takes "
-            "the field as an argument of that name."
+            "SignalBatch: extra is not a mapping of names to token fields. Write extra={'name': tensor}; a formula "
+            "takes the field as an argument of that name."
         )
     return dict(cast("Mapping[str, Any]", given))
 

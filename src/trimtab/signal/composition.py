@@ -105,6 +105,11 @@ class KL:
 
     def __post_init__(self) -> None:
         _check_part("kl", "formula", self.part)
+        if self.part.formula.stage != "kl":
+            raise SignalError(
+                f"kl: holds {self.part.formula.name}, which is a {self.part.formula.stage} formula, so its numbers "
+                "would be read as something else. Use one of kl."
+            )
         object.__setattr__(self, "coef", _check_coef("kl", self.coef))
         _check_word("kl", "into", self.into, Into)
         _check_word("kl", "on", self.on, On)

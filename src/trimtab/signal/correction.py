@@ -170,7 +170,7 @@ def negative_drift(
 
     rejected iff mean_t(advantage_t) < 0 and mean_t(logp_anchor_t - logp_current_t) > delta
 
-    One decision a sequence, at every one of its tokens; non-negative sequences are always kept. The anchor is the
+    One decision per sequence, at every one of its tokens; non-negative sequences are always kept. The anchor is the
     sampler (`anchor = "rollout"`, DeepSeek-V3.2 and TRL) or the trainer's old policy (`anchor = "old"`, slime).
     Settings in use: delta is 1e-4 in slime, 0.05 to 0.2 in Trinity, 0.5 in TRL; DeepSeek published none.
     """

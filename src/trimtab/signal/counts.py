@@ -33,7 +33,9 @@ class Counts:
     def __post_init__(self) -> None:
         _ = as_count(self.tokens, "Counts", "tokens", least=0), as_count(self.sequences, "Counts", "sequences", least=0)
         if not isinstance(self.groups, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise SignalError(f"Counts: groups = {self.groups!r} is no mapping of group names to numbers of episodes.")
+            raise SignalError(
+                f"Counts: groups = {self.groups!r} is not a mapping of group names to numbers of episodes."
+            )
 
     def __add__(self, other: "Counts") -> "Counts":
         names = {**self.groups, **other.groups}

@@ -70,7 +70,7 @@ def by_sign(label: str, what: str, flags: Keep, advantage: PerToken, tokens: Kee
 def stage_metrics(
     decisions: Decisions, advantage: PerToken, trains: Keep, segments: Segments, *, before: Keep | None = None
 ) -> dict[str, Metric]:
-    """What each correction stage saw and did: by itself, and on top of the others and of what was kept `before`."""
+    """What each correction stage saw and did: alone, and on top of the others and of earlier rejections."""
     entries: dict[str, Metric] = {}
     start = trains if before is None else trains & before
     for label, keep in decisions.keeps.items():

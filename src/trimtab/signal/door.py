@@ -108,7 +108,7 @@ def length_of(length: Numbers | None, counts: Tensor) -> Tensor:
     if length is None:
         return counts.clone()
     read = as_tensor(length, "SignalBatch: length", device=counts.device)
-    whole = read.to(torch.long) if bool((read == read.floor()).all()) and read.dtype != torch.bool else read
+    whole = read.to(torch.long) if read.dtype != torch.bool and bool((read == read.floor()).all()) else read
     values = as_integers(whole, "SignalBatch: length", counts.device)
     below = places(values.reshape(-1) < 0)
     if below:

@@ -1,4 +1,4 @@
-"""KL estimators: the divergence of a policy from a reference, one number a token, from the sampled token alone.
+"""KL estimators: the divergence of a policy from a reference, one number per token, from the sampled token alone.
 
 k1, k2, k3 are J. Schulman's names (joschu.net/blog/kl-approx.html, 2020) for estimators of KL(policy || reference)
 from samples of the policy. Whether a KL enters the reward or the loss is the recipe's choice, not theirs.

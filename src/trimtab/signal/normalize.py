@@ -1,6 +1,6 @@
 """Baselines and scales of episode rewards: the only place that compares one episode with others.
 
-Only episodes that vote enter a statistic (design rule 3); everyone gets the result. Statistics are two-pass in
+Only episodes that vote enter a statistic; everyone gets the result. Statistics are two-pass in
 float64, so a constant group has a spread of exactly zero. A formula returns the normalised rewards and which episodes
 got one: a group left with fewer voters than its formula needs gives 0 and is counted by the pipeline, while a group
 that never had enough episodes is undefined input and raises.

@@ -88,7 +88,7 @@ def token_loss(
 
 
 def _late_decisions(part: Slice, available: Mapping[str, Any]) -> Decisions:
-    """What `decide` has settled for the whole update stands, with what it saw; the other stages speak now."""
+    """Late decisions: what `decide` settled for the whole update is kept as it is; the other stages run here."""
     stages = late_stages(part.recipe)
     settled = {label: part.fields[f"decided:{label}"] for label in stages if f"decided:{label}" in part.fields}
     now = run_stages({label: stage for label, stage in stages.items() if label not in settled}, available)
@@ -118,7 +118,7 @@ def _refuse_missing(part: Slice, **given: PerToken | None) -> None:
 def _policy(
     recipe: Recipe, available: Mapping[str, Any], logp_current: PerToken, keep: Keep
 ) -> tuple[PerToken, dict[str, Tensor]]:
-    """Token losses of the policy term, blind to what is not kept."""
+    """Token losses of the policy term. A rejected token enters as log-ratio 0 and advantage 0."""
     inputs = stage_inputs(recipe.loss, {**available, "logp_current": logp_current, "keep": keep})
     for name in ("logp_current", "logp_anchor", "advantage"):
         if inputs.get(name) is not None:
@@ -131,7 +131,7 @@ def _weighted(term: PerToken, weight: PerToken, keep: Keep) -> Scalar:
 
 
 def _kl(recipe: Recipe, available: Mapping[str, Any], logp_current: PerToken, keep: Keep) -> PerToken | None:
-    """The KL of the current policy, where it acts in the loss; on kept tokens only, the others enter as no drift."""
+    """The KL of the current policy, where it acts in the loss. With on = "kept" a rejected token enters as KL 0."""
     if recipe.kl is None or recipe.kl.into != "loss":
         return None
     anchor = available.get(f"logp_{recipe.kl.anchor}")

@@ -18,7 +18,7 @@ from trimtab.signal.objective import TokenLoss, step, token_loss
 from trimtab.signal.preparation import Prepared, prepare
 from trimtab.signal.recipes import recipe as named
 from trimtab.signal.state import SignalState
-from trimtab.signal.tensors import Numbers, as_count, as_number, as_tensor
+from trimtab.signal.tensors import Numbers, as_count, as_flags, as_number, as_tensor
 from trimtab.signal.update import Update, select
 
 REWARD_METRICS = ("reward/", "votes/", "constant_groups/", "groups_without_signal/")
@@ -122,9 +122,10 @@ def _prepare(
             "one group name per row"
             + (", or filter_constant_groups=False." if advantage is not None else ", or advantage=….")
         )
-    rows = range(len(mask)) if hasattr(mask, "__len__") else range(0)
+    flags = as_flags(mask, "SignalBatch: trainable")
+    rows = range(flags.shape[0] if flags.ndim else 0)
     batch = SignalBatch.from_padded(
-        mask,
+        flags,
         reward=[0.0 for _ in rows] if reward is None else reward,
         group=[*rows] if group is None else group,
         **fields,
@@ -169,7 +170,7 @@ def _checked(name: str, values: Tensor | None, cells: Cells, index: Tensor) -> P
         raise SignalError(
             f"loss: {name} is {type(values).__name__}, which carries no gradient. Give the model's own tensor."
         )
-    if tuple(values.shape) != cells.shape:
+    if tuple(as_tensor(values, f"loss: {name}").shape) != cells.shape:
         raise SignalError(
             f"loss: {name} has shape {list(values.shape)} and mask {list(cells.shape)}, so tokens do not match. "
             "Give both [rows, width]."

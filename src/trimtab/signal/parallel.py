@@ -1,6 +1,6 @@
 """Data-parallel ranks: gather the batch, decide on the whole everywhere, train on your own share.
 
-Flat fields are a few bytes a token, so gathering them costs little, and statistics, votes and denominators then come
+Flat fields are a few bytes per token, so gathering them costs little, and statistics, votes and denominators then come
 out the same on every rank. A `Reducer` is what talks to other ranks; hooks inside other frameworks bring theirs.
 """
 
@@ -58,7 +58,7 @@ TOKENS = ("logp_old", "logp_rollout", "logp_ref", "value_old", "token_reward", "
 SEQUENCES = ("length", "ended", "value_after")
 
 
-def gathered(batch: SignalBatch, reducer: Reducer, rank: int) -> tuple[SignalBatch, SequenceIndex]:
+def gather(batch: SignalBatch, reducer: Reducer, rank: int) -> tuple[SignalBatch, SequenceIndex]:
     """The batch of all ranks, the same on each, and which of its sequences are this rank's.
 
     Groups are joined by the caller's `group` names, so a prompt whose answers lie on two ranks is one group.
@@ -100,7 +100,7 @@ def _check_alike(batch: SignalBatch, reducer: Reducer) -> None:
                 name for name, a, b in zip((*names, "dtype", "extra"), theirs, mine, strict=True) if bool(a != b)
             ]
             raise SignalError(
-                f"gathered: rank {rank} differs from this one in {', '.join(differs)}, so one rank's field would be "
+                f"gather: rank {rank} differs from this one in {', '.join(differs)}, so one rank's field would be "
                 "read as another's. Give every rank the same fields in one precision, also a rank without sequences."
             )
 

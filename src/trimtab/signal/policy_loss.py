@@ -1,4 +1,4 @@
-"""Policy losses: one number a token, to be minimised, never averaged.
+"""Policy losses: one number per token, to be minimised, never averaged.
 
 Each takes `logp_current` (the only input with gradient), an anchor where it has a ratio, and the advantage, and returns
 the token losses with their observations. Which tokens count, and how much, is decided elsewhere: rejected tokens arrive
@@ -285,12 +285,12 @@ def _covariance(logp_current: PerToken, advantage: PerToken, keep: Keep) -> PerT
 
 
 def _share(keep: Keep, fraction: float) -> Tensor:
-    """How many tokens a fraction of the kept ones is: rounded down, at least one, as the authors' code has it."""
+    """How many tokens a fraction of the kept ones is: rounded down, at least one, as in the authors' code."""
     return (keep.sum().double() * fraction).floor().clamp(min=1)
 
 
 def _smallest(order: PerToken, eligible: Keep, count: Tensor, token_key: TokenIndex) -> Keep:
-    """The `count` eligible tokens that come first in order; equal ones by key, so that the batch's order has no say."""
+    """The `count` eligible tokens that come first in order; ties go by key, so the batch's order does not matter."""
     by_key = torch.argsort(token_key, stable=True)
     key = torch.where(eligible, order, torch.full_like(order, torch.inf))
     rank = torch.empty_like(token_key)

@@ -102,7 +102,7 @@ def start_async() -> Recipe:
     return Recipe(
         name="start_async",
         summary="Start here, step 3: rollouts are stale, the sampler may be quantised. "
-        "One length-normalised ratio a sequence, current against the sampler, clipped as one.",
+        "One length-normalised ratio per sequence, current against the sampler, clipped as one.",
         source="Zheng et al. 2025, GSPO, arXiv:2507.18071, eq. 5, anchored at the sampler instead of the old policy; "
         "band (0.98, 1.02) chosen in docs/studies.md",
         loss=Stage(part("policy_loss.geometric_clipped", band=(0.98, 1.02)), anchor="rollout"),
@@ -212,7 +212,7 @@ def dapo() -> Recipe:
 def gspo() -> Recipe:
     return Recipe(
         name="gspo",
-        summary="One length-normalised ratio a sequence, clipped as one.",
+        summary="One length-normalised ratio per sequence, clipped as one.",
         source="Zheng et al. 2025, GSPO, arXiv:2507.18071: clip 3e-4 / 4e-4, no KL",
         loss=Stage(part("policy_loss.geometric_clipped", band=(1 - 3e-4, 1 + 4e-4)), anchor="old"),
         normalize=_group(),
@@ -275,7 +275,7 @@ def sequence_tis() -> Recipe:
 def reinforce_tis() -> Recipe:
     return Recipe(
         name="reinforce_tis",
-        summary="REINFORCE with one bounded factor a sequence, current against the sampler: engine and staleness.",
+        summary="REINFORCE with one bounded factor per sequence, current against the sampler: engine and staleness.",
         source="slime #2084 (current against rollout); Liu et al. 2025, When Speed Kills Stability (sequence level)",
         loss=_reinforce(),
         normalize=_group(),

@@ -28,7 +28,6 @@ def _refuse_misplaced(recipe: "Recipe") -> None:
         "correction": (tuple(stage.part for stage in recipe.correction), ("importance", "keep")),
         "loss": ((recipe.loss.part,), ("policy_loss",)),
         "weighting": ((recipe.weighting,), ("weighting",)),
-        "kl": ((recipe.kl.part,) if recipe.kl else (), ("kl",)),
         "value": ((recipe.value.part,) if recipe.value and recipe.value.part else (), ("value_loss",)),
     }
     for slot, (parts, stages) in slots.items():

@@ -1,4 +1,4 @@
-"""What one batch hands to the next, and what it makes worth saying."""
+"""What one batch hands to the next, and the warnings that follow from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ class SignalState:
     def observe(
         self, values: Mapping[str, float], recipe: Recipe | None = None
     ) -> tuple["SignalState", tuple[str, ...]]:
-        """Take in metric values; warn of a stage that does nothing or rejects all, and of drift that nobody corrects.
+        """Take in metric values. Warn about a stage that does nothing or rejects all, and about uncorrected drift.
 
         `prepare` does this with its own metrics. A trainer does it with those of `step`, and names the recipe: stages
         that need the current policy, and drift without an old policy, show only there.
@@ -48,7 +48,7 @@ class SignalState:
 
 
 def drift_warning(recipe: Recipe, gap: float) -> tuple[str, ...]:
-    """Data that drifts although no part of the recipe accounts for it; `gap` is a mean |log-ratio| to the rollout."""
+    """The warning about drift that no part of the recipe corrects; `gap` is the mean |log-ratio| to the rollout."""
     stages = (recipe.loss, *recipe.correction)
     if gap <= DRIFT_WARNING or any(stage.pair in ("engine", "total") for stage in stages):
         return ()

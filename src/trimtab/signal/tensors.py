@@ -96,13 +96,14 @@ def as_flags(values: object, name: str, device: torch.device | None = None) -> T
 def as_integers(values: object, name: str, device: torch.device | None = None) -> Tensor:
     """Whole numbers, always a new tensor of int64; 2.7 and True are refused."""
     numbers = as_tensor(values, name, device=device).detach()
-    if numbers.dtype == torch.bool or (numbers.dtype.is_floating_point and numbers.numel()):
-        at = int((numbers != numbers.floor()).reshape(-1).to(torch.long).argmax()) if numbers.numel() else 0
+    if numbers.numel() and (numbers.dtype == torch.bool or numbers.dtype.is_floating_point):
+        fractions = numbers.double() != numbers.double().floor()
+        at = int(fractions.reshape(-1).to(torch.long).argmax())
         value = numbers.reshape(-1)[at].item()
         raise SignalError(
             f"{name}: holds {_dtype_name(numbers)} ({value} at {at}), and it counts or names things. Give integers."
         )
-    return numbers.to(torch.long, copy=True)
+    return numbers.to(device, torch.long, copy=True)
 
 
 def as_names(values: object, name: str, device: torch.device | None = None) -> Tensor:
@@ -113,9 +114,8 @@ def as_names(values: object, name: str, device: torch.device | None = None) -> T
         texts = [entry for entry in entries if isinstance(entry, str)]
         if texts and len(texts) == len(entries):
             return torch.tensor([_hash(text) for text in texts], device=device)
-    if isinstance(values, Tensor) and values.dtype == torch.bool:
-        return values.to(torch.long)
-    return as_integers(values, name, device)
+    read = as_tensor(values, name, device=device)
+    return read.to(device, torch.long) if read.dtype == torch.bool else as_integers(read, name, device)
 
 
 def _holds_strings(values: Any) -> bool:

@@ -65,7 +65,7 @@ class Update:
 
 @dataclass
 class Ledger:
-    """What an optimiser step has spent of its weights; the one thing here that changes."""
+    """Which weights of an optimiser step have been used; the one thing here that changes."""
 
     entries: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
@@ -102,7 +102,7 @@ class Decided:
         """Cut into micro-batches of whole sequences: at most `max_tokens` each, or exactly `num` of them.
 
         A sequence longer than max_tokens gets a micro-batch of its own. Ranks that must take the same number of
-        micro-batches name `num`; some may then be empty, and give a zero loss that is connected to nothing but itself.
+        micro-batches name `num`; some may then be empty, and give a loss and a gradient of 0.
         """
         if (max_tokens is None) == (num is None):
             raise SignalError("split: name either max_tokens or num, so that it is clear which one gives way.")
@@ -116,7 +116,7 @@ class Decided:
             yield MicroBatch(self.whole.take(chosen), self.data_parallel, self.ledger)
 
     def shard(self, rank: int, ranks: int) -> "Decided":
-        """This rank's sequences. The loss is multiplied by the number of ranks, for DDP and FSDP2 average gradients."""
+        """This rank's sequences. The loss is multiplied by `ranks`, because DDP and FSDP2 average gradients."""
         _ = as_count(ranks, "shard", "ranks"), as_count(rank, "shard", "rank", least=0)
         if rank >= ranks:
             raise SignalError(f"shard: rank {rank} of {ranks} does not exist. Ranks count from 0.")
@@ -134,7 +134,7 @@ class Decided:
         return Decided(self.whole.take(chosen), ranks, Ledger())
 
     def check_spent(self, *, grad_scale: float = 1.0, tolerance: float = 1e-4) -> None:
-        """Raise unless the gradients that flowed back used every weight once: none divided again, none left out."""
+        """Raise unless backward used every weight of the step once: nothing was divided again, nothing left out."""
         says = "It is what one micro-batch's loss is multiplied by before backward: a number other than 0."
         _ = as_number(grad_scale, "check_spent", "grad_scale", lambda scale: 0 < abs(scale) < float("inf"), says)
         _ = as_number(tolerance, "check_spent", "tolerance", lambda bound: bound >= 0, "It is a share, 0 or more.")
@@ -208,7 +208,7 @@ def _whole(prepared: "Prepared") -> Slice:
 
 
 def _token_key(segments: Segments, sequence_id: Tensor, seed: int) -> TokenIndex:
-    """A hash of (seed, sequence id, token index) in 53 bits: random selection that knows no order and no split.
+    """A hash of (seed, sequence id, token index) in 53 bits: random selection that does not depend on order or split.
 
     splitmix64's finaliser (Steele et al. 2014); the multipliers are its own, as signed 64-bit numbers.
     """

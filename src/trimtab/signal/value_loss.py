@@ -1,4 +1,4 @@
-"""Value losses: one number a token, to be minimised, never averaged."""
+"""Value losses: one number per token, to be minimised, never averaged."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Two booleans: an episode votes, a sequence trains. The only place that decides who moves whom (design rule 3)."""
+"""Two booleans: an episode votes, a sequence trains. The only place that decides both (docs/concepts.md)."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def ended_episodes(batch: SignalBatch) -> EpisodeFlag | None:
 
 
 def votes_and_trains(batch: SignalBatch, recipe: Recipe, keep: Keep) -> tuple[EpisodeFlag, SequenceFlag]:
-    """Who enters baselines, and who is in the loss: the table of design rule 3."""
+    """Which episodes enter baselines, and which sequences are in the loss: the table of docs/concepts.md."""
     levels = batch.levels
     episodes, count = levels.episode_of_sequence, levels.num_episodes
     filled = batch.segments.token_counts > 0
@@ -34,7 +34,7 @@ def votes_and_trains(batch: SignalBatch, recipe: Recipe, keep: Keep) -> tuple[Ep
 
 
 def constant_groups(batch: SignalBatch, votes: EpisodeFlag) -> Tensor:
-    """Groups whose voters all have the same raw task reward: no comparison inside them teaches anything."""
+    """Groups whose voters all have the same raw task reward: comparing their answers teaches nothing."""
     group, num = batch.levels.group_of_episode, batch.levels.num_groups
     blank = batch.reward.new_zeros(num)
     high = blank.scatter_reduce(0, group[votes], batch.reward[votes], "amax", include_self=False)

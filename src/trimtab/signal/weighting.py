@@ -1,6 +1,6 @@
 """Weights: each token's share in the loss. The only place where a denominator lives.
 
-A weighting sees the whole update once and returns one number a token; the loss is their weighted sum, so it does not
+A weighting sees the whole update once and returns one number per token; the loss is their weighted sum, so it does not
 matter how the update is split afterwards. `over = "all"` counts every token of the sequences that train (rejection
 shrinks the step), `over = "kept"` only those a correction kept. A token that is not kept weighs 0 either way.
 """

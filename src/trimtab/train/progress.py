@@ -162,9 +162,12 @@ class Live(Redrawn, Silent):
         self._steps: int = 1
 
     def opened(self, settings: "TrainSettings", recipe: str, run_dir: Path) -> None:
+        from rich.markup import escape
+
         self._steps = settings.steps
         self._console.print(
-            f"[bold]trimtab train[/]  {settings.task.name} · {recipe} · seed {settings.seed}", highlight=False
+            f"[bold]trimtab train[/]  {escape(settings.task.name)} · {escape(recipe)} · seed {settings.seed}",
+            highlight=False,
         )
         self._console.print(f"[dim]sampler[/]  {sampler_line(settings)}", highlight=False)
 
@@ -186,10 +189,10 @@ class Live(Redrawn, Silent):
         for warning in summary.warnings:
             self._console.print(f"[yellow]warning[/]  {escape(warning)}", highlight=False)
         self._console.print(f"[dim]held-out[/]  {sparks(self._accuracies)}", highlight=False)
-        self._console.print(f"[bold green]{result_line(summary)}[/]", highlight=False, soft_wrap=True)
+        self._console.print(f"[bold green]{escape(result_line(summary))}[/]", highlight=False, soft_wrap=True)
         if summary.outcome in RESUMABLE:
-            self._console.print(f"resume  {resume_line(summary)}", highlight=False, soft_wrap=True)
-        self._console.print(f"report  {summary.run_dir / 'report.html'}", highlight=False, soft_wrap=True)
+            self._console.print(f"resume  {escape(resume_line(summary))}", highlight=False, soft_wrap=True)
+        self._console.print(f"report  {escape(str(summary.run_dir / 'report.html'))}", highlight=False, soft_wrap=True)
 
     def _drawn(self) -> "RenderableType":
         from rich.console import Group

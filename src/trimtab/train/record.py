@@ -153,7 +153,12 @@ def manifest(settings: "TrainSettings", trainer_dtype: str) -> dict[str, object]
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": settings.seed,
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        # torch's own word, which names the build (+cpu, +cu130); its package metadata may leave that out.
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in PACKAGES},
+            "torch": torch.__version__,
+        },
         "dtype_pair": {"trainer": trainer_dtype, "engine": settings.engine.format},
         "hardware": {
             "machine": platform.machine(),

@@ -83,7 +83,8 @@ def _read(path: Path, number: int) -> Dump:
 
 def replay(dump: Dump, recipe: Recipe, *, updates_per_batch: int) -> Replayed:
     """All moments of one step. With the run's own recipe every metric must come out as it was recorded."""
-    missing = sorted(recipe.needs - set(dump.fields) - {"logp_current"})
+    recorded = {*dump.fields, *(("value",) if "value_current" in dump.fields else ())}
+    missing = sorted(recipe.needs - recorded)
     if missing:
         raise ConfigError(
             f"replay: recipe {recipe.name!r} needs {', '.join(missing)}, which the run's own recipe did not, so step "
@@ -121,8 +122,10 @@ def batch_of(fields: Mapping[str, Tensor]) -> SignalBatch:
 def _replay_update(update: Update, fields: Mapping[str, Tensor], recipe: Recipe) -> tuple[Metrics, float]:
     """One optimiser step's loss, from the recorded log-probs of the policy of then."""
     now = _of(fields["logp_current"], fields, update.sequences)
-    needs_now = recipe.needs_logp_now and not (update.is_first and "logp_old" in fields)
-    decided = decide(update, logp_now=now if needs_now else None)
+    known = update.is_first and "logp_old" in fields and not recipe.needs_entropy_now
+    needs_now = recipe.needs_logp_now and not known
+    entropy = _of(fields["entropy"], fields, update.sequences) if recipe.needs_entropy_now else None
+    decided = decide(update, logp_now=now if needs_now else None, entropy_now=entropy)
     outs: list[Any] = []
     for micro in decided.split(max_tokens=update.num_tokens):
         given = {

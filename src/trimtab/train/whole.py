@@ -18,7 +18,8 @@ from trimtab.train.identity import Identity, read_identity, read_json
 from trimtab.train.inputs import hash_inputs, named_code, refuse_code
 from trimtab.train.interrupt import StopRequest, stop_on_signals
 from trimtab.train.loop import DIVERGED, checkpoint, loop, publish
-from trimtab.train.opening import Leave, check_run, check_same_recipe, open_new, open_resumed, resumed_settings
+from trimtab.train.opening import Leave, check_same_recipe, open_new, open_resumed, resumed_settings
+from trimtab.train.precheck import precheck
 from trimtab.train.progress import Progress, Unbroken
 from trimtab.train.record import Summary
 from trimtab.train.run import Run
@@ -33,7 +34,7 @@ def train_run(
 ) -> Summary:
     """The whole run, from random parameters or a model folder to its summary."""
     with _threads(settings.threads), stop_on_signals() as stopped, Unbroken(progress) as progress:
-        check_run(settings, recipe)
+        _ = precheck(settings, recipe)  # all that can be known, before the warm start and before a folder is made
         parts = task_and_policy(settings)  # before the folder: what cannot be opened leaves none behind
         with claim_new(settings.run_dir, settings.seed) as folder:
             return _train_to_end(open_new(folder, settings, recipe, progress, origin, parts, stopped), stopped)

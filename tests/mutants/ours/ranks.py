@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trimtab.sentinel import Case, Out, Result, Subject
-from trimtab.signal import ProcessGroup, SignalBatch, decide, gathered, prepare, recipe, token_loss
+from trimtab.signal import ProcessGroup, SignalBatch, decide, gather, prepare, recipe, token_loss
 
 
 class _Alone:
@@ -36,7 +36,7 @@ def ranked(name: str) -> Subject:
             scored=case.sequence("votes"), ended=case.sequence("ended"),
             **{n: case.padded(n) for n in ("logp_old", "logp_rollout", "logp_ref")},
         )  # fmt: skip
-        whole, mine = gathered(batch, reducer, rank)
+        whole, mine = gather(batch, reducer, rank)
         prepared, _ = prepare(whole, chosen)
         own = decide(next(prepared.updates(1))).own(mine, ranks)
         (micro,) = own.split(num=1)

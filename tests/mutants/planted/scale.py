@@ -76,7 +76,7 @@ plant(
     "parallel_layout",
     "baseline_of_the_own_rank",
     whitened,
-    "signal.parallel:gathered",
+    "signal.parallel:gather",
     "_check_alike(batch, reducer)",
     "_check_alike(batch, reducer)\n    return batch, torch.arange(len(batch.sequence_id))",
 )
@@ -111,7 +111,7 @@ plant(
     "parallel_layout",
     "ranks_groups_kept_apart",
     grpo,
-    "signal.parallel:gathered",
+    "signal.parallel:gather",
     "group = torch.cat(reducer.concat(batch.group))",
     "group = torch.cat([g + 100 * i for i, g in enumerate(reducer.concat(batch.group))])",
     Edit("signal.normalize:_refuse_lone", "if when and alone:", "if False:"),

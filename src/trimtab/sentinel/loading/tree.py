@@ -56,6 +56,38 @@ def _blob(root: Path, commit: str, file: str) -> str:
     return git(root, "show", f"{commit}:{file}").decode("utf-8-sig")
 
 
+def unpack(archive: bytes, into: Path) -> None:
+    """Write the files of a tar archive below a folder; refuse a member that leads out of it or is no plain file.
+
+    A repository can hold a link to anywhere. Python has a filter for such members since 3.11.4. We check them
+    ourselves, so that every Python refuses the same ones with the same sentence.
+    """
+    root = Path(os.path.realpath(into))
+    own_filter: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            if (why := _why_unsafe(member, root)) is not None:
+                raise CouldNotLoad(f"{member.name!r} in the archive {why}, so nothing more of it is unpacked.")
+            tar.extract(member, root, **own_filter)
+
+
+def _why_unsafe(member: tarfile.TarInfo, root: Path) -> str | None:
+    """What is wrong with a member. It is asked just before that member is written: earlier links count."""
+
+    def is_outside(*parts: str) -> bool:
+        return not Path(os.path.realpath(os.path.join(root, *parts))).is_relative_to(root)
+
+    if is_outside(member.name):
+        return "lies outside its folder"
+    if member.issym() and is_outside(os.path.dirname(member.name), member.linkname):
+        return f"is a link to {member.linkname!r}, outside its folder"
+    if member.islnk() and is_outside(member.linkname):
+        return f"is a link to {member.linkname!r}, outside its folder"
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        return "is a device or a pipe"
+    return None
+
+
 @dataclass(frozen=True)
 class Tree:
     """A folder, or a git directory at one commit: `Tree.folder("slime")`, `Tree.git("slime/.git", "045310b2b")`."""
@@ -112,9 +144,7 @@ class Tree:
         """These paths of a commit as files, for import; a folder is already that."""
         if not self.commit:
             return self.root
-        archive = git(self.root, "archive", "--format=tar", self.commit, "--", *paths)
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            tar.extractall(into, filter="data")
+        unpack(git(self.root, "archive", "--format=tar", self.commit, "--", *paths), into)
         return into
 
 
