@@ -226,7 +226,8 @@ def leaves(completions, **columns):
 
 def shares(completions, **columns):
     room = mmap.mmap(-1, 64 << 20)
-    room[:] = bytes(64 << 20)
+    for place in range(64):
+        room[place << 20 : place + 1 << 20] = bytes(1 << 20)
     time.sleep(20)
     return [1.0] * len(completions)
 

@@ -16,8 +16,9 @@ pytestmark = pytest.mark.usefixtures("undrawn_here")
 
 def warnings_of(small: TrainSettings, folder: Path, formula: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parent), *sys.path])
-    stage = Stage(part(f"writing_formulas.{formula}", stage="importance"), ratio="engine")
-    chosen = recipe("grpo", correction=(stage,))
+    is_early = formula == "halves_old"
+    stage = Stage(part(f"writing_formulas.{formula}", stage="importance"), ratio="engine" if is_early else "total")
+    chosen = recipe("grpo" if is_early else "reinforce_tis", correction=(stage,))
     settings = small.model_copy(update={"run_dir": folder / "run", "steps": 2, "warm_start_steps": 8})
     return "\n".join(train(settings, chosen, progress=Silent()).warnings)
 

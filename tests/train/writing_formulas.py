@@ -15,13 +15,13 @@ def halves_old(logp_old: PerToken, logratio: PerToken) -> tuple[PerToken, dict[s
 
 
 @formula(source="a test", stage="importance", scope="token", consumes="ratio", promises=())
-def halves_late(logp_old: PerToken, logp_current: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
-    """The same in a stage that needs the current policy, so it writes into a micro-batch."""
+def halves_late(logp_old: PerToken, logratio: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
+    """The same for a ratio of the current policy, so it writes into a micro-batch."""
     logp_old.mul_(0.5)
-    return torch.ones_like(logp_current), {}
+    return torch.ones_like(logratio), {}
 
 
 @formula(source="a test", stage="importance", scope="token", consumes="ratio", promises=())
-def looks_around(logp_current: PerToken, logp_rollout: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
+def looks_around(logratio: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
     """A weight that depends on who else is in the micro-batch, which scope `token` forbids."""
-    return 1.0 + (logp_rollout - logp_current.mean()).abs().detach(), {}
+    return torch.full_like(logratio, float(len(logratio))), {}

@@ -195,7 +195,8 @@ _ALL = (
     Symptom(
         "stale-weights",
         "New parameters reach the sampler late, or not at all",
-        "`publish/lag_versions` (how far the sampler is behind when its groups arrive) or `publish/lag_seconds` grows; an error that names two versions or checksums.",
+        "`publish/lag_versions` (versions that the sampler is behind when its groups arrive) or `publish/lag_seconds` "
+        "grows; an error that names two versions or checksums.",
         "The sampler's version changes only after a checksum of what it holds matched, so a late or failed "
         "publication shows here rather than as a mysterious drift.",
         "Check disk and memory of the sampler's process; fewer or larger updates. After the error, `trimtab train "
