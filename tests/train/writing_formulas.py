@@ -15,9 +15,9 @@ def halves_old(logp_old: PerToken, logratio: PerToken) -> tuple[PerToken, dict[s
 
 
 @formula(source="a test", stage="importance", scope="token", consumes="ratio", promises=())
-def halves_late(logp_old: PerToken, logratio: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
+def halves_late(logp_rollout: PerToken, logratio: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
     """The same for a ratio of the current policy, so it writes into a micro-batch."""
-    logp_old.mul_(0.5)
+    logp_rollout.mul_(0.5)
     return torch.ones_like(logratio), {}
 
 
