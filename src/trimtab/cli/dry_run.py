@@ -12,8 +12,8 @@ from trimtab.signal import Recipe
 
 def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None:
     """The recipe, the sizes, the memory by purpose, and the time of one real step times their number."""
+    from trimtab.train.cautions import cautions
     from trimtab.train.memory import estimate_memory
-    from trimtab.train.opening import cautions
     from trimtab.train.precheck import caution_of_length, precheck
     from trimtab.train.setup import task_and_policy
 
@@ -38,7 +38,7 @@ def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None
         "time": _time(settings, recipe),
     }
     long = caution_of_length(task, policy, settings)
-    warnings = [*cautions(settings), *([long] if long else [])]
+    warnings = [*cautions(settings, recipe), *([long] if long else [])]
     console.print()
     for name, text in [*rows.items(), *(("warning", text) for text in warnings)]:
         style = "yellow" if name == "warning" else "bold"

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from trimtab.cli.console import bold
 from trimtab.cli.words import is_word, settings, show_word
-from trimtab.config import explain_recipe, load_run
+from trimtab.config import RunFile, explain_recipe, load_run
 from trimtab.errors import ConfigError, SignalError, closest
 from trimtab.lexicon import aliases
 from trimtab.sentinel import INVARIANTS
@@ -17,7 +17,9 @@ from trimtab.signal import METRICS, Formula, Recipe, catalog, find, metric_spec,
 def explain_name(name: str, overrides: list[str], console: Console) -> None:
     """Find what is meant and say it; a name with two meanings shows both."""
     if name.endswith(".toml"):
-        show_recipe(load_run(name, overrides).build_recipe(), console, title=f"{name} runs")
+        run = load_run(name, overrides)
+        show_recipe(run.build_recipe(), console, title=f"{name} runs")
+        _show_cautions(run, console)
         return
     if overrides and name not in names():
         raise ConfigError("explain: overrides change a run file or a recipe. Name one of these, or leave them out.")
@@ -52,6 +54,14 @@ def explain_name(name: str, overrides: list[str], console: Console) -> None:
     shown = show_word(name, console) or shown
     if not shown:
         raise ConfigError(_unknown(name))
+
+
+def _show_cautions(run: RunFile, console: Console) -> None:
+    """What the recipe and the trainer's settings, together, make unlikely to be meant."""
+    from trimtab.train.cautions import cautions
+
+    for text in cautions(run.train, run.build_recipe()):
+        console.print(bold("  caution: ", text), soft_wrap=True)
 
 
 def _unknown(name: str) -> str:

@@ -8,6 +8,9 @@ from trimtab.signal import Recipe
 if TYPE_CHECKING:
     from trimtab.config.train import TrainSettings
 
+ONE_TURN = ("reverse", "sort", "arithmetic", "gsm8k", "file")
+"""Tasks whose episodes are one answer."""
+
 OFTEN = 4
 """A divisor this many times the longest answer shrinks every step noticeably."""
 
@@ -32,8 +35,10 @@ def _threads(settings: "TrainSettings") -> list[str]:
 
 
 def _longest(settings: "TrainSettings") -> int:
-    """Tokens that an episode can have at most."""
-    return settings.max_new_tokens * settings.task.max_turns
+    """Tokens that an episode can have at most. Only a task that answers back has more than one turn."""
+    task = settings.task
+    one_turn = task.name in ONE_TURN or task.name.startswith("reasoning_gym.")
+    return settings.max_new_tokens * (1 if one_turn else task.max_turns)
 
 
 def _overlong(settings: "TrainSettings", recipe: Recipe) -> list[str]:

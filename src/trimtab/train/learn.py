@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 SPLIT_EVERY = 10
-"""Steps between two split checks. One computes the loss of an update three times more, without the model: 2 ms."""
+"""Steps between two split checks. One computes the loss of an update three times more, without the model."""
 
 
 @dataclass(frozen=True)

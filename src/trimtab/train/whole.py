@@ -33,8 +33,8 @@ def train_run(
     settings: TrainSettings, recipe: Recipe, progress: Progress, origin: Mapping[str, object] | None = None
 ) -> Summary:
     """The whole run, from random parameters or a model folder to its summary."""
+    _ = precheck(settings, recipe)  # all that can be known, before threads, the warm start and the folder
     with _threads(settings.threads), stop_on_signals() as stopped, Unbroken(progress) as progress:
-        _ = precheck(settings, recipe)  # all that can be known, before the warm start and before a folder is made
         parts = task_and_policy(settings)  # before the folder: what cannot be opened leaves none behind
         with claim_new(settings.run_dir, settings.seed) as folder:
             return _train_to_end(open_new(folder, settings, recipe, progress, origin, parts, stopped), stopped)
@@ -60,6 +60,7 @@ def resume_run(
         if done is not None:
             progress.finished(done)
             return done
+        _ = precheck(settings, recipe)
         with _threads(settings.threads), stop_on_signals() as stopped, Unbroken(progress) as progress:
             run = open_resumed(identity, settings, recipe, progress, leave=leave, stopped=stopped)
             return _train_to_end(run, stopped)
