@@ -1,4 +1,4 @@
-"""Replay through the binding: the invariant itself, once more, on the recorded case."""
+"""Replay through the binding: check the invariant itself again on the recorded case."""
 
 from trimtab.errors import TrimtabError
 from trimtab.sentinel.case import CannotRepresent, WrongShape
@@ -12,7 +12,7 @@ def replay_with_binding(recipe: Data, subject: Subject) -> str:
     """`reproduced`, `fixed`, or `could not run: why`."""
     binding = recipe.get("binding")
     if not binding:
-        return "could not run: the recipe names no binding and no case"
+        return "could not run: the reproduction file names no binding and no case"
     law = INVARIANTS.get(binding["invariant"])
     if law is None:
         return f"could not run: there is no invariant {binding['invariant']!r}"
