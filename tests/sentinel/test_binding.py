@@ -75,7 +75,7 @@ def test_an_argument_nobody_knows_is_refused_with_what_to_say() -> None:
     def odd(log_probs: Tensor, wobble: Tensor) -> Tensor:
         return log_probs + wobble
 
-    with pytest.raises(TrimtabError, match=r"nothing is known of the argument 'wobble'.*args=\{'wobble': FIELD\}"):
+    with pytest.raises(TrimtabError, match=r"the argument 'wobble' is unknown.*args=\{'wobble': FIELD\}"):
         bind(odd)
 
 

@@ -50,7 +50,7 @@ def test_a_function_that_does_not_end_is_given_up(losses: Path) -> None:
     # Far less than it takes to import torch: the time before the first word is not the function's.
     report = run_job(job, limits=Limits(processes=1, seconds=0.2))
     assert [v["status"] for v in report["verdicts"]] == ["could not run"]
-    assert "no answer within 0.2 s: it may not end on some case" in report["verdicts"][0]["reason"]
+    assert "no answer within 0.2 s: it may hang on some case" in report["verdicts"][0]["reason"]
 
 
 def test_a_target_that_cannot_be_loaded_is_one_error(tmp_path: Path) -> None:
