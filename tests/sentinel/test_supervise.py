@@ -80,7 +80,7 @@ def test_changed_lines_are_those_of_the_newer_side(tmp_path: Path) -> None:
     file.write_text("one\n2\n2.5\nthree\n")
     git("commit", "-qam", "two")
     assert changed_lines(str(tmp_path), "HEAD~1..HEAD") == {"a.py": [[2, 3]]}
-    with pytest.raises(AdapterError, match=r"no range of commits. Write BASE..HEAD"):
+    with pytest.raises(AdapterError, match=r"not a range of commits. Write BASE..HEAD"):
         changed_lines(str(tmp_path), "HEAD")
     with pytest.raises(AdapterError, match=r"--changed a\.\.b"):
         changed_lines(str(tmp_path), "a..b")
