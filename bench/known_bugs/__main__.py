@@ -1,4 +1,4 @@
-"""Runs every row at its buggy and its fixed commit, each in a child process, and says found, missed or false alarm.
+"""Runs every row at its buggy and its fixed commit, each in a child process: found, missed or false alarm.
 
     TRIMTAB_PEER_REPOS=DIR python -m bench.known_bugs [--only ID] [--markdown FILE] [--json FILE]
 
@@ -16,7 +16,7 @@ from bench.known_bugs.table import line, markdown
 
 
 def main() -> int:
-    """Print one line a row, and write the tables that were asked for."""
+    """Print one line per row, and write the requested tables."""
     parser = argparse.ArgumentParser(prog="python -m bench.known_bugs", description=__doc__)
     parser.add_argument("--only", action="append", help="a row's id, or a framework; may be repeated")
     parser.add_argument("--markdown", type=Path)

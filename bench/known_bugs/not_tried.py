@@ -1,4 +1,4 @@
-"""Known bugs without a row, and why: what would have to run is no function, and no statements that can be cut."""
+"""Known bugs without a row, with the reason: there is no function and no group of statements that could be run."""
 
 # ruff: noqa: E501
 
