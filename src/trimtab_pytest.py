@@ -43,10 +43,10 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 def _items(session: pytest.Session, target: str) -> Iterator[pytest.Item]:
     from trimtab.errors import TrimtabError
     from trimtab.sentinel import INVARIANTS, Subject
-    from trimtab.sentinel.job import Job, located, subjects
+    from trimtab.sentinel.job import Job, locate, subjects
 
     try:
-        where, _ = located(target)
+        where, _ = locate(target)
         found = list(subjects(Job(target, **where)))
     except TrimtabError as error:
         raise pytest.UsageError(f"--trimtab {target}: {error}") from error

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench.known_bugs.judge import Judgement, judged, rows
+from bench.known_bugs.judge import Judgement, judge_row, rows
 from bench.known_bugs.table import line, markdown
 
 
@@ -30,7 +30,7 @@ def main() -> int:
     done: list[Judgement] = []
     for row in rows():
         if not asked.only or row.id in asked.only or row.framework in asked.only:
-            done.append(judged(row, Path(where), seconds=asked.seconds))
+            done.append(judge_row(row, Path(where), seconds=asked.seconds))
             print(line(done[-1]), flush=True)
     found = sum(one.verdict == "found" for one in done)
     print(f"{found} of {len(done)} found")

@@ -59,7 +59,7 @@ def repository(where: Path, name: str) -> Path | None:
     return None
 
 
-def judged(row: Row, where: Path, *, seconds: float) -> Judgement:
+def judge_row(row: Row, where: Path, *, seconds: float) -> Judgement:
     """The verdict of one row."""
     root = repository(where, row.repository)
     if root is None:

@@ -7,7 +7,7 @@ import pytest
 
 from trimtab.errors import AdapterError
 from trimtab.sentinel.changes import changed_lines
-from trimtab.sentinel.job import Job, located, ready_name
+from trimtab.sentinel.job import Job, locate, ready_name
 from trimtab.sentinel.reports import exit_code
 from trimtab.sentinel.supervise import Limits, run_job
 
@@ -63,7 +63,7 @@ def test_ready_targets_are_known_by_either_spelling() -> None:
     assert ready_name("NeMo-RL") == "nemo_rl"
     assert ready_name("mypkg") is None
     with pytest.raises(AdapterError, match="no such folder"):
-        located("slime", path="/nowhere/at/all")
+        locate("slime", path="/nowhere/at/all")
 
 
 def test_changed_lines_are_those_of_the_newer_side(tmp_path: Path) -> None:

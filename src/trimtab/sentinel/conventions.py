@@ -17,7 +17,7 @@ from trimtab.sentinel.declare import Effect, Violation, invariant
 from trimtab.sentinel.invariants.scale import known_average
 from trimtab.sentinel.invariants.surrogate import off
 from trimtab.sentinel.perturb import LOGPS
-from trimtab.sentinel.subject import Result, Subject, called, resolved, run, same
+from trimtab.sentinel.subject import Result, Subject, call_subject, resolve_inputs, run, same
 
 EPSILONS = (0.0, 1e-9, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
 
@@ -46,8 +46,8 @@ def detected(subject: Subject) -> dict[str, str]:
     case = crowd
     for one in (crowd, whole):
         with suppress(Exception):  # many correct functions refuse a single sample
-            subject = resolved(subject, one)
-            called(subject, one)
+            subject = resolve_inputs(subject, one)
+            call_subject(subject, one)
             case = one
     found: dict[str, str] = {}
     for name, detect in (
@@ -80,7 +80,7 @@ def declared_conventions(subject: Subject, case: Case) -> Violation | None:
 
 
 def _result(subject: Subject, case: Case, *kinds: str) -> tuple[str, Result] | None:
-    return next(((n, r) for n, r in called(subject, case).items() if r.kind in kinds), None)
+    return next(((n, r) for n, r in call_subject(subject, case).items() if r.kind in kinds), None)
 
 
 def _estimator(subject: Subject, case: Case) -> str | None:

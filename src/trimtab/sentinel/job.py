@@ -58,7 +58,7 @@ class Job:
         return Tree.git(self.root, self.commit) if self.commit else Tree.folder(self.root)
 
 
-def located(
+def locate(
     target: str, *, path: str | None = None, file: Path | None = None, offline: bool = False
 ) -> tuple[dict[str, Any], str]:
     """Find a ready target (root, commit, version), and fetch its wheel if needed; return a sentence about it too."""

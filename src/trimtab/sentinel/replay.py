@@ -181,7 +181,7 @@ def replay(recipe: Data, target: Tree | Path | str) -> Data:
     except CouldNotLoad as error:
         return _payload(recipe, None, "could not run", [], {}) | {"reason": str(error)}
     try:
-        calls = replayed(recipe, root)
+        calls = make_calls(recipe, root)
         outcomes = [examined(check, calls) for check in recipe.get("checks", [])]
         observed = {name: shown(_observation(way, calls)) for name, way in recipe.get("observations", {}).items()}
     except Exception as error:  # foreign code may raise anything, and the payload reports it
@@ -197,9 +197,9 @@ def replay(recipe: Data, target: Tree | Path | str) -> Data:
     return _payload(recipe, root, "reproduced" if same else "changed", [], observed) | {"note": note}
 
 
-def replayed(recipe: Data, tree: Tree) -> list[Called]:
+def make_calls(recipe: Data, tree: Tree) -> list[Called]:
     """Make the calls of a reproduction file."""
-    return [_called(recipe, tree, call) for call in recipe["scenario"]["calls"]]
+    return [_make_call(recipe, tree, call) for call in recipe["scenario"]["calls"]]
 
 
 def recorded(calls: Sequence[Called]) -> list[Data]:
@@ -212,7 +212,7 @@ def shown(values: Tensor) -> list[float | str]:
     return [finite_or_word(float(f"{float(value):.8g}")) for value in values.detach().double().reshape(-1)]
 
 
-def _called(recipe: Data, tree: Tree, call: Data) -> Called:
+def _make_call(recipe: Data, tree: Tree, call: Data) -> Called:
     spec = dict(recipe["boundary"] if "boundary" not in call else recipe["other_boundaries"][call["boundary"]])
     given = Decoder().value({"dict": spec.pop("given", {})})
     return made_call(load(Spec.from_data(spec), tree, given), call)

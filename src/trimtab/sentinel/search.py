@@ -15,7 +15,7 @@ from trimtab.sentinel.cases import directed, random_cases
 from trimtab.sentinel.declare import INVARIANTS, Effect, Violation
 from trimtab.sentinel.invariants.parallel import close_pools
 from trimtab.sentinel.shrink import smallest
-from trimtab.sentinel.subject import Subject, resolved, run
+from trimtab.sentinel.subject import Subject, resolve_inputs, run
 
 Status = Literal["holds", "bug", "hygiene", "convention", "waived", "could not exercise", "could not run"]
 Severity = Literal["high", "medium", "low", "none"]
@@ -85,7 +85,7 @@ def ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
     for case in cases:
         try:
             with boundary.trace() if boundary is not None else nullcontext():
-                found = resolved(found, subject.adapt(case))
+                found = resolve_inputs(found, subject.adapt(case))
                 run(found, subject.adapt(case))
         except (WrongShape, CannotRepresent):
             ran = True

@@ -187,7 +187,7 @@ class Seen:
     """Results whose backward pass raises."""
 
 
-def called(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) -> Out:
+def call_subject(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) -> Out:
     """Call the subject and return its results. If there is none, it did not accept the case."""
     out = subject.call(case, subject.options if options is None else options)
     if not out:
@@ -223,7 +223,7 @@ def run(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) 
     # writes to a leaf.
     handed = {n: v.clone() for n, v in leaves.items()}
     fresh = case.with_tokens(**handed).with_sequences(**{n: v.clone() for n, v in case.sequences.items()})
-    out = called(subject, fresh, options)
+    out = call_subject(subject, fresh, options)
     gradients: dict[str, dict[str, Tensor]] = {}
     blocked: set[str] = set()
     for name, result in out.items():
@@ -251,13 +251,13 @@ class _Noting(dict[str, Tensor]):
         return super().__getitem__(name)
 
 
-def resolved(subject: Subject, case: Case) -> Subject:
+def resolve_inputs(subject: Subject, case: Case) -> Subject:
     """Find the inputs of the subject by a call, if its binding does not name them."""
     if subject.inputs:
         return subject
     touched: set[str] = set()
     noting = {n: _Noting({k: v.clone() for k, v in getattr(case, n).items()}, touched) for n in ("tokens", "sequences")}
-    called(subject, replace(case, touched=touched, **noting))
+    call_subject(subject, replace(case, touched=touched, **noting))
     flags = {"trainable", "attention", "response"}
     return replace(subject, inputs=frozenset(touched), reads=subject.reads or frozenset(touched - flags) or None)
 

@@ -62,7 +62,7 @@ def wheel(name: str, *, offline: bool = False, file: Path | None = None) -> Unpa
     if name not in locked():
         raise WheelError(unknown_name("wheels", name, sorted(locked())))
     if file is None:
-        return Unpacked(unpacked(locked()[name], offline=offline), locked()[name])
+        return Unpacked(unpack(locked()[name], offline=offline), locked()[name])
     return _own(locked()[name], Path(file))
 
 
@@ -73,13 +73,13 @@ def cache() -> Path:
     return (Path(chosen) if chosen else home / "trimtab") / "peers"
 
 
-def unpacked(wheel: Wheel, *, offline: bool = False) -> Path:
+def unpack(wheel: Wheel, *, offline: bool = False) -> Path:
     """Return the folder with the contents of the wheel, and fetch it if needed."""
     folder = _folder(wheel)
     if not folder.is_dir():
         cache().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache()) as scratch:
-            _unpack(_fetched(wheel, Path(scratch), offline), folder, Path(scratch))
+            _unpack(_fetch(wheel, Path(scratch), offline), folder, Path(scratch))
     return folder
 
 
@@ -137,7 +137,7 @@ def _check_members(name: str, archive: zipfile.ZipFile) -> None:
             raise WheelError(f"{name} holds {member.filename!r}, which leaves its folder, so it was not unpacked.")
 
 
-def _fetched(wheel: Wheel, scratch: Path, offline: bool) -> Path:
+def _fetch(wheel: Wheel, scratch: Path, offline: bool) -> Path:
     path = cache() / wheel.file
     if not path.is_file():
         if offline or os.environ.get("TRIMTAB_OFFLINE") == "1":

@@ -5,7 +5,7 @@ from trimtab.sentinel.case import CannotRepresent, WrongShape
 from trimtab.sentinel.cases import completed
 from trimtab.sentinel.declare import INVARIANTS
 from trimtab.sentinel.plain import Data
-from trimtab.sentinel.subject import Subject, resolved
+from trimtab.sentinel.subject import Subject, resolve_inputs
 
 
 def replay_with_binding(recipe: Data, subject: Subject) -> str:
@@ -18,7 +18,7 @@ def replay_with_binding(recipe: Data, subject: Subject) -> str:
         return f"could not run: there is no invariant {binding['invariant']!r}"
     try:
         case = subject.adapt(completed(binding["case"]))
-        found = law.check(resolved(subject, case), case)
+        found = law.check(resolve_inputs(subject, case), case)
     except (CannotRepresent, TrimtabError, WrongShape) as error:
         return f"could not run: {error}"
     except Exception as error:  # foreign code may raise anything

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from trimtab.errors import AdapterError
 from trimtab.sentinel.findings.by_binding import replay_with_binding
-from trimtab.sentinel.job import Job, located, ready_name, subjects
+from trimtab.sentinel.job import Job, locate, ready_name, subjects
 from trimtab.sentinel.plain import Data
 from trimtab.sentinel.recipes import shipped
 from trimtab.sentinel.replay import replay
@@ -22,7 +22,7 @@ def replay_recipe(named: str, path: str | None) -> Data:
         raise AdapterError(
             f"check: the reproduction file is about {target}. Name its checkout with --path DIR or DIR@COMMIT."
         )
-    where: dict[str, Any] = located(target, path=path)[0] if ready_name(target) else {"root": path}
+    where: dict[str, Any] = locate(target, path=path)[0] if ready_name(target) else {"root": path}
     job = Job(target, **where)
     payload = replay(recipe, job.tree)
     if payload["status"] in ("changed", "could not run") and recipe.get("binding") and ready_name(target):

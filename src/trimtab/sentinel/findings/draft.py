@@ -16,7 +16,7 @@ from trimtab.sentinel.findings.trace import Recorded, record
 from trimtab.sentinel.loading import Boundary, Tree
 from trimtab.sentinel.plain import Data, finite_or_word
 from trimtab.sentinel.record import case_data
-from trimtab.sentinel.replay import numbers_in, read, recorded, replay, replayed
+from trimtab.sentinel.replay import make_calls, numbers_in, read, recorded, replay
 from trimtab.sentinel.subject import Subject
 
 
@@ -98,7 +98,7 @@ def _by_binding(recipe: Data, why: str) -> Data:
 def _by_numbers(recipe: Data, target: Target) -> Data:
     """No check on the boundary's own numbers expresses the invariant, so their current values stand for the bug."""
     try:
-        calls = replayed(recipe, target.tree)
+        calls = make_calls(recipe, target.tree)
     except Exception as error:
         return _by_binding(recipe, f"the recorded calls could not be repeated ({type(error).__name__}: {error})")
     return {**recipe, "validation_mode": "boundary_numbers", "observed": recorded(calls)}
@@ -128,7 +128,7 @@ def _of_returned(op: str, call: int) -> Data:
 
 def _unchanged(subject: Subject, boundary: Boundary, case: Case) -> list[Data]:
     """Arguments that the boundary has written to."""
-    with boundary.recorded() as calls, torch.no_grad():
+    with boundary.record_calls() as calls, torch.no_grad():
         subject.call(case.with_tokens(**{n: v.clone() for n, v in case.tokens.items()}), subject.options)
     checks: list[Data] = []
     for number, call in enumerate(calls):
@@ -143,7 +143,7 @@ def _unchanged(subject: Subject, boundary: Boundary, case: Case) -> list[Data]:
 def _faithful(recipe: Data, violation: Violation, tree: Tree) -> Data | None:
     """The reproduction file if its places hold the values that the violation observed, with a factor where needed."""
     try:
-        calls = replayed(recipe, tree)
+        calls = make_calls(recipe, tree)
         checks = [check for check in recipe["checks"] if check["op"] == "equal"]
         seen = torch.cat([read(check["of"], calls) for check in checks]) if checks else torch.zeros(0)
         owed = [read(check["with"], calls) for check in checks if "with" in check]

@@ -21,7 +21,7 @@ from trimtab.sentinel.loading import Boundary
 from trimtab.sentinel.loading.boundary import copied
 from trimtab.sentinel.plain import Data
 from trimtab.sentinel.replay import OPAQUE, at, flat, numbers_in
-from trimtab.sentinel.subject import Out, Subject, called
+from trimtab.sentinel.subject import Out, Subject, call_subject
 
 Path = tuple[str | int, ...]
 Element = tuple[int, str, int]
@@ -89,7 +89,7 @@ def _record(subject: Subject, boundary: Boundary, case: Case) -> Recorded:
         return given
 
     with standing_in(boundary, watched):
-        out = called(subject, case)
+        out = call_subject(subject, case)
     return Recorded(calls, returned, arguments, before, out)
 
 
@@ -132,7 +132,7 @@ def elements(
 
     try:
         with standing_in(boundary, coded), torch.no_grad():
-            result = called(subject, case.with_tokens(**{n: v.clone() for n, v in case.tokens.items()}))[name]
+            result = call_subject(subject, case.with_tokens(**{n: v.clone() for n, v in case.tokens.items()}))[name]
     except Exception:  # a binding that cannot handle codes does more than gather
         return None
     values = result.outside if outside and result.outside is not None else result.value
@@ -203,7 +203,7 @@ def holders(
 
     try:
         with standing_in(boundary, looked), torch.no_grad():
-            called(subject, case.with_tokens(**{leaf: values}))
+            call_subject(subject, case.with_tokens(**{leaf: values}))
     except Exception:  # it refuses codes, so the places of its tokens are unknown, and the finding says this
         return None
     return found

@@ -8,7 +8,7 @@ from trimtab.sentinel.case import Case, Side
 from trimtab.sentinel.compare import Match, apart, differing, trainable_leaves
 from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
 from trimtab.sentinel.perturb import compacted
-from trimtab.sentinel.subject import Result, Seen, Subject, called, run, same
+from trimtab.sentinel.subject import Result, Seen, Subject, call_subject, run, same
 
 _MASKING = ("keep", "weight", "mask")
 """Kinds that are masks themselves: their values at untrainable positions decide what trains."""
@@ -158,7 +158,7 @@ def _written(subject: Subject, case: Case) -> Violation | None:
     held = case.with_tokens(**{n: v.clone() for n, v in case.tokens.items()})
     held = held.with_sequences(**{n: v.clone() for n, v in case.sequences.items()})
     with torch.no_grad():
-        out = called(subject, held)
+        out = call_subject(subject, held)
     before, after = {**case.tokens, **case.sequences}, {**held.tokens, **held.sequences}
     for name, values in before.items():
         if not same(values, after[name], tolerance=0):
@@ -185,9 +185,9 @@ def _on_views(subject: Subject, case: Case) -> Violation | None:
     views = case.with_tokens(**{n: v.expand(count, *v.shape[1:]) for n, v in constant.items()})
     plain = case.with_tokens(**{n: v.expand(count, *v.shape[1:]).clone() for n, v in constant.items()})
     with torch.no_grad():
-        expected = called(subject, plain)
+        expected = call_subject(subject, plain)
         try:
-            found = called(subject, views)
+            found = call_subject(subject, views)
         except RuntimeError as error:
             if "memory location" not in str(error):
                 return None  # it raises on expanded views for another reason, such as .view()

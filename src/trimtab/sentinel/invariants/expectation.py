@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
-from trimtab.sentinel.subject import Subject, called, of_kind, same
+from trimtab.sentinel.subject import Subject, call_subject, of_kind, same
 
 ACTIONS = torch.tensor([0.3, -0.2, 0.6], dtype=torch.float64)
 CREDIT = (1.0, -0.5, 0.25)
@@ -28,7 +28,7 @@ def expected_gradient(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("it reads no current log-probs, or couples samples")
     if case.num_sequences < 1:
         raise case.cannot("there is no sequence")
-    of_kind(called(subject, case), case, "loss", "term")
+    of_kind(call_subject(subject, case), case, "loss", "term")
     if subject.reading("advantage", "outcome"):
         found = _objective(subject, case, CREDIT, None)
         if found:
@@ -44,7 +44,7 @@ def _objective(
     ref = torch.tensor(reference, dtype=torch.float64).log() if reference else logp.detach()
     sampled = torch.zeros((), dtype=torch.float64)
     for action in range(3):
-        out = called(subject, subject.adapt(_one_choice(case, logp[action], ref[action], credit[action])))
+        out = call_subject(subject, subject.adapt(_one_choice(case, logp[action], ref[action], credit[action])))
         found = [r.value.double().sum() for r in out.values() if r.kind in ("loss", "term")]
         if reference is not None and not found[0].requires_grad:
             return None
@@ -67,7 +67,7 @@ def _objective(
 def _reads_reference(subject: Subject, case: Case) -> bool:
     """Whether the reference changes the loss value at all; with a coefficient of 0 it does not."""
     moved = case.with_tokens(logp_ref=case.tokens["logp_ref"] - 0.5)
-    first, second = called(subject, subject.adapt(case)), called(subject, subject.adapt(moved))
+    first, second = call_subject(subject, subject.adapt(case)), call_subject(subject, subject.adapt(moved))
     return any(r.kind in ("loss", "term") and not same(r.value, second[n].value) for n, r in first.items())
 
 

@@ -7,7 +7,7 @@ from trimtab.sentinel.case import Case
 from trimtab.sentinel.compare import Match, apart, differing
 from trimtab.sentinel.declare import Violation, invariant
 from trimtab.sentinel.perturb import changed, paid, silenced
-from trimtab.sentinel.subject import Seen, Subject, called, run, same, same_gradient
+from trimtab.sentinel.subject import Seen, Subject, call_subject, run, same, same_gradient
 from trimtab.signal.layout import places
 
 
@@ -21,7 +21,7 @@ from trimtab.signal.layout import places
 )
 def sample_isolation(subject: Subject, case: Case) -> Violation | None:
     if subject.couples == "batch":
-        called(subject, case)  # the shape check applies to every function
+        call_subject(subject, case)  # the shape check applies to every function
         raise case.cannot("its samples may move one another across the batch")
     groups = case.sequences["group"]
     units = [places(groups == g) for g in sorted({int(g) for g in groups})]

@@ -7,7 +7,7 @@ import torch
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
 from trimtab.sentinel.perturb import LOGPS
-from trimtab.sentinel.subject import Subject, called
+from trimtab.sentinel.subject import Subject, call_subject
 
 _NEAR = 0.05
 """Distance of the policies. They are so close that half precision rounds their KL away first."""
@@ -32,10 +32,10 @@ def half_precision(subject: Subject, case: Case) -> Violation | None:
     floats = {n: v.bfloat16() for n, v in rounded.tokens.items() if v.dtype.is_floating_point}
     with torch.no_grad():
         plain = replace(rounded, mask_dtype=torch.float32)
-        exact = called(subject, plain.with_tokens(**{n: v.float() for n, v in floats.items()}))
+        exact = call_subject(subject, plain.with_tokens(**{n: v.float() for n, v in floats.items()}))
         try:
             # A mask in double precision would promote every product to double precision.
-            coarse = called(subject, replace(rounded, mask_dtype=torch.bfloat16).with_tokens(**floats))
+            coarse = call_subject(subject, replace(rounded, mask_dtype=torch.bfloat16).with_tokens(**floats))
         except (RuntimeError, TypeError, ValueError):
             return None  # raising on half precision is the best answer
     for name, result in exact.items():

@@ -52,9 +52,9 @@ class Boundary:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         with self.around, _eager():
-            return self._watched(args, kwargs)
+            return self._call_watched(args, kwargs)
 
-    def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         calls = [Call(args, kwargs, copied(args), copied(kwargs)) for _ in self._calls]
         for into, call in zip(self._calls, calls, strict=True):
             into.append(call)
@@ -133,7 +133,7 @@ class Boundary:
             yield self.executed
 
     @contextlib.contextmanager
-    def recorded(self) -> Generator[list[Call]]:
+    def record_calls(self) -> Generator[list[Call]]:
         """While entered, every call of this boundary is kept in the list."""
         calls: list[Call] = []
         self._calls.append(calls)

@@ -223,9 +223,9 @@ class Cutter:
                 self.roots.append(root)
         dotted = ".".join(parts[start:]).removesuffix(".__init__")
         self.tops.add(parts[start])
-        return self._opened(file, dotted)
+        return self._open(file, dotted)
 
-    def _opened(self, file: str, dotted: str, folder: str = "") -> CutFile:
+    def _open(self, file: str, dotted: str, folder: str = "") -> CutFile:
         key = file or f"{folder}/"
         if key not in self.files:
             cut = self.files[key] = CutFile(self, file, dotted, folder)
@@ -250,14 +250,14 @@ class Cutter:
             self._listed = self.tree.files()
         endings = (f"/{path}.py", f"/{path}/__init__.py")
         file = next((file for file in self._listed if file.endswith(endings)), "")
-        return self._opened(file, dotted).module if file else None
+        return self._open(file, dotted).module if file else None
 
     def at(self, path: str, dotted: str, *, folders: bool = True) -> types.ModuleType | None:
         """The module at a path without its ending; a folder is one too."""
         for file in (f"{path}.py", f"{path}/__init__.py"):
             if self.tree.has(file):
-                return self._opened(file, dotted).module
-        return self._opened("", dotted, path).module if folders and self.tree.has_folder(path) else None
+                return self._open(file, dotted).module
+        return self._open("", dotted, path).module if folders and self.tree.has_folder(path) else None
 
     def imported(self, name: str, wanted: tuple[str, ...], *, guarded: bool, path: str) -> Any:
         """What an import statement gets: the caller's, the tree's, the real one, or a stub, in this order."""
