@@ -16,7 +16,7 @@ LARGEST = 1e3
 
 @invariant(
     family="I03",
-    statement="Constant rewards, a lone sample, one token, no token and huge log-ratios "
+    statement="Constant rewards, a single sample, one token, no token and huge log-ratios "
     "give finite values and gradients, and advantages of ordinary size.",
     why="These cases occur every few thousand steps, and a single one can ruin the parameters.",
     bug="NeMo-RL 74b9b1789: a leave-one-out spread of 0 divided an advantage of 1 by epsilon, giving 1000000.",

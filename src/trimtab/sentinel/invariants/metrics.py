@@ -19,7 +19,7 @@ _READ = ("metric", "observation", "statistic", "kl")
 @invariant(
     family="I22",
     statement="A metric equals its recomputation from raw trainable tokens, stays inside its range, and shows no "
-    "difference where the policies agree. Its entries are per token or per sequence, as declared.",
+    "difference where the policies agree. It keeps counts of tokens and of sequences apart.",
     why="People steer by these numbers. "
     "A metric that cannot change, or that measures something other than its name says, hides the failure.",
     bug="TRL 488025cd8: the clip fraction counted ratios outside the band even where min() does not clip.",
