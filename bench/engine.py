@@ -1,9 +1,9 @@
-"""Sampler tokens a second for each format and against `generate` of transformers, in turns, on this machine.
+"""Sampler tokens per second for each format, compared with `generate` of transformers on this machine.
 
     python -m bench.engine [--rounds 15] [--threads 1]
 
-Every round runs every contender once, so that a busy neighbour slows all of them; the best time a
-token of each counts. Tokens are those that are kept, up to and with the end token.
+Every round runs every contender once, so that other load slows all of them. The best time per token
+of each counts. Only kept tokens count, up to and including the end token.
 """
 
 import argparse
@@ -29,7 +29,7 @@ FORMATS = ("fp32", "bf16", "int8", "int4", "int3")
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing to measure: a model, and what is asked of it."""
+    """One measurement: a model and its task."""
 
     name: str
     model: ModelSettings
@@ -83,7 +83,7 @@ def measured(setting: Setting, rounds: int) -> None:
 
 
 def _engine(policy: Policy, format: str) -> tuple[Embedded, float]:
-    """An engine that has loaded, and the best time of ten loads, the publisher's checksum not counted."""
+    """A loaded engine, and the best time of ten loads without the publisher's checksum."""
     engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id, format=format)
     state = published(policy.model)
     named = digest(state)
@@ -112,7 +112,7 @@ def _generated(policy: Policy, prompts: Sequence[tuple[int, ...]], setting: Sett
 
 
 def _drift(policy: Policy, asked: Sequence[Request], samples: Sequence[Sample]) -> float:
-    """Mean |log-prob difference| a token between the sampler and the trainer's float32 model."""
+    """Mean |log-prob difference| per token between the sampler and the trainer's float32 model."""
     from trimtab.rollout.assemble import Rows
 
     rows = [torch.tensor([*request.ids, *sample.ids]) for request, sample in zip(asked, samples, strict=True)]

@@ -1,11 +1,11 @@
-"""Does sampling beside learning pay? `processes` against the better of `inline` with one and with two threads.
+"""Is it faster to sample while learning? `processes` against the better of `inline` with one and with two threads.
 
     python -m bench.overlap            five rounds, interleaved; about six minutes on two cores
     python -m bench.overlap --rounds 2 train.model.hidden_size=128
     python -m bench.overlap train.task.name=gsm8k train.max_new_tokens=32
 
-Every round trains the same steps three times, in turning order. The time is that of the steps: warm start, evaluations
-and start-up are left out. The ratio is better inline / processes, with a 95 % interval over rounds; above 1 it pays.
+Every round trains the same steps three times, in rotating order. Only the steps are timed: warm start, evaluations and
+start-up are left out. The ratio is better inline / processes, with a 95 % interval over rounds; above 1 it pays.
 """
 
 import argparse
@@ -23,7 +23,7 @@ ARMS = {"inline, 1 thread": ("inline", 1), "inline, 2 threads": ("inline", 2), "
 
 
 def measured(runtime: str, threads: int, seed: int, steps: int, settings: list[str], folder: Path) -> dict[str, Any]:
-    """One run in a process of its own; its seconds a step, and where they went."""
+    """One run in a separate process: its seconds per step, and how they were spent."""
     command = [
         sys.executable, "-m", "trimtab.cli", "train", f"train.runtime={runtime}", f"train.threads={threads}",
         f"train.steps={steps}", "train.staleness=8", "train.engine.format=int4", "train.warm_start_steps=60",
@@ -52,13 +52,13 @@ def main() -> None:
                 runtime, threads = ARMS[name]
                 result = measured(runtime, threads, number, asked.steps, asked.settings, Path(folder) / "run")
             found[name].append(result)
-            print(f"round {number}  {name:<18} {1000 * result['seconds']:6.1f} ms a step  {result}", flush=True)
+            print(f"round {number}  {name:<18} {1000 * result['seconds']:6.1f} ms per step  {result}", flush=True)
     for name, results in found.items():
         parts = {key: 1000 * mean(result[key] for result in results) for key in ("seconds", "sample", "learn", "wait")}
         accuracy = mean(result["accuracy"] for result in results)
         print(
-            f"{name:<18} {parts['seconds']:6.1f} ms a step: sample {parts['sample']:.1f}, learn {parts['learn']:.1f}, "
-            f"wait {parts['wait']:.1f}; accuracy {accuracy:.3f}"
+            f"{name:<18} {parts['seconds']:6.1f} ms per step: sample {parts['sample']:.1f}, "
+            f"learn {parts['learn']:.1f}, wait {parts['wait']:.1f}; accuracy {accuracy:.3f}"
         )
     ratios = [
         min(one["seconds"], two["seconds"]) / apart["seconds"] for one, two, apart in zip(*found.values(), strict=True)

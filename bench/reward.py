@@ -1,8 +1,8 @@
-"""What does a call of the reward pool cost beside the function itself?
+"""What does a call of the reward pool cost in addition to the function itself?
 
     python -m bench.reward             100 calls of 256 short answers, one worker; a few seconds
 
-Prints the fastest, the middle and the slowest call. On an idle two-core machine the middle one takes 2 to 3 ms.
+Prints the fastest, the median and the slowest call. On an idle two-core machine the median is 2 to 3 ms.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> None:
     _ = parser.add_argument("--answers", type=int, default=256)
     chosen = parser.parse_args()
     times = time_calls(chosen.calls, chosen.answers)
-    print(f"{chosen.answers} answers per call: {min(times):.1f} ms at best, {median(times):.1f} ms in the middle, "
+    print(f"{chosen.answers} answers per call: {min(times):.1f} ms at best, {median(times):.1f} ms median, "
           f"{max(times):.1f} ms at worst")  # fmt: skip
 
 

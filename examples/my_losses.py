@@ -1,4 +1,4 @@
-"""A policy loss of your own, outside the package. `trimtab check my_losses.tempered` holds it to its promises."""
+"""Your own policy loss, outside the package. `trimtab check my_losses.tempered` checks its promises."""
 
 from torch import Tensor
 

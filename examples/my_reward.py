@@ -1,4 +1,4 @@
-"""A reward of one's own, with TRL's signature. It runs in worker processes, with a time limit for each answer."""
+"""Your own reward, with TRL's signature. It runs in worker processes, with a time limit per answer."""
 
 
 def units(
@@ -11,7 +11,7 @@ def units(
 
 def judged(written: str, right: str, level: int) -> float | None:
     if level == 3:
-        return None  # abstain: the row neither votes in its group nor trains
+        return None  # abstain: the answer does not count in its group and does not train
     if written == right:
         return 1.0
     return 0.5 * (written.rstrip("cm") == right.rstrip("cm"))

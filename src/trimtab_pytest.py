@@ -1,6 +1,6 @@
-"""The pytest plugin: `pytest --trimtab mypkg.losses` holds your functions to the invariants, one test a check.
+"""The pytest plugin: `pytest --trimtab mypkg.losses` checks your functions against the invariants, one test per check.
 
-A module of its own, so that a session that does not ask for it imports neither Trimtab nor torch.
+It is a separate module, so that a session without `--trimtab` imports neither Trimtab nor torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TrimtabWarning(UserWarning):
-    """A convention or a matter of hygiene: worth reading, no failure."""
+    """A convention or a matter of hygiene: worth reading, but not a failure."""
 
 
 class Found(Exception):
@@ -29,10 +29,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("trimtab", "training-signal invariants")
     group.addoption(
         "--trimtab", action="append", default=[], metavar="TARGET",
-        help="Hold a module's functions to the invariants: mypkg.losses, mypkg.losses:my_loss, losses.py.",
+        help="Check the functions of a module against the invariants: mypkg.losses, mypkg.losses:my_loss, losses.py.",
     )  # fmt: skip
     group.addoption("--trimtab-seed", type=int, default=0, help="Seed of the search for counter-examples.")
-    group.addoption("--trimtab-examples", type=int, default=12, help="Random cases for each check.")
+    group.addoption("--trimtab-examples", type=int, default=12, help="Random cases per check.")
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -43,10 +43,10 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 def _items(session: pytest.Session, target: str) -> Iterator[pytest.Item]:
     from trimtab.errors import TrimtabError
     from trimtab.sentinel import INVARIANTS, Subject
-    from trimtab.sentinel.job import Job, located, subjects
+    from trimtab.sentinel.job import Job, locate, subjects
 
     try:
-        where, _ = located(target)
+        where, _ = locate(target)
         found = list(subjects(Job(target, **where)))
     except TrimtabError as error:
         raise pytest.UsageError(f"--trimtab {target}: {error}") from error
@@ -61,7 +61,7 @@ def _items(session: pytest.Session, target: str) -> Iterator[pytest.Item]:
 
 
 class Check(pytest.Item):
-    """One invariant held against one function."""
+    """One invariant checked against one function."""
 
     def __init__(self, *, subject: Subject | None = None, invariant: str = "", reason: str = "", **rest: Any) -> None:
         super().__init__(**rest)
@@ -96,7 +96,7 @@ class Check(pytest.Item):
 
 @contextmanager
 def _one_thread() -> Generator[None]:
-    """The tensors of a check are tiny: threads only get into each other's way."""
+    """The tensors of a check are tiny, so more threads only slow it down."""
     import torch
 
     threads = torch.get_num_threads()
@@ -117,7 +117,7 @@ def _told(verdict: Any) -> str:
         f"  {found.what}",
         f"  observed: {found.observed}",
         f"  expected: {found.expected}",
-        "  smallest case, one sequence a row (p prompt, a action, o observation):", *rows,
+        "  smallest case, one sequence per row (p prompt, a action, o observation):", *rows,
         f"  repair: {INVARIANTS[verdict.invariant].repair}",
         f"  more: trimtab explain {verdict.invariant}",
     ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Runs every row at its buggy and its fixed commit, each in a child process, and says found, missed or false alarm.
+"""Runs every row at its buggy and its fixed commit, each in a child process: found, missed or false alarm.
 
     TRIMTAB_PEER_REPOS=DIR python -m bench.known_bugs [--only ID] [--markdown FILE] [--json FILE]
 
@@ -11,12 +11,12 @@ import os
 import sys
 from pathlib import Path
 
-from bench.known_bugs.judge import Judgement, judged, rows
+from bench.known_bugs.judge import Judgement, judge_row, rows
 from bench.known_bugs.table import line, markdown
 
 
 def main() -> int:
-    """Print one line a row, and write the tables that were asked for."""
+    """Print one line per row, and write the requested tables."""
     parser = argparse.ArgumentParser(prog="python -m bench.known_bugs", description=__doc__)
     parser.add_argument("--only", action="append", help="a row's id, or a framework; may be repeated")
     parser.add_argument("--markdown", type=Path)
@@ -30,7 +30,7 @@ def main() -> int:
     done: list[Judgement] = []
     for row in rows():
         if not asked.only or row.id in asked.only or row.framework in asked.only:
-            done.append(judged(row, Path(where), seconds=asked.seconds))
+            done.append(judge_row(row, Path(where), seconds=asked.seconds))
             print(line(done[-1]), flush=True)
     found = sum(one.verdict == "found" for one in done)
     print(f"{found} of {len(done)} found")

@@ -52,7 +52,7 @@ def _logp(boundary: Boundary) -> Subject:
 
 
 def _accumulation(boundary: Boundary) -> Subject:
-    """The loss that reaches the optimiser from one micro-batch a sequence, which Megatron's schedule divides again."""
+    """The loss value at the optimiser with one micro-batch per sequence; Megatron's schedule divides it again."""
 
     def call(case: Case, _: Mapping[str, Any]) -> Out:
         own = Settings(optimizer=Settings(get_loss_scale=lambda: torch.tensor(1.0)))

@@ -1,4 +1,4 @@
-"""Holds a row's function to its invariants at one commit, in a child, and judges what both commits show."""
+"""Checks the function of a row against its invariants at one commit, in a child process, and compares both commits."""
 
 import importlib
 import json
@@ -19,7 +19,7 @@ NOT_ROWS = ("__main__", "judge", "not_tried", "row", "table", "two_ranks")
 
 @dataclass(frozen=True)
 class Shown:
-    """What one commit shows: each named invariant that was violated, with its smallest counter-example; or why none."""
+    """The result at one commit: each violated invariant with its smallest counter-example, or the reason for none."""
 
     violated: dict[str, dict[str, Any]] = field(default_factory=dict)
     ran: bool = False
@@ -28,7 +28,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One row with its verdict: found at the bug and silent at the fix, or what else."""
+    """One row with its verdict."""
 
     row: Row
     verdict: Word
@@ -59,7 +59,7 @@ def repository(where: Path, name: str) -> Path | None:
     return None
 
 
-def judged(row: Row, where: Path, *, seconds: float) -> Judgement:
+def judge_row(row: Row, where: Path, *, seconds: float) -> Judgement:
     """The verdict of one row."""
     root = repository(where, row.repository)
     if root is None:
@@ -71,7 +71,7 @@ def judged(row: Row, where: Path, *, seconds: float) -> Judgement:
 
 
 def verdict(row: Row, buggy: Shown, fixed: Shown | None) -> Judgement:
-    """Found: violated at the bug, and nothing that was violated there is violated at the fix."""
+    """Found: an invariant is violated at the bug, and none of those is violated at the fix."""
     if not buggy.violated:
         why = buggy.why if not buggy.ran else row.note or "the invariant holds on every case it was tried on"
         return Judgement(row, "missed" if buggy.ran else "could not run", why, buggy, None)
@@ -86,7 +86,7 @@ def verdict(row: Row, buggy: Shown, fixed: Shown | None) -> Judgement:
 
 
 def in_child(row: Row, root: Path, commit: str, invariants: tuple[str, ...], seconds: float) -> Shown:
-    """What a commit shows, from a process of its own: foreign code runs there."""
+    """The result at a commit, from a separate process, because foreign code runs there."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_answer, args=(row, root, commit, invariants, theirs))
@@ -110,13 +110,13 @@ def _answer(row: Row, root: Path, commit: str, invariants: tuple[str, ...], pipe
     torch.set_num_threads(1)
     try:
         found = shown(row, root, commit, invariants)
-    except Exception as error:  # foreign code may raise anything; the row says what
+    except Exception as error:  # foreign code may raise anything; the row reports it
         found = Shown(why=f"{type(error).__name__}: {error}")
     pipe.send_bytes(json.dumps({"violated": found.violated, "ran": found.ran, "why": found.why}).encode())
 
 
 def shown(row: Row, root: Path, commit: str, invariants: tuple[str, ...]) -> Shown:
-    """Bind at the commit and examine every subject; of an invariant's violations, the first is kept."""
+    """Bind at the commit and check every subject; the first violation of each invariant is kept."""
     from trimtab.sentinel.loading import Tree
     from trimtab.sentinel.search import examine
     from trimtab.sentinel.targets.target import Unbound, bound
@@ -145,7 +145,7 @@ def _told(verdict: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can say it."""
+    """The value in a form that JSON can hold."""
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     if isinstance(value, float):

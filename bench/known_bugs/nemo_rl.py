@@ -22,7 +22,7 @@ _BOUND = {binding.name: binding for binding in TARGET.bindings}
 
 
 def leave_one_out(fn: Boundary) -> Subject:
-    """Advantages against the others of the group, over the others' spread."""
+    """Advantages relative to the other samples of the group, over their spread."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         reward = case.sequence("reward")
@@ -120,14 +120,14 @@ def two_batches(fn: Boundary) -> Subject:
 
 
 class Ids(torch.Tensor):
-    """Token ids that are where they are wanted: the loss sends them to a device of its own."""
+    """Token ids whose `to` does nothing: the loss sends them to another device."""
 
     def cuda(self, *_: Any, **__: Any) -> "Ids":
         return self
 
 
 def from_logits(fn: Boundary) -> Subject:
-    """The loss of a micro-batch from logits; the trainer averages micro-batches unless it hands over global counts."""
+    """The loss of a micro-batch from logits; the trainer averages micro-batches unless it passes global counts."""
     told = "total_valid_tokens_or_seqs" in inspect.signature(fn.function.__call__).parameters
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:

@@ -1,4 +1,4 @@
-"""Known bugs without a row, and why: what would have to run is no function, and no statements that can be cut."""
+"""Known bugs without a row, with the reason: there is no function and no group of statements that could be run."""
 
 # ruff: noqa: E501
 
@@ -7,7 +7,7 @@ NOT_TRIED: dict[str, str] = {
     "SLIME-PERTOKEN-CP": "the missing factor is cancelled by Megatron's own gradient scaling, which would have to be modelled",
     "SLIME-PARTIAL-MASK": "statements of an async generate() around an HTTP call; no mask is made before the repair",
     "SLIME-QWEN3-MASK": "the repair adds a function for another chat template; a tokenizer with that template is needed",
-    "MILES-CP-TERMINAL": "shows only with contiguous context-parallel chunks and their collectives, which are not stood in for",
+    "MILES-CP-TERMINAL": "shows only with contiguous context-parallel chunks and their collectives, for which there are no stand-ins",
     "NEMO-DYNSAMPLE": "the filter reads a shaped reward because a caller never kept the raw one: three functions apart",
     "NEMO-TOPLOGPROB": "reads a vLLM response object inside a generation worker",
     "PRIME-NORM-MB": "statements of a training step around the model's forward pass",

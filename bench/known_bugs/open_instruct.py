@@ -17,7 +17,7 @@ _BOUND = {binding.name: binding for binding in TARGET.bindings}
 
 
 def accumulated(fn: Boundary) -> Subject:
-    """The loss of one of two micro-batches, as it is handed to backward."""
+    """The loss of one of two micro-batches, as backward gets it."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         values, mask = case.padded("token_loss"), case.padded("trainable", dtype=torch.bool)

@@ -16,7 +16,7 @@ from trimtab.sentinel.targets.target import Binding
 
 
 def advantages(fn: Boundary) -> list[Subject]:
-    """Rewards of each group less their mean, over the spread of the group or of everything."""
+    """Rewards of each group minus their mean, over the spread of the group or of the batch."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         reward, out = case.sequence("reward").float(), torch.zeros(case.num_sequences)
@@ -51,7 +51,7 @@ def grpo_loss(fn: Boundary) -> Subject:
 
 
 def request_rewards(fn: Boundary) -> Subject:
-    """Rewards of one request less their mean, over their spread."""
+    """Rewards of one request minus their mean, over their spread."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         reward, out = case.sequence("reward"), torch.zeros(case.num_sequences)
@@ -144,7 +144,7 @@ ROWS = [
     _row("PRIME-LOGP-PACK", "c42574bbc", "63647607e", ("alignment",),
          Binding("packed_samples_into_micro_bs", (
              Spec("packed_samples_into_micro_bs", file="src/prime_rl/orchestrator/data.py"),), packed),
-         "read with the offset of its own trainer, every log-prob is its own token's before the repair too"),
+         "read with the offset of its trainer, every log-prob belongs to its token even before the repair"),
     _row("PRIME-NORM-CUSTOM", "6c55a9aab", "7e0673020", ("denominator", "declared_conventions"),
          Binding("train", (Spec("train", file="src/prime_rl/trainer/rl/train.py", results=("loss_scale",),
                                 first="if isinstance(config.loss, DefaultLossConfig)",

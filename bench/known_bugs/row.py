@@ -9,8 +9,8 @@ from trimtab.sentinel.targets.target import Binding
 class Row:
     """`Row("SLIME-DUALCLIP", "slime", "THUDM/slime", "e7a118711", "2b10784d8", ("clip_geometry",), binding)`.
 
-    fixed       None for a head that still has it
-    invariants  any of these found at `buggy` counts as found; those found must be silent at `fixed`
+    fixed       None if the head still has the bug
+    invariants  one of these must be violated at `buggy`; those violated there must hold at `fixed`
     binding     of the ready target, or one for this row alone (statements cut out of an old commit)
     """
 

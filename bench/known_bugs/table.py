@@ -8,9 +8,9 @@ from bench.known_bugs.not_tried import NOT_TRIED
 
 _HEAD = """# Known bugs
 
-Real quiet bugs of other frameworks, each held to the sentinel's invariants at the commit that has it and at the commit that repaired it.
-Written by `python -m bench.known_bugs --markdown docs/known_bugs.md`, which reads git directories from `TRIMTAB_PEER_REPOS`; bindings are ours, and
-nothing of the frameworks' code is stored here. **found**: a named invariant is violated at the bug and holds at the fix (a head that still has it
+Real silent bugs of other frameworks. The sentinel checks each one at the commit that has it and at the commit that repaired it.
+This page is written by `python -m bench.known_bugs --markdown docs/known_bugs.md`, which reads git directories from `TRIMTAB_PEER_REPOS`. The bindings are ours;
+no code of the frameworks is stored here. **found**: a named invariant is violated at the bug and holds at the fix (a head that still has the bug
 has no fix). **missed**: no named invariant is violated. **false alarm**: still violated at the fix.
 """  # noqa: E501
 

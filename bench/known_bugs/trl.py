@@ -58,7 +58,7 @@ def _clip_fraction(boundary: Boundary) -> Subject:
 
 
 def _logged_reward(boundary: Boundary) -> Subject:
-    """Two reward functions of which the second has weight 0: the logged reward is the first's mean."""
+    """Two reward functions of which the second has weight 0: the logged reward is the mean of the first."""
 
     def read(case: Case) -> Any:
         both = torch.stack([case.sequence("reward"), case.sequence("outcome")], 1)
@@ -73,7 +73,7 @@ def _logged_reward(boundary: Boundary) -> Subject:
 
 
 def _filtered(boundary: Boundary) -> Subject:
-    """A filter keeps every row, in another order; each row's log-probs must be those of its own ids."""
+    """A filter keeps every row, in another order; the log-probs of each row must match its ids."""
 
     def call(case: Case, _: Mapping[str, Any]) -> Out:
         count = case.num_sequences

@@ -13,7 +13,7 @@ from trimtab.sentinel.subject import Out, Result, Subject
 from trimtab.sentinel.targets.stand_in import Alone, OneProcess, Settings
 
 HERE = {"world": 1, "rank": 0}
-"""Which rank this process is, set before each call."""
+"""The rank of this process, set before each call."""
 _OWN: list[Any] = []
 
 
@@ -67,7 +67,7 @@ Whiten = Callable[[Boundary, Case, list[Tensor]], list[Tensor]]
 
 
 def subject(fn: Boundary, whiten: Whiten, offsets: Callable[[int, int], Any]) -> Subject:
-    """Each rank whitens its own tokens; what it does not own is NaN."""
+    """Each rank whitens its own tokens; all others are NaN."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         HERE.update(world=case.world, rank=case.rank)

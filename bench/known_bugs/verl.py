@@ -101,14 +101,14 @@ def _end_mask(boundary: Boundary) -> Subject:
         ids = handed.ending_ids(case)
         try:
             return boundary(ids, list(case.eos_ids))
-        except TypeError:  # one id is all it takes, and the caller hands over the tokenizer's
+        except TypeError:  # it takes only one id, and the caller passes that of the tokenizer
             return boundary(ids, case.eos_ids[0])
 
     return bind(mask, role="response_mask", name=boundary.spec.name, args={"case": lambda c: c})
 
 
 def _sft_mask(boundary: Boundary) -> Subject:
-    """The mask beside the labels input_ids[:, 1:], with numbers that name their token in the mask's place."""
+    """The mask for the labels input_ids[:, 1:]. Instead of a mask, it holds numbers that name their token."""
 
     def call(case: Case, _: Mapping[str, Any]) -> Out:
         coded = case.padded("logp_old", side="right")

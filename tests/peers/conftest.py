@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.peers.peer import Peer
-from tests.peers.wheels import SKYRL, VERL, Wheel, WheelError, unpacked
+from tests.peers.wheels import SKYRL, VERL, Wheel, WheelError, unpack
 
 # skyrl.tinker holds web schemas that the backends' package imports on the way.
 SKYRL_STUBS = ("ray", "omegaconf", "loguru", "skyrl_gym", "skyrl.tinker")
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def started(wheel: Wheel, stubs: tuple[str, ...]) -> Peer:
     try:
-        return Peer(unpacked(wheel), stubs)
+        return Peer(unpack(wheel), stubs)
     except WheelError as reason:
         if os.environ.get("TRIMTAB_OFFLINE") == "1":
             pytest.skip(f"{reason}")

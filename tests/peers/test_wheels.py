@@ -17,7 +17,7 @@ def test_a_missing_wheel_fails_with_what_to_do(tmp_path: Path, monkeypatch: pyte
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.delenv("TRIMTAB_OFFLINE", raising=False)
     with pytest.raises(wheels.WheelError, match=r"could not be downloaded .* or set TRIMTAB_OFFLINE=1 to skip"):
-        wheels.unpacked(NOBODY)
+        wheels.unpack(NOBODY)
 
 
 def test_offline_says_so_and_fetches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_offline_says_so_and_fetches_nothing(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("TRIMTAB_OFFLINE", "1")
     monkeypatch.setattr(wheels, "_download", lambda *_: pytest.fail("it went to the network"))
     with pytest.raises(wheels.WheelError, match="TRIMTAB_OFFLINE=1 forbids fetching it"):
-        wheels.unpacked(NOBODY)
+        wheels.unpack(NOBODY)
 
 
 def test_a_file_with_another_hash_is_refused_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def test_a_file_with_another_hash_is_refused_and_removed(tmp_path: Path, monkeyp
     forged.parent.mkdir()
     forged.write_bytes(b"not the release")
     with pytest.raises(wheels.WheelError, match="is not the release these checks were written for"):
-        wheels.unpacked(NOBODY)
+        wheels.unpack(NOBODY)
     assert not forged.exists()
 
 
@@ -47,10 +47,10 @@ def test_a_wheel_in_the_cache_is_unpacked_once(tmp_path: Path, monkeypatch: pyte
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("package/__init__.py", "answer = 42\n")
     wheel = replace(NOBODY, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-    folder = wheels.unpacked(wheel)
+    folder = wheels.unpack(wheel)
     assert (folder / "package" / "__init__.py").read_text() == "answer = 42\n"
     path.unlink()
-    assert wheels.unpacked(wheel) == folder
+    assert wheels.unpack(wheel) == folder
 
 
 def test_the_cache_is_the_users_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:

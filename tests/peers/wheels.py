@@ -1,8 +1,8 @@
 """The wheels these tests compare with, by the names they are known under here; the sentinel fetches them."""
 
-from trimtab.sentinel.wheels import Wheel, WheelError, cache, locked, unpacked
+from trimtab.sentinel.wheels import Wheel, WheelError, cache, locked, unpack
 
-__all__ = ["SKYRL", "VERL", "Wheel", "WheelError", "cache", "unpacked"]
+__all__ = ["SKYRL", "VERL", "Wheel", "WheelError", "cache", "unpack"]
 
 SKYRL = locked()["skyrl"]
 VERL = locked()["verl"]

@@ -30,7 +30,7 @@ def test_a_comparison_shows_settings_curves_and_numbers(tmp_path: Path) -> None:
 def test_runs_within_noise_are_not_ranked(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", summary_changes={"held_out_accuracy": 0.975})]
     named = [(folder.name, read_run(folder)) for folder in folders]
-    assert compare.ended(named).startswith("All between 97.1\u00a0% and 97.5\u00a0%, within the noise of ± ")
+    assert compare.ended(named).startswith("All runs end between 97.1\u00a0% and 97.5\u00a0%, within the noise of ± ")
     assert compare.differing(named) == {}
 
 
@@ -59,7 +59,7 @@ def test_more_prompts_are_no_other_task_and_an_unknown_setting_is_no_difference(
     folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", config=fewer | {"recipe": RECIPE})]
     named = [(folder.name, read_run(folder)) for folder in folders]
     assert compare.differing(named) == {"eval_prompts": ["512", "64"]}
-    assert compare.ended(named).startswith("All between")
+    assert compare.ended(named).startswith("All runs end between")
 
 
 def test_a_formula_that_one_recipe_lacks_is_a_difference(tmp_path: Path) -> None:

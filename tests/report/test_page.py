@@ -87,7 +87,7 @@ def test_the_curve_rises_and_the_twin_falls_in_the_same_figure(tmp_path: Path) -
     assert len(own) == len(twin) == 11
     assert own == sorted(own)
     assert twin[5:] == sorted(twin[5:], reverse=True)
-    assert "held-out accuracy of the twin, without correction" in text
+    assert "held-out accuracy of the control run, without correction" in text
     assert "(avg@8)" in text
 
 
@@ -146,7 +146,7 @@ def test_a_missing_summary_is_said_and_explained(tmp_path: Path) -> None:
     text = text_of(write_run(tmp_path / "run", "interrupted"))
     assert "summary.json is missing." in text
     assert "1 line of metrics.jsonl cannot be read: left out." in text
-    assert "the last number is its last validation" in text
+    assert "The last number is its last validation" in text
     assert '<div id="help-interrupted">' in text
 
 

@@ -29,7 +29,7 @@ def status(run: RunData) -> dict[str, str]:
 def test_a_healthy_run_has_nothing_against_it(tmp_path: Path) -> None:
     run = run_with(tmp_path)
     assert status(run) == {}
-    assert verdict.answer(run) == ("fine", "Nothing points at it: 11 checks of the signal, all inside of their bounds.")
+    assert verdict.answer(run) == ("fine", "No fault found: 11 checks of the signal, all inside their bounds.")
     assert fault.changes(run) == []
 
 
@@ -39,7 +39,7 @@ def test_a_stale_collapse_is_named_with_its_first_cause(tmp_path: Path) -> None:
     assert worst == "fault"
     assert said.startswith("Probably: effective sample size")
     assert "Staleness drift came first" in said
-    assert fault.since(run, fault.changes(run)).startswith("Since step 31: what left its early range and stayed out is")
+    assert fault.since(run, fault.changes(run)).startswith("Since step 31: these metrics left their early range")
     assert [name for name, _, _ in fault.changes(run)][:2] == ["drift/staleness_abs_mean", "ess_total/sequence"]
     assert "eval/accuracy" not in {name for name, _, _ in fault.changes(run)[:2]}
 
@@ -71,11 +71,11 @@ def test_drift_is_a_fault_only_where_nothing_corrects_it(tmp_path: Path) -> None
 
 
 def test_a_sampler_that_differs_and_is_corrected_is_no_fault(tmp_path: Path) -> None:
-    """The showcase: drift is there, the recipe corrects it, and the run learned."""
+    """The showcase: drift is there, the recipe corrects for it, and the run learned."""
     differs = {"drift/staleness_abs_mean": 0.5, "drift/engine_abs_mean": 0.02}
     assert verdict.answer(run_with(tmp_path / "a", values=differs)) == (
         "corrected",
-        "No: the sampler differs (engine drift and staleness drift), the recipe corrects it, and the run learned.",
+        "No: the sampler differs (engine drift and staleness drift), the recipe corrects for it, and the run learned.",
     )
     start = {"start_accuracy": 0.97}
     still = verdict.answer(run_with(tmp_path / "b", values=differs, summary_changes=start))[1]
@@ -93,7 +93,7 @@ def test_a_tick_says_why_it_stands_beside_a_bad_number(tmp_path: Path) -> None:
     assert check.status == "fine"
     assert check.said == (
         "effective sample size 90.0\u00a0% at the end, 2.1\u00a0% at worst "
-        "(below 30.0\u00a0% at 3 of 100 steps, too few and too short to count)"
+        "(below 30.0\u00a0% at 3 of 100 steps, which is too few to count)"
     )
 
 
@@ -146,7 +146,7 @@ def test_reward_that_rises_alone_is_named(tmp_path: Path) -> None:
 
 def test_a_run_that_measured_nothing_is_not_judged(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", metrics=[{"step": 0}], diagnostics=None, summary=None))
-    assert verdict.answer(run) == ("unknown", "Not known: nothing that would show it was measured.")
+    assert verdict.answer(run) == ("unknown", "Not known: the run has no metric that would show it.")
     assert course.learned(run) == "Not known: no evaluation was written."
 
 
@@ -172,9 +172,9 @@ def test_zero_and_hundred_percent_are_not_certain() -> None:
 @pytest.mark.parametrize(
     ("twin", "told"),
     [
-        (0.50, "with correction it is 47.1\u00a0points better, more than the ± "),
-        (0.96, "the difference of 1.1\u00a0points is within the noise of ± 2.4\u00a0points, so no claim is made."),
-        (1.00, "with correction it is 2.9\u00a0points worse"),
+        (0.50, "With correction it is 47.1\u00a0points better, more than the ± "),
+        (0.96, "The difference of 1.1\u00a0points is within the noise of ± 2.4\u00a0points, so no claim is made."),
+        (1.00, "With correction it is 2.9\u00a0points worse"),
     ],
 )
 def test_the_twin_is_compared_without_favour(tmp_path: Path, twin: float, told: str) -> None:
@@ -214,7 +214,7 @@ def test_a_stage_that_only_sees_rounding_does_not_act(tmp_path: Path) -> None:
     tiny = {f"importance.truncated/{what}": 1e-6 for what in ("alone", "on_top")}
     run = run_with(tmp_path, values=tiny)
     assert fault.acting(run) == ""
-    assert "importance.truncated had nothing but rounding to correct." in fault.which_stage(run)
+    assert "importance.truncated corrected only rounding." in fault.which_stage(run)
 
 
 def test_the_sample_size_is_read_at_the_level_of_the_correction(tmp_path: Path) -> None:

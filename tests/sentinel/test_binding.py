@@ -27,7 +27,7 @@ from trimtab.sentinel import (
 from trimtab.sentinel.cases import completed, directed
 from trimtab.sentinel.discover import guessed_role, subjects_of
 from trimtab.sentinel.record import case_data
-from trimtab.sentinel.subject import called
+from trimtab.sentinel.subject import call_subject
 from trimtab.sentinel.targets.target import Unbound
 
 CASE = next(directed())
@@ -75,7 +75,7 @@ def test_an_argument_nobody_knows_is_refused_with_what_to_say() -> None:
     def odd(log_probs: Tensor, wobble: Tensor) -> Tensor:
         return log_probs + wobble
 
-    with pytest.raises(TrimtabError, match=r"nothing is known of the argument 'wobble'.*args=\{'wobble': FIELD\}"):
+    with pytest.raises(TrimtabError, match=r"the argument 'wobble' is unknown.*args=\{'wobble': FIELD\}"):
         bind(odd)
 
 
@@ -90,7 +90,7 @@ def test_group_ids_arrive_as_names_not_as_tensors() -> None:
         assert isinstance(index, numpy.ndarray)
         return torch.zeros(len(index))
 
-    called(bind(seen, role="group_advantage"), CASE)
+    call_subject(bind(seen, role="group_advantage"), CASE)
 
 
 def test_a_side_effect_is_a_result() -> None:
@@ -101,7 +101,7 @@ def test_a_side_effect_is_a_result() -> None:
         fills, args={"data": lambda case: {"logp": case.padded("logp_old", with_prompt=False)}},
         returns={"kl": after("data", "kl", "kl")},
     )  # fmt: skip
-    assert torch.equal(called(made, CASE)["kl"].value, torch.ones(CASE.segments.num_tokens).double())
+    assert torch.equal(call_subject(made, CASE)["kl"].value, torch.ones(CASE.segments.num_tokens).double())
 
 
 def test_options_are_converted_into_the_functions_units() -> None:
@@ -109,7 +109,7 @@ def test_options_are_converted_into_the_functions_units() -> None:
         return log_probs * percent
 
     made = bind(scaled, role="kl", options={"percent": 0.5}, convert={"percent": lambda share: 100 * share})
-    value = called(made, CASE)["kl"].value
+    value = call_subject(made, CASE)["kl"].value
     torch.testing.assert_close(value, 50 * CASE.flat("logp_current"))
 
 
@@ -118,7 +118,7 @@ def test_a_result_deep_in_what_comes_back_is_found() -> None:
         return log_probs.sum(), {"mean": log_probs.mean()}
 
     made = bind(deep, returns={"loss": at(0, "loss"), "mean": at((1, "mean"), "metric")})
-    assert {name: r.level for name, r in called(made, CASE).items()} == {"loss": "scalar", "mean": "scalar"}
+    assert {name: r.level for name, r in call_subject(made, CASE).items()} == {"loss": "scalar", "mean": "scalar"}
 
 
 @pytest.mark.parametrize("layout", ["padded", "list", "packed", "flat"])
@@ -126,7 +126,7 @@ def test_every_layout_comes_back_to_its_tokens(layout: Any) -> None:
     def same(log_probs: Any) -> Any:
         return [one * 2 for one in log_probs] if isinstance(log_probs, list) else log_probs * 2
 
-    value = called(bind(same, role="kl", layout=layout), CASE)["kl"].value
+    value = call_subject(bind(same, role="kl", layout=layout), CASE)["kl"].value
     torch.testing.assert_close(value, 2 * CASE.flat("logp_current"))
 
 

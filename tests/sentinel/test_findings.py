@@ -293,7 +293,7 @@ def test_the_report_has_ten_sections_and_leaves_open_what_nobody_knows(written: 
     for name in ("Root cause", "Fix"):
         assert OPEN in next(part for part in parts if name in part.splitlines()[0])
     assert "repo:me/pkg is:issue keep_mask" in text
-    assert "Reduce to the decision's level first" in text
+    assert "Reduce to the level of the decision" in text
 
 
 def test_the_runner_needs_no_trimtab(written: Path, tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_the_upstream_test_fails_before_and_passes_after(
         monkeypatch.setenv("TARGET_REPO", str(tree(tmp_path / name, heading + source).root))
         module = executed((written if heading else tmp_path) / "test_regression.py", f"regression_{name}")
         if name == "before":
-            with pytest.raises(AssertionError, match="one decision"):
+            with pytest.raises(AssertionError, match="A decision about a sequence is the same"):
                 module.test_pkg_keep_mask_decision_granularity()
         else:
             module.test_pkg_keep_mask_decision_granularity()

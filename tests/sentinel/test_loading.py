@@ -262,7 +262,7 @@ def test_calls_are_kept_with_what_they_held_before(pkg: Tree) -> None:
     put(pkg, "pkg/inplace.py", "def halve(batch):\n    batch['x'][0].mul_(0.5)\n    return batch\n")
     halve = load(Spec("halve", file="pkg/inplace.py"), pkg)
     batch = {"x": [torch.tensor([4.0])]}
-    with halve.recorded() as calls:
+    with halve.record_calls() as calls:
         halve(batch)
     halve(batch)
     assert len(calls) == 1

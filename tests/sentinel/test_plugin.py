@@ -23,7 +23,7 @@ def test_each_check_is_a_test_and_a_finding_shows_its_smallest_case(tmp_path: Pa
     done = pytest_in(tmp_path, "--trimtab", "losses.py", "--trimtab-examples", "1", "-rs")
     assert "1 failed, 1 passed, 1 skipped" in done.stdout
     assert "my_loss breaks nonfinite_isolation (high)" in done.stdout
-    assert "could not exercise: its binding names no twin" in done.stdout
+    assert "could not exercise: its binding names no second implementation" in done.stdout
 
 
 def test_a_target_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:

@@ -461,7 +461,7 @@ def test_a_finding_is_fixed_only_when_its_check_ran_and_found_nothing() -> None:
         "waived": "waived: on purpose",
         "idle": "could not exercise: too few cases",
         "crashed": "could not run: TypeError: f",
-        "other": "the check stops at another finding now, which may hide this one",
+        "other": "the check now stops at another finding, which may hide this one",
         "absent": "the invariant was not run on this function",
     }
 
@@ -476,12 +476,12 @@ def test_hygiene_that_became_a_bug_is_new_and_less_search_is_said() -> None:
     before, after = sample([verdict("gae", "split", "hygiene")], examples=100), sample([verdict("gae", "split", "bug")])
     found = compare(before, after)
     assert (len(found.new), len(found.still)) == (1, 0)
-    assert found.remark.startswith("the baseline tried 100 examples a check and this run 25")
+    assert found.remark.startswith("the baseline tried 100 examples per check and this run only 25")
 
 
 def test_reports_of_two_targets_are_not_compared() -> None:
     other = sample(target={"name": "slime", "version": None, "commit": None, "path": None})
-    with pytest.raises(ConfigError, match="the baseline is of 'slime' and this report of 'areal'"):
+    with pytest.raises(ConfigError, match="the baseline is a report on 'slime', and this one is on 'areal'"):
         compare(other, sample())
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from trimtab.errors import AdapterError
 from trimtab.sentinel.changes import changed_lines
-from trimtab.sentinel.job import Job, located, ready_name
+from trimtab.sentinel.job import Job, locate, ready_name
 from trimtab.sentinel.reports import exit_code
 from trimtab.sentinel.supervise import Limits, run_job
 
@@ -50,7 +50,7 @@ def test_a_function_that_does_not_end_is_given_up(losses: Path) -> None:
     # Far less than it takes to import torch: the time before the first word is not the function's.
     report = run_job(job, limits=Limits(processes=1, seconds=0.2))
     assert [v["status"] for v in report["verdicts"]] == ["could not run"]
-    assert "no answer within 0.2 s: it may not end on some case" in report["verdicts"][0]["reason"]
+    assert "no answer within 0.2 s: it may hang on some case" in report["verdicts"][0]["reason"]
 
 
 def test_a_target_that_cannot_be_loaded_is_one_error(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_ready_targets_are_known_by_either_spelling() -> None:
     assert ready_name("NeMo-RL") == "nemo_rl"
     assert ready_name("mypkg") is None
     with pytest.raises(AdapterError, match="no such folder"):
-        located("slime", path="/nowhere/at/all")
+        locate("slime", path="/nowhere/at/all")
 
 
 def test_changed_lines_are_those_of_the_newer_side(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_changed_lines_are_those_of_the_newer_side(tmp_path: Path) -> None:
     file.write_text("one\n2\n2.5\nthree\n")
     git("commit", "-qam", "two")
     assert changed_lines(str(tmp_path), "HEAD~1..HEAD") == {"a.py": [[2, 3]]}
-    with pytest.raises(AdapterError, match=r"no range of commits. Write BASE..HEAD"):
+    with pytest.raises(AdapterError, match=r"not a range of commits. Write BASE..HEAD"):
         changed_lines(str(tmp_path), "HEAD")
     with pytest.raises(AdapterError, match=r"--changed a\.\.b"):
         changed_lines(str(tmp_path), "a..b")

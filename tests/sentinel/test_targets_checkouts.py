@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from bench.known_bugs.judge import Shown, judged, repository, rows, verdict
+from bench.known_bugs.judge import Shown, judge_row, repository, rows, verdict
 from bench.known_bugs.row import Row
 from bench.known_bugs.table import line, markdown
 
@@ -100,15 +100,15 @@ def test_verdict_of_a_row(buggy: Shown, fixed: Shown | None, word: str) -> None:
 
 
 def test_runner_finds_a_bug_and_is_silent_at_its_repair(peers: Path) -> None:
-    found = judged(_row("fixed"), peers, seconds=60)
+    found = judge_row(_row("fixed"), peers, seconds=60)
     assert found.verdict == "found", found.why
     assert found.buggy.violated["mask_content"]["case"]
     assert found.fixed == Shown(ran=True)
 
 
 def test_runner_says_why_a_row_cannot_run(peers: Path) -> None:
-    assert "no definition loos" in judged(_row("fixed", name="loos"), peers, seconds=60).why
-    assert "no git directory" in judged(_row("fixed"), peers / "some+thing", seconds=60).why
+    assert "no definition loos" in judge_row(_row("fixed", name="loos"), peers, seconds=60).why
+    assert "no git directory" in judge_row(_row("fixed"), peers / "some+thing", seconds=60).why
 
 
 def test_repository_is_looked_up_under_every_name(tmp_path: Path) -> None:

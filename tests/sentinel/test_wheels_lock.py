@@ -64,7 +64,7 @@ def test_a_wheel_of_another_framework_or_no_wheel_is_refused(tmp_path: Path) -> 
         wheels.wheel("trl", file=tmp_path / "absent.whl")
     broken = tmp_path / "trl-1-py3-none-any.whl"
     broken.write_bytes(b"nothing of the kind")
-    with pytest.raises(wheels.WheelError, match="is no zip archive"):
+    with pytest.raises(wheels.WheelError, match="is not a zip archive"):
         wheels.wheel("trl", file=broken)
 
 

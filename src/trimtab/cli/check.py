@@ -66,14 +66,14 @@ def _summary(report: "Report", comparison: "Comparison | None") -> str:
 def _examine(asked: Asked) -> "Report":
     """Run the job in children, with a bar where somebody watches."""
     from trimtab.sentinel import INVARIANTS, examine
-    from trimtab.sentinel.job import Job, located
+    from trimtab.sentinel.job import Job, locate
     from trimtab.sentinel.supervise import Limits, run_job
 
     assert examine  # asking for it says what to install, before a child is started in vain
     for name in asked.invariants:
         if name not in INVARIANTS:
             raise AdapterError(unknown_name("invariant", name, sorted(INVARIANTS)))
-    where, sentence = located(asked.target, path=asked.path, file=asked.wheel, offline=asked.offline)
+    where, sentence = locate(asked.target, path=asked.path, file=asked.wheel, offline=asked.offline)
     job = Job(
         asked.target, **where, seed=asked.seed, examples=asked.examples, subjects=asked.only,
         invariants=asked.invariants, lines=_changed_lines(asked, where), online=asked.online,

@@ -1,4 +1,4 @@
-"""Pages for people, made from the plain files of a run folder. Imports nothing of trimtab but its errors."""
+"""Pages for people, made from the plain files of a run folder. Imports only the errors of trimtab."""
 
 from trimtab.report.compare import write_comparison
 from trimtab.report.page import write_report

@@ -1,7 +1,7 @@
-"""The only place that says since which step a metric is no longer what it was.
+"""The only place that finds the step since which a metric has changed.
 
 Rule: the first fifth of the points (5 at least) is the early range, widened on both sides by half of its own width. The
-series is smoothed by a median of five, so that a single spike is not a change and a single return does not end one.
+series is smoothed by a median of five, so a single spike is not a change and a single return does not end a change.
 The change-point is the first later step from which the smoothed series stays outside of the widened range, on one side,
 to the end, for 5 points at least. A spike, a slow return and plain noise therefore give none.
 """
@@ -14,11 +14,11 @@ from trimtab.report.data import Series
 
 EARLY_SHARE = 0.2
 LEAST = 5
-"""Points that make an early range, and that a change must last."""
+"""Least number of points in an early range, and least length of a change."""
 MARGIN = 0.5
-"""Widths of the early range added on either side: noise of the same kind then stays inside for hundreds of steps."""
+"""Margin on each side, in widths of the early range. Noise of the same size then stays inside for hundreds of steps."""
 FLOOR = 1e-3
-"""The margin is at least this share of the early level, so that rounding of a constant is no change."""
+"""The margin is at least this share of the early level, so that rounding of a constant is not a change."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Change:
 
 
 def change_point(series: Series) -> Change | None:
-    """The change-point, or None: no change, or fewer than 10 points to judge by."""
+    """The change-point; None if there is no change or if there are fewer than 10 points."""
     early, low, high = early_range(series)
     if len(series.values) < early + LEAST:
         return None

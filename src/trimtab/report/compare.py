@@ -1,4 +1,4 @@
-"""The only place that lays out several runs on one page: what differs in them, and their courses over each other."""
+"""The only place that lays out several runs on one page: their differences, and their curves in common figures."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from trimtab.report.data import ROUNDING, Json, RunData, Series, read_run
 from trimtab.report.figure import PALETTE, Line, curves
 from trimtab.report.page import document, write_page
 from trimtab.report.section import cut, question, table
-from trimtab.report.words import duration, listed, percent, points, small
+from trimtab.report.words import counted, duration, listed, percent, points, small
 
 Named = Sequence[tuple[str, RunData]]
 UNTOLD = ("run_dir", "log_to", "threads", "origin")
@@ -37,7 +37,7 @@ def comparison(runs: Sequence[RunData], labels: Sequence[str]) -> str:
         f'<p class="lead">{escape(_lead(runs))}</p></header>\n',
         question("end", "Where did they end?", ended(named), _numbers(named)),
         *_curves(named),
-        question("settings", "In what do they differ?", *_settings(named)),
+        question("settings", "How do their settings differ?", *_settings(named)),
         _over("drift", "How far are sampler and trainer apart?", named, _drift, "log", "|log-ratio| per token"),
         _over(
             "ess", "How many answers does a batch count as?", named, verdict.effective, "share", "effective sample size"
@@ -46,12 +46,12 @@ def comparison(runs: Sequence[RunData], labels: Sequence[str]) -> str:
 
 
 def tasks(runs: Sequence[RunData]) -> list[str]:
-    """What was asked, all settings of it: equal text means that accuracies can be compared."""
+    """The task of each run with all its settings. Equal text means that accuracies can be compared."""
     return [json.dumps([run.task, run.setting("task")], sort_keys=True) for run in runs]
 
 
 def ended(named: Named) -> str:
-    """The best, if it is better by more than noise; nothing is claimed across tasks."""
+    """Name the best run if it is better by more than noise. Runs of different tasks are not compared."""
     runs = [run for _, run in named]
     if len(set(tasks(runs))) > 1:
         asked = sorted({run.task for run in runs})
@@ -68,11 +68,11 @@ def ended(named: Named) -> str:
     if course.compared(worst, best) != "better":
         limit = points(course.noise(best, worst))
         span = f"{percent(worst.share)} and {percent(best.share)}"
-        return f"All between {span}, within the noise of ± {limit}: no run is ahead."
+        return f"All runs end between {span}, within the noise of ± {limit}: no run is ahead."
     equal = [label for label, accuracy in ranked[1:] if course.compared(accuracy, best) != "better"]
     also = f"{listed(equal)} {'is' if len(equal) == 1 else 'are'}" if equal else "No other is"
     return (
-        f"{first} is ahead with {percent(best.share)}. {also} within noise of it. These are single runs: for a claim "
+        f"{first} is ahead with {percent(best.share)}. {also} within noise of it. These are single runs. For a claim "
         "about a setting, run several seeds (trimtab study)."
     )
 
@@ -89,7 +89,7 @@ def differing(named: Named) -> dict[str, list[str]]:
 
 
 def _is_part_of_some(key: str, flat: Sequence[dict[str, str]]) -> bool:
-    """A formula that some recipes lack is a difference; a setting that an older run did not write is just not known."""
+    """A formula that some recipes lack is a difference. A setting that an older run did not write is just unknown."""
     return key.startswith("recipe: ") and any(key not in one for one in flat)
 
 
@@ -98,14 +98,17 @@ def _settings(named: Named) -> tuple[str, str]:
     missing = [label for label, run in named if not run.config]
     without = f" {listed(missing)} {'has' if len(missing) == 1 else 'have'} no config.json." if missing else ""
     if not rows:
-        return f"In nothing but what is random or outside of the settings.{without}", ""
-    only_seed = " Seeds of one setting: their spread is chance." if list(rows) == ["seed"] else ""
+        return f"All settings are equal. Only chance and things outside the settings differ.{without}", ""
+    only_seed = " Only the seed differs, so the spread is chance." if list(rows) == ["seed"] else ""
     top = ("setting", *(label for label, _ in named))
     cells = [
         [f"<th><code>{escape(key)}</code></th>", *(cut(value, MOST_SETTING) for value in values)]
         for key, values in rows.items()
     ]
-    return f"In {len(rows)} of their settings.{only_seed}{without}", table(top, cells, kind="numbers")
+    return (
+        f"{counted(len(rows), 'setting')} {'differs' if len(rows) == 1 else 'differ'}.{only_seed}{without}",
+        table(top, cells, kind="numbers"),
+    )
 
 
 def _numbers(named: Named) -> str:
@@ -125,7 +128,7 @@ def _numbers(named: Named) -> str:
 
 
 def _curves(named: Named) -> list[str]:
-    """One figure for each task: curves of different tasks in one figure would invite a comparison."""
+    """One figure per task, because curves of different tasks in one figure would invite a comparison."""
     kinds = tasks([run for _, run in named])
     roles = _roles(len(named))
     blocks: list[str] = []
@@ -139,7 +142,11 @@ def _curves(named: Named) -> list[str]:
         title = "How did they learn?" if len(set(kinds)) == 1 else f"How did they learn {here[0][2].task}?"
         asked = sorted({run.asked for _, _, run in here})
         prompts = listed([str(count) for count in asked])
-        said = f"Held-out validation accuracy over steps, greedy, of {prompts} prompts." if drawing else "Not measured."
+        said = (
+            f"Accuracy of greedy answers to {prompts} held-out validation prompts, over steps."
+            if drawing
+            else "Not measured."
+        )
         blocks.append(question(f"accuracy{place}", title, said, drawing))
     return blocks
 
@@ -176,7 +183,7 @@ def _roles(count: int) -> list[str]:
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """Folder names; those that two runs share get their parents in front, until all differ."""
+    """Folder names. Equal names get parent folders in front until all differ."""
     parts = [folder.resolve().parts for folder in folders]
     depth = 1
     while depth < 6 and len({part[-depth:] for part in parts}) < len(set(parts)):

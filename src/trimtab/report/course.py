@@ -1,4 +1,4 @@
-"""The only place that says whether a run learned, alone and beside its twin. Every sentence is computed."""
+"""The only place that says whether a run learned, alone and against its control run. Sentences are computed."""
 
 import math
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ OUTCOMES = {
     "finished": "when all steps were done",
     "early_stop": "when validation accuracy was high enough",
     "interrupted": "when it was interrupted",
-    "time_limit": "when its time was up",
-    "nonfinite": "when loss or gradient were not finite too often",
+    "time_limit": "when its time limit was reached",
+    "nonfinite": "because loss or gradient were not finite too often",
 }
 Verdict = Literal["better", "worse", "same", "unknown"]
 
@@ -31,14 +31,14 @@ class Accuracy:
 
     @property
     def variance(self) -> float:
-        """Of the share, over the choice of prompts; Agresti and Coull's, so that 0 % and 100 % are not certain."""
+        """Standard error over the choice of prompts, by Agresti and Coull: 0 % and 100 % are uncertain too."""
         prompts = self.prompts + 4
         share = (self.share * self.prompts + 2) / prompts
         return share * (1 - share) / prompts
 
 
 def noise(one: Accuracy, other: Accuracy) -> float:
-    """Two standard errors of the difference: what the choice of prompts alone may do to it."""
+    """Two standard errors of the difference: the part that the choice of prompts alone can explain."""
     return 2 * math.sqrt(one.variance + other.variance)
 
 
@@ -59,7 +59,7 @@ def start(run: RunData) -> Accuracy | None:
 
 
 def end(run: RunData) -> Accuracy | None:
-    """The last one: on test prompts where the run came to that, else the last validation."""
+    """The last measurement: on test prompts if the run got that far, else the last validation."""
     tested = run.result("held_out_accuracy")
     if tested is not None:
         return Accuracy(tested, run.asked, "test")
@@ -68,7 +68,7 @@ def end(run: RunData) -> Accuracy | None:
 
 
 def validation(run: RunData) -> Series:
-    """Validation accuracy over steps, the measurement after the last step included."""
+    """Validation accuracy over steps, including the measurement after the last step."""
     course, last = run.series("eval/accuracy"), run.result("validation_accuracy")
     if last is None or (course and course.steps[-1] >= run.num_steps):
         return course
@@ -94,21 +94,21 @@ def learned(run: RunData) -> str:
 
 
 def verdict(run: RunData) -> Verdict:
-    """The same in one word."""
+    """The answer to "did it learn?" in one word."""
     return compared(start(run), end(run))
 
 
 def _measured(run: RunData, last: Accuracy) -> str:
     how = OUTCOMES.get(str(run.summary.get("outcome")), "")
     if last.split == "test":
-        return f"The last number comes from {last.prompts} test prompts, looked at once" + (
+        return f"The last number comes from {last.prompts} test prompts, used only once" + (
             f"; the run stopped {how}." if how else "."
         )
-    return "The run wrote no summary, so test prompts were not asked: the last number is its last validation."
+    return "The run wrote no summary, so there is no test accuracy. The last number is its last validation."
 
 
 def _best(run: RunData) -> str:
-    """Worth saying only where the best checkpoint is better than the end by more than noise."""
+    """A sentence only if the best checkpoint is better than the end by more than noise."""
     best, last = run.result("best_accuracy"), end(run)
     if best is None or last is None or compared(last, Accuracy(best, run.asked, "validation")) != "better":
         return ""
@@ -128,31 +128,31 @@ def _sampled(run: RunData) -> str:
 
 
 def beside_twin(run: RunData) -> str:
-    """What the correction changed, as far as one pair of runs can tell."""
+    """What the correction changed, as far as this run and its control run can show."""
     if run.twin is None:
         return ""
     own, other = end(run), end(run.twin)
     if own is None or other is None:
-        return "A twin without correction is there, but one of the two has no accuracy to compare."
+        return "There is a control run without correction, but one of the two runs has no accuracy to compare."
     limit = noise(own, other)
-    told = f"The same run without correction ended at {percent(other.share)} against {percent(own.share)}"
+    told = f"The control run, without correction, ended at {percent(other.share)} against {percent(own.share)}"
     if run.num_steps != run.twin.num_steps:
         told += f", after {counted(run.twin.num_steps, 'step')} against {run.num_steps:,}"
     if own.split != other.split:
         told += f" ({other.split} against {own.split} prompts)"
-    pair = " It is one pair of runs with one seed; other seeds may differ."
+    pair = " This is one pair of runs with one seed. Other seeds may differ."
     if abs(own.share - other.share) <= limit:
         apart = points(own.share - other.share)
-        return f"{told}: the difference of {apart} is within the noise of ± {points(limit)}, so no claim is made.{pair}"
+        return f"{told}. The difference of {apart} is within the noise of ± {points(limit)}, so no claim is made.{pair}"
     which = "better" if own.share > other.share else "worse"
     return (
-        f"{told}: with correction it is {points(own.share - other.share)} {which}, more than the ± {points(limit)} "
+        f"{told}. With correction it is {points(own.share - other.share)} {which}, more than the ± {points(limit)} "
         f"that the choice of prompts explains.{pair}"
     )
 
 
 def learning_curve(run: RunData) -> str:
-    """Held-out accuracy, sampled reward, the final test accuracy, and the twin's in the same figure."""
+    """Held-out accuracy, sampled reward and final test accuracy, and those of the control run, in one figure."""
     lines = [
         Line("reward while sampling", "second", run.series("rollout/reward_mean"), smooth=True),
         Line("held-out accuracy, greedy, on validation prompts", "first", validation(run), dots=True),
@@ -164,7 +164,7 @@ def learning_curve(run: RunData) -> str:
     if run.twin is not None:
         lines.append(
             Line(
-                "held-out accuracy of the twin, without correction",
+                "held-out accuracy of the control run, without correction",
                 "fourth",
                 validation(run.twin),
                 dots=True,
@@ -173,14 +173,16 @@ def learning_curve(run: RunData) -> str:
         )
         other = end(run.twin)
         if other is not None and other.split == "test":
-            marks.append(Mark(f"the twin on test prompts: {other.share:.3f}", "fifth", other.share, run.twin.num_steps))
+            marks.append(
+                Mark(f"control run on test prompts: {other.share:.3f}", "fifth", other.share, run.twin.num_steps)
+            )
     values = [value for line in lines for value in line.series.values]
     scale = "share" if all(-0.001 <= value <= 1.001 for value in values) else "plain"
     return curves("learning", lines, scale=scale, marks=marks, height=3.3)
 
 
 def steady(run: RunData) -> str:
-    """Is it still exploring, and were steps bounded?"""
+    """Does the policy still explore, and were gradients clipped?"""
     entropy, norm = run.series("entropy/token_mean"), run.series("train/grad_norm")
     parts: list[str] = []
     if entropy:
@@ -190,13 +192,13 @@ def steady(run: RunData) -> str:
     limit = run.setting("grad_clip")
     if norm and isinstance(limit, int | float):
         over = sum(value > limit for value in norm.values)
-        parts.append(f"the gradient was longer than {limit:g} and scaled down at {over} of {len(norm.values)} steps")
+        parts.append(f"the gradient norm was above {limit:g} and clipped at {over} of {len(norm.values)} steps")
     said = "; ".join(parts)
     return f"{said[:1].upper()}{said[1:]}." if said else "Not measured."
 
 
 def steadiness(run: RunData) -> str:
-    """Entropy, and the length of the gradient against its bound."""
+    """Entropy, and the gradient norm with its bound."""
     entropy, norm = run.series("entropy/token_mean"), run.series("train/grad_norm")
     limit = run.setting("grad_clip")
 

@@ -1,7 +1,7 @@
 """The only place that reads a run folder back: plain JSON in, series and numbers out.
 
-A folder may come from a run that was cut off, from an older version or from a full disk. Whatever is missing or torn is
-noted and left out; only a folder that holds nothing of a run is refused.
+A folder may come from a run that was cut off, from an older version or from a full disk. Missing or damaged parts are
+noted and left out. Only a folder that holds nothing of a run is refused.
 """
 
 import json
@@ -17,19 +17,19 @@ from trimtab.errors import ConfigError
 
 Json = dict[str, Any]
 FEW = 5
-"""Values behind a start and an end: one step more or less must not change what a page says."""
+"""Number of values behind "at the start" and "at the end": one step more or less must not change the page's text."""
 ROUNDING = 1e-4
-"""Mean |log-ratio| below which float32 arithmetic in another order explains the difference."""
+"""Below this mean |log-ratio|, float32 arithmetic in another order explains the difference."""
 OURS = (
     "rollout/reward_mean", "rollout/tokens", "train/updates", "eval/accuracy", "kept/", "ess_", "logratio_", "ratio_",
     "drift/", "staleness/", "effective_batch/", "constant_groups/", "advantage/", "entropy/token_mean",
 )  # fmt: skip
-"""Metrics that our trainer and our signal write, by how their names begin. A file without any is somebody else's."""
+"""Prefixes of the metrics that our trainer and our signal write. A file without any of them is not ours."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One metric over steps; steps at which it was not measured are not in it.
+    """One metric over steps, without the steps at which it was not measured.
 
     `eval/accuracy` measured every ten steps: steps = (0, 10, 20), values = (0.5, 0.8, 0.9).
     """
@@ -50,18 +50,18 @@ class Series:
 
     @property
     def first(self) -> float:
-        """The start as every page means it: the median of the first five values."""
+        """The value "at the start" on every page: the median of the first five values."""
         return median(self.values[:FEW])
 
     @property
     def last(self) -> float:
-        """The end as every page means it: the median of the last five values."""
+        """The value "at the end" on every page: the median of the last five values."""
         return median(self.values[-FEW:])
 
 
 @dataclass(frozen=True)
 class RunData:
-    """A run folder as plain data; `notes` say what of it could not be read."""
+    """A run folder as plain data; `notes` lists the parts that could not be read."""
 
     name: str
     config: Json
@@ -75,7 +75,7 @@ class RunData:
     twin: "RunData | None" = None
 
     def series(self, *names: str) -> Series:
-        """The course of the first of these metrics that any step measured; empty when none did."""
+        """The series of the first of these metrics that was measured; empty when none was."""
         return next((self._courses[name] for name in names if name in self._courses), Series())
 
     @cached_property
@@ -89,11 +89,11 @@ class RunData:
         return {name: Series(*map(tuple, zip(*pairs, strict=True))) for name, pairs in points.items()}
 
     def names(self, ending: str) -> list[str]:
-        """The metrics whose name ends so, in order."""
+        """The metrics whose names have this ending, in order."""
         return sorted({name for line in self.metrics for name in line if name.endswith(ending)})
 
     def setting(self, *path: str) -> Any:
-        """A setting by its keys, or None; a run file's table `train` counts as the settings themselves."""
+        """A setting by its keys, or None. The table `train` of a run file counts as the top level."""
         for start in (self.config, self.config.get("train")):
             found: Any = start
             for key in path:
@@ -103,7 +103,7 @@ class RunData:
         return None
 
     def result(self, name: str) -> float | None:
-        """A number of the summary, top level or under `final`."""
+        """A number of the summary, from its top level or from `final`."""
         final = self.summary.get("final")
         found = number(self.summary.get(name))
         return number(cast(Json, final).get(name)) if found is None and isinstance(final, dict) else found
@@ -121,14 +121,14 @@ class RunData:
 
     @property
     def num_steps(self) -> int:
-        """Steps done: the summary's word, or the last line of a step; an evaluation alone is none."""
+        """Number of steps: from the summary, or from the last line of a step. An evaluation alone is not a step."""
         told = number(self.summary.get("steps"))
         done = self.series("train/updates", "rollout/tokens", "rollout/reward_mean", "kept/token_fraction").steps
         return int(told) if told is not None else done[-1] + 1 if done else 0
 
     @property
     def asked(self) -> int:
-        """Held-out prompts behind one accuracy; 512, the default, where the settings are lost."""
+        """Number of held-out prompts behind one accuracy; 512, the default, where the settings are missing."""
         return int(number(self.setting("eval_prompts")) or 512)
 
     @property
@@ -163,32 +163,32 @@ def read_run(folder: Path, *, with_twin: bool = True) -> RunData:
 
 
 def _check_ours(folder: Path, metrics: Sequence[Json]) -> None:
-    """Another framework's metrics say nothing under our names, and a page would claim things that nobody measured."""
+    """Refuse the metrics of another framework: a page made from them would claim things that were never measured."""
     found = sorted({name for line in metrics for name in line} - {"step"})
     if not found or any(name.startswith(OURS) and "step" in line for line in metrics for name in line):
         return
     shown = ", ".join(found[:6]) + (", …" if len(found) > 6 else "")
     raise ConfigError(
-        f"report: {folder / 'metrics.jsonl'} holds {shown}, and no metric of a trimtab run with its step, so nothing "
-        "true could be said about the signal. Give the folder of such a run, or log the metrics of "
+        f"report: {folder / 'metrics.jsonl'} holds {shown}, and no metric of a trimtab run with its step, so a "
+        "report would say nothing true about the signal. Give the folder of a trimtab run, or log the metrics of "
         "trimtab.signal under their own names: one JSON object per line, with a `step`."
     )
 
 
 def number(value: object) -> float | None:
-    """A finite number as such, anything else as None: null, nan, text and flags are not measurements."""
+    """The value if it is a finite number, else None: null, nan, text and flags are not measurements."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Mean over the last `window` values, fewer at the start; it looks back only, so it shows nothing too early."""
+    """Mean over the last `window` values, fewer at the start. It only looks back, so it shows nothing too early."""
     return [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
 
 
 def thinned(series: Series, most: int) -> Series:
-    """At most `most` points, each the mean of its neighbours, so that long runs stay small; short ones as they are."""
+    """At most `most` points, each a mean of neighbours, so that long runs stay small; short runs stay as they are."""
     size = -(-len(series.values) // most)
     if size <= 1:
         return series
@@ -198,7 +198,7 @@ def thinned(series: Series, most: int) -> Series:
 
 
 def objects(value: object) -> list[Json]:
-    """The objects of a list, whatever else is in its place."""
+    """The objects in a list; empty if the value is not a list."""
     found = cast("list[object]", value) if isinstance(value, list) else []
     return [cast(Json, item) for item in found if isinstance(item, dict)]
 
@@ -207,7 +207,7 @@ def _twin(folder: Path, notes: list[str]) -> RunData | None:
     try:
         return read_run(folder, with_twin=False)
     except ConfigError:
-        notes.append("twin/ is there but holds no run: it is left out.")
+        notes.append("twin/ exists but holds no control run: it is left out.")
         return None
 
 
@@ -224,7 +224,7 @@ def _object(path: Path, notes: list[str]) -> Json:
 
 
 def _lines(path: Path, notes: list[str]) -> list[Json]:
-    """Every whole line; a process that is killed may leave half of one."""
+    """Every complete line. A killed process may leave half of a line."""
     if not path.is_file():
         return []
     found, torn = list[Json](), 0
@@ -247,6 +247,6 @@ def _text(path: Path) -> Iterator[str]:
 
 
 def _by_step(lines: list[Json]) -> tuple[Json, ...]:
-    """In order of steps; of a step that a resumed run wrote again, the later line."""
+    """In order of steps. If a resumed run wrote a step again, the later line counts."""
     last = {int(step): line for line in lines if (step := number(line.get("step"))) is not None}
     return tuple(last[step] for step in sorted(last))

@@ -7,32 +7,32 @@ from trimtab.report.section import question
 from trimtab.report.words import percent, small
 
 SMALL = 1e-2
-"""Mean |log-ratio| below which formats such as bf16 or fp8 are the usual cause, and training was not harmed."""
+"""Below this mean |log-ratio|, formats such as bf16 or fp8 are the usual cause, and training was not harmed."""
 DRIFT = "mean |log-ratio| per token, at the last evaluation"
 BY_AGE = "mean |log-ratio| per token, all evaluations together"
 AGE = "updates between sampling and learning"
 MANY_TIMES = 1.5
-"""One end of a course this many times the other counts as growth."""
+"""A series grows or falls if one end is this many times the other."""
 
 
 def agreement(run: RunData) -> str:
     """Drift split into engine and staleness, over steps, on a log axis."""
     engine, stale, total, largest = _parts(run)
     lines = [
-        Line("largest of a batch", "faint", largest),
+        Line("largest in a batch", "faint", largest),
         Line("in all", "first", total),
         Line("engine: the same version, sampler against trainer", "second", engine, dots=len(engine.values) < 40),
         Line("staleness: trainer now against trainer at sampling", "fourth", stale, dots=len(stale.values) < 40),
     ]
     whole = total or engine
-    moves = bool(whole) and max(whole.values) >= ROUNDING  # on a log axis, rounding looks like a mountain
+    moves = bool(whole) and max(whole.values) >= ROUNDING  # on a log axis, rounding would look large
     marks = [Mark("0.01: worth a look", "warn", SMALL)]
     drawing = curves("drift", lines, scale="log", marks=marks, height=2.8) if moves else ""
     return question("drift", "Do sampler and trainer agree?", agreed(run), drawing)
 
 
 def agreed(run: RunData) -> str:
-    """A verdict on the mean gap, and which part of it weighs more."""
+    """A verdict on the mean gap, and its larger part."""
     engine, stale, total, largest = _parts(run)
     whole = total or engine
     if not whole:
@@ -46,7 +46,8 @@ def agreed(run: RunData) -> str:
         return f"Yes: {said}, which is rounding."
     if average < SMALL:
         return (
-            f"Nearly: {said}. Low-precision sampling looks like this; a truncated importance ratio costs little.{split}"
+            f"Nearly: {said}. This is typical of low-precision sampling. "
+            f"A truncated importance ratio corrects it at little cost.{split}"
         )
     held = "the recipe corrects for that; see the sample size below." if verdict.corrects(run) else (
         "use a recipe with a correction, and look for the cause."
@@ -62,7 +63,7 @@ def _split(engine: Series, stale: Series) -> str:
 
 
 def _parts(run: RunData) -> tuple[Series, Series, Series, Series]:
-    """Engine, staleness, total, largest; runs that probed nothing have the last two only."""
+    """Engine, staleness, total, largest. Runs without drift probes have only the last two."""
     return (
         run.series("drift/engine_abs_mean", "drift/engine_token_abs_mean"),
         run.series("drift/staleness_abs_mean", "drift/staleness_token_abs_mean"),
@@ -86,20 +87,20 @@ def ratios(run: RunData) -> str:
 
 
 def spread(line: Json) -> str:
-    """How many tokens lie near 1, and how many far off."""
+    """The share of tokens with a ratio near 1, and the share far from it."""
     found = line["ratio_histogram"]
     edges, counts = [float(edge) for edge in found["edges"]], [float(count) for count in found["counts"]]
     total = sum(counts) or 1.0
     lows, highs = _bins(edges, len(counts))
     near = sum(c for c, low, high in zip(counts, lows, highs, strict=True) if low >= -0.1001 and high <= 0.1001) / total
     far = sum(c for c, low, high in zip(counts, lows, highs, strict=True) if low >= 0.999 or high <= -0.999) / total
-    told = "none lies beyond a factor of e" if far == 0 else f"{percent(far)} beyond a factor of e (log-ratio ±1)"
+    told = "none is beyond a factor of e" if far == 0 else f"{percent(far)} are beyond a factor of e (log-ratio ±1)"
     within = f"{percent(near)} of the tokens have a ratio within about ten percent of 1"
     return f"At step {int(line['step'])}, {within}; {told}."
 
 
 def _bins(edges: list[float], count: int) -> tuple[list[float], list[float]]:
-    """Lower and upper end of each bin; one more bin than gaps means that the outer two are open."""
+    """Lower and upper end of each bin. If there is one bin more than gaps between edges, the outer two are open."""
     inf = float("inf")
     cuts = [-inf, *edges, inf] if count == len(edges) + 1 else edges
     return cuts[:-1], cuts[1:]
@@ -138,7 +139,7 @@ def _sizes(run: RunData) -> list[str]:
 
 
 def sized(run: RunData) -> str:
-    """The sample size at the level on which the recipe corrects."""
+    """A sentence on the sample size, at the level at which the recipe corrects."""
     series = verdict.effective(run)
     if not series:
         return "Not measured: the effective sample size needs the sampler's log-probs."
@@ -151,7 +152,7 @@ def sized(run: RunData) -> str:
 
 
 def by_position(run: RunData) -> str:
-    """Does drift come from the first token or does it grow along the answer?"""
+    """Is drift there from the first token, or does it grow along the answer?"""
     rows = _rows(run, "drift_by_position")
     if not rows:
         return _missing(
@@ -164,7 +165,7 @@ def by_position(run: RunData) -> str:
         "grows": f"It grows along the answer: {small(first)} per token in the first third, {small(last)} in the last.",
         "falls": f"It is largest at the start: {small(first)} per token in the first third, {small(last)} in the last. "
         "Look at prompts and templates.",
-        "flat": f"It is about the same all along, {small(sum(values) / len(values))} per token.",
+        "flat": f"It is about the same at all positions, {small(sum(values) / len(values))} per token.",
         "none": f"Nowhere: it is {small(max(values))} per token at most, which is rounding.",
     }[_growth(values)]
     drawing = bars("position", {DRIFT: values}, names, xlabel="position in the answer") if _is_drift(values) else ""
@@ -172,7 +173,7 @@ def by_position(run: RunData) -> str:
 
 
 def by_age(run: RunData) -> str:
-    """Does older data drift more? All evaluations together, because a steady run has one age in each."""
+    """Does older data drift more? All evaluations are pooled, because a steady run has one age in each."""
     sums: dict[int, tuple[float, float]] = {}
     for row in (row for line in run.diagnostics for row in objects(line.get("drift_by_age"))):
         mean, tokens = number(row.get("abs_mean")), number(row.get("tokens")) or 1.0
@@ -187,17 +188,17 @@ def by_age(run: RunData) -> str:
     said = {
         "grows": f"Yes: {first} per token at age {names[0]}, {last} at age {names[-1]}.",
         "falls": f"No: {first} per token at age {names[0]}, only {last} at age {names[-1]}.",
-        "flat": f"Hardly: about {mean} per token at every age, so the engine is what differs.",
+        "flat": f"Hardly: about {mean} per token at every age, so the cause is the engine.",
         "none": "No drift at any age.",
     }[_growth(values)]
     if len(values) == 1:
-        said = f"Not known: all tokens are {names[0]} updates old. They differ by {first}."
+        said = f"Not known: all tokens are {names[0]} updates old. Their drift is {first} per token."
     drawing = bars("age", {BY_AGE: values}, names, xlabel=AGE) if len(values) > 1 and _is_drift(values) else ""
     return question("age", "Does older data drift more?", said, drawing)
 
 
 def staleness(run: RunData) -> str:
-    """How old was what it learned from? All evaluations together."""
+    """How old were the tokens that it learned from? All evaluations are pooled."""
     tokens: dict[int, float] = {}
     for line in run.diagnostics:
         for row in objects(line.get("staleness_histogram")):
@@ -209,7 +210,7 @@ def staleness(run: RunData) -> str:
     ages = sorted(tokens)
     mean = sum(age * tokens[age] for age in ages) / total
     limit = number(run.setting("staleness"))
-    bound = "" if limit is None else f", the limit {limit:.0f}" + (" (exceeded)" if ages[-1] > limit else "")
+    bound = "" if limit is None else f"; the limit is {limit:.0f}" + (" and was exceeded" if ages[-1] > limit else "")
     said = f"{mean:.1f} updates old on average, {ages[-1]} at most{bound}."
     if not ages[-1]:
         said = "Not at all: every token was sampled by the policy that learned from it."
@@ -220,7 +221,7 @@ def staleness(run: RunData) -> str:
 
 
 def _rows(run: RunData, name: str) -> list[Json]:
-    """Of the last evaluation that has any."""
+    """The entries of the last evaluation that has any."""
     for line in reversed(run.diagnostics):
         rows = [row for row in objects(line.get(name)) if number(row.get("abs_mean")) is not None]
         if rows:

@@ -1,4 +1,4 @@
-"""The only place that lays out what a run was: recipe with sources, settings, machine, warnings, what was not read."""
+"""The only place that lays out the facts of a run: recipe with sources, settings, machine, warnings, unread files."""
 
 import json
 import re
@@ -25,11 +25,11 @@ WARNING_ANCHORS = (
     (r"top[_-]p|top[_-]k|support", "support-refused"),
     (r"resum|checkpoint", "resume-refused"),
 )
-"""Which paragraph a warning of the run belongs to; the first that fits."""
+"""Which symptom a warning of the run belongs to; the first match counts."""
 
 
 def anchor_of(warning: str) -> str | None:
-    """The symptom that a warning's text names, if any does."""
+    """The anchor of the symptom that a warning's text points to, if any."""
     return next((anchor for form, anchor in WARNING_ANCHORS if re.search(form, warning, re.IGNORECASE)), None)
 
 
@@ -40,7 +40,7 @@ def told(run: RunData) -> list[str]:
 
 
 def warnings(run: RunData) -> str:
-    """Each warning of the run with a way to what it means; then what of the folder could not be read."""
+    """Each warning of the run with a link to its explanation, then the files that could not be read."""
     items: list[str] = []
     for text in told(run):
         anchor = anchor_of(text)
@@ -56,7 +56,7 @@ def warnings(run: RunData) -> str:
 
 
 def explanations(anchors: Sequence[str], folder: Path | None) -> str:
-    """The paragraphs that this page links to, folded."""
+    """The explanations that this page links to, folded."""
     listed = "".join(folded(SYMPTOMS[anchor], folder) for anchor in dict.fromkeys(anchors))
     if not listed:
         return ""

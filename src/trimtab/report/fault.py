@@ -1,4 +1,4 @@
-"""The only place that lays out what went wrong: is the signal at fault, since which step, which stage."""
+"""The only place that lays out faults: is the signal at fault, since which step, in which stage."""
 
 from collections.abc import Callable
 from html import escape
@@ -11,7 +11,7 @@ from trimtab.report.figure import PALETTE, ROLES, Line, curves, draw_lines, key,
 from trimtab.report.section import question, table
 from trimtab.report.symptom import link
 from trimtab.report.symptoms import SYMPTOMS
-from trimtab.report.words import capital, listed, percent, small
+from trimtab.report.words import capital, counted, listed, percent, small
 
 SIGN_OF = {"fine": "✓", "corrected": "✓", "watch": "!", "fault": "✗", "unknown": "–"}
 WORST_WAY = {
@@ -31,15 +31,15 @@ WORST_WAY = {
 """Metrics watched for a change, and the side on which a change is bad."""
 SHOWN_CHANGES = 3
 NEGLIGIBLE = 1e-4
-"""Effect of a stage below which it answers to rounding."""
+"""Below this effect, a stage only corrects rounding."""
 
 
 def is_the_signal_at_fault(run: RunData) -> str:
-    """One line per check: its course as a strip, how it stands, and where to read on."""
+    """One line per check: its values over steps as a strip, its status, and a link to its explanation."""
     _, said = verdict.answer(run)
     rows = "".join(_row(check) for check in verdict.checks(run))
     note = (
-        '<p class="note">Each strip shows one check from the first step to the last. Green is inside of the bound, '
+        '<p class="note">Each strip shows one check from the first step to the last. Green is inside the bound, '
         "blue is outside and corrected by the recipe, yellow is worth a look, red is a fault. On this page “at the "
         "start” and “at the end” mean the median of five values.</p>"
     )
@@ -58,17 +58,17 @@ def _row(check: verdict.Check) -> str:
 
 
 def changes(run: RunData) -> list[tuple[str, Series, Change]]:
-    """Watched metrics that left their early range for good, to the bad side, first ones first."""
+    """Watched metrics that left their early range permanently, on the bad side, in order of steps."""
     found: list[tuple[str, Series, Change]] = []
     harmless = {check.anchor for check in verdict.checks(run) if check.status == "fine"}
     for name, side in WORST_WAY.items():
         if name.startswith("entropy") and "entropy-collapse" in harmless:
-            continue  # whoever learns becomes more certain
+            continue  # a policy that learns becomes more certain
         if name.startswith("logratio") and run.series("drift/engine_abs_mean"):
-            continue  # the same drift, not split
+            continue  # the same drift, not split into engine and staleness
         series = run.series(name)
         if name.startswith(("logratio", "drift")) and series and max(series.values) < ROUNDING:
-            continue  # rounding moves too, and means nothing
+            continue  # changes in rounding mean nothing
         change = change_point(series) if series else None
         if change is not None and change.side == side:
             found.append((name, series, change))
@@ -76,7 +76,7 @@ def changes(run: RunData) -> list[tuple[str, Series, Change]]:
 
 
 def since_which_step(run: RunData) -> str:
-    """The change-points, and the first of them drawn with their early ranges."""
+    """The change-points, and figures of the first ones with their early ranges."""
     found = changes(run)
     return question(
         "since", "Since which step?", since(run, found), _drawn_changes(found[:SHOWN_CHANGES]) if found else ""
@@ -86,20 +86,21 @@ def since_which_step(run: RunData) -> str:
 def since(run: RunData, found: list[tuple[str, Series, Change]]) -> str:
     watched = _watched(run)
     if not watched:
-        return f"Too short to say: no metric has the {2 * LEAST} points that an early range and a change need."
+        return f"The run is too short: no metric has the {2 * LEAST} points that this needs."
     if not found:
         return (
-            f"None: of {len(watched)} metrics watched, none left its early range to the bad side and stayed out. "
-            "The early range is that of the first fifth of the run, widened by half."
+            f"None: {counted(len(watched), 'metric')} were watched, and none left its early range for the worse and "
+            "stayed outside. The early range is the range in the first fifth of the run, widened by half on each side."
         )
     told = [
         f"{name} ({small(change.before)} before, {small(change.after)} since) at step {change.step}"
         for name, _, change in found[:SHOWN_CHANGES]
     ]
-    more = f"; {len(found) - SHOWN_CHANGES} more followed" if len(found) > SHOWN_CHANGES else ""
+    more = f"; then {len(found) - SHOWN_CHANGES} more" if len(found) > SHOWN_CHANGES else ""
     ended = course.verdict(run)
-    but = " Held-out accuracy rose all the same, so this is a change, not a fault." if ended == "better" else ""
-    return f"Since step {found[0][2].step}: what left its early range and stayed out is {listed(told)}{more}.{but}"
+    but = " Held-out accuracy still rose, so this is a change, not a fault." if ended == "better" else ""
+    which = f"{listed(told)}{more}"
+    return f"Since step {found[0][2].step}: these metrics left their early range and stayed outside: {which}.{but}"
 
 
 def _drawn_changes(found: list[tuple[str, Series, Change]]) -> str:
@@ -113,12 +114,12 @@ def _drawn_changes(found: list[tuple[str, Series, Change]]) -> str:
 
         return paint
 
-    entries = [("first", "as measured"), ("third", "its early range, widened"), ("second", "out of it since here")]
+    entries = [("first", "as measured"), ("third", "early range, widened"), ("second", "outside since this step")]
     return panels([(f"change{i}", painter(*entry)) for i, entry in enumerate(found)]) + key(entries)
 
 
 def stages(run: RunData) -> dict[str, Series]:
-    """What corrects, with its effect: correction stages on top of each other, and a loss that clips at the sampler."""
+    """Each correction with its effect: correction stages, and a policy loss that clips the ratio to the sampler."""
     named = [name.removesuffix("/alone") for name in run.names("/alone")]
     effects = {name: run.series(f"{name}/on_top", f"{name}/alone") for name in named}
     losses = {loss: run.series(f"{loss}/clipped_tokens") for loss in verdict.losses_at_sampler(run)}
@@ -135,7 +136,7 @@ def _watched(run: RunData) -> list[str]:
 
 
 def in_short(run: RunData) -> str:
-    """A few words for the top of the page. What the recipe is must be known before it is said to lack something."""
+    """A few words for the top of the page. "No correction" is said only where the recipe is known."""
     if most := acting(run):
         return most
     if stages(run):
@@ -144,14 +145,14 @@ def in_short(run: RunData) -> str:
 
 
 def acting(run: RunData) -> str:
-    """The stage that decides most, by its effect on top of the others; empty when none acts or there is none."""
+    """The stage with the largest effect on top of the others; empty if no stage acts or there is none."""
     effect = {name: series.mean for name, series in stages(run).items()}
     most = max(effect, key=lambda name: effect[name], default="")
     return most if effect.get(most, 0.0) >= NEGLIGIBLE else ""
 
 
 def which_stage(run: RunData) -> str:
-    """What each stage does by itself and on top of the others; what is rejected and clipped over steps."""
+    """The effect of each stage alone and on top of the others, and rejected and clipped shares over steps."""
     named = list(stages(run))
     clipped = {name.removesuffix("/clipped_tokens"): run.series(name) for name in run.names("/clipped_tokens")}
     said = " ".join(text for text in (_acting(run), _clipping(run, clipped), _skipped(run)) if text)
@@ -183,14 +184,14 @@ def _effects(run: RunData, label: str) -> list[str]:
 
 
 def _moving(run: RunData, labels: list[str]) -> list[tuple[str, str, Series]]:
-    """Shares of tokens that a stage rejects, bounds or clips; one that never moves is in the table, not drawn."""
+    """Shares of tokens that a stage rejects, bounds or clips. Constant ones are in the table, not in the figure."""
     words = {"rejected_tokens": "rejected", "over_high_tokens": "above its band", "clipped_tokens": "clipped"}
     entries = [(label, word, run.series(f"{label}/{what}")) for label in labels for what, word in words.items()]
     return [entry for entry in entries if entry[2] and not entry[2].is_constant]
 
 
 def _acting(run: RunData) -> str:
-    """Which stage decides most, and which never did anything."""
+    """Which stage has the largest effect, and which stages never had one."""
     effect = stages(run)
     idle = [name for name, series in effect.items() if max(series.values) == 0]
     still = [name for name, series in effect.items() if name not in idle and series.mean < NEGLIGIBLE]
@@ -202,14 +203,14 @@ def _acting(run: RunData) -> str:
         what = f"{verb} {percent(mean)} of the tokens" if rejects else f"moves weights by {small(mean)}"
         parts.append(f"{most} acts{' most' if len(effect) - len(idle) - len(still) > 1 else ''}: on average it {what}.")
     if still:
-        parts.append(f"{listed(still)} had nothing but rounding to correct.")
+        parts.append(f"{listed(still)} corrected only rounding.")
     if idle:
         parts.append(f"{listed(idle)} did nothing at any step.")
     return " ".join(parts)
 
 
 def _clipping(run: RunData, clipped: dict[str, Series]) -> str:
-    """Losses that clip at the old policy; those that clip at the sampler are stages."""
+    """Policy losses that clip the ratio to the old policy. Those that clip the ratio to the sampler are stages."""
     clipped = {name: series for name, series in clipped.items() if name not in verdict.losses_at_sampler(run)}
     single = run.setting("updates_per_batch") == 1
     shares = {name: max(series.values) for name, series in clipped.items() if series}
@@ -228,4 +229,4 @@ def _clipping(run: RunData, clipped: dict[str, Series]) -> str:
 
 def _skipped(run: RunData) -> str:
     skipped = int(run.result("skipped_updates") or 0)
-    return f"{skipped} optimiser steps were left out because nothing was kept." if skipped else ""
+    return f"{skipped} optimiser steps were skipped because no token was kept." if skipped else ""

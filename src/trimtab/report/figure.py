@@ -1,7 +1,7 @@
 """The only place that draws: matplotlib figures as inline SVG whose colours are the page's own.
 
-Figures are drawn in stand-in colours, one for each role, which then become CSS variables. So one drawing serves the
-light page and the dark one. What a figure means is said in text beside it, never inside it.
+Figures are drawn in placeholder colours, one per role, which are then replaced by CSS variables. So one drawing serves
+the light page and the dark one. The text next to a figure explains it; the figure itself holds no explanation.
 """
 
 import io
@@ -23,21 +23,21 @@ ROLES = {
         ("ink", "faint", "line", "card", "warn", "bad", "first", "second", "third", "fourth", "fifth", "sixth"), start=1
     )
 }
-"""Colours nobody would draw with, each standing for a CSS variable of the same name."""
+"""Placeholder colours that no figure uses otherwise. Each stands for a CSS variable of the same name."""
 PALETTE = ("first", "second", "third", "fourth", "fifth", "sixth")
-"""Roles for lines of equal rank, in the order in which they are given out."""
+"""Roles for lines of equal rank, in the order in which they are assigned."""
 WINDOW = 10
-"""Steps behind a smoothed point; 10 steps of 32 x 8 answers move by about 0.01."""
+"""Steps behind a smoothed point. With 10 steps of 32 x 8 answers, the noise of the mean is about 0.01."""
 MOST_POINTS = 400
-"""Points of a line at most: more than a screen shows, few enough for a page of 2 MB."""
+"""Largest number of points in a line: more than a screen shows, few enough for a page of 2 MB."""
 WIDE = 8.2
-"""Width of a figure as wide as the page, in inches; text is then as large as that of the page."""
+"""Width of a full-width figure in inches. At this width its text is as large as that of the page."""
 Scale = Literal["plain", "share", "log"]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One curve and what it is called; `smooth` draws its mean over the last steps and the raw values thin behind."""
+    """One curve and its label. `smooth` draws the mean over the last steps, with the raw values thin behind it."""
 
     label: str
     role: str
@@ -49,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """One point or level of its own: a level where `step` is None."""
+    """One separate point; a horizontal level if `step` is None."""
 
     label: str
     role: str
@@ -113,7 +113,7 @@ def bars(
             places = [place - 0.4 + (i + 0.5) * wide for place in range(len(values))]
             _ = axis.bar(places, values, width=0.9 * wide, color=ROLES[role], linewidth=0)
         every = -(-len(ticks) // 10)
-        first = len(ticks) // 2 % every  # the middle one is always named
+        first = len(ticks) // 2 % every  # the middle tick always has a label
         axis.set_xticks(list(range(len(ticks)))[first::every], list(ticks)[first::every])
         axis.set_xlabel(xlabel, labelpad=8)
         if scale == "share":
@@ -146,14 +146,14 @@ def drawn(name: str, paint: Callable[[Any], None], *, height: float = 2.9, width
 
 
 def panels(entries: Sequence[tuple[str, Callable[[Any], None]]]) -> str:
-    """Small figures side by side, below each other where the screen is narrow: (name, painter) of each."""
+    """Small figures side by side, or below each other on a narrow screen, from (name, painter) pairs."""
     width = WIDE / max(2, len(entries))
     drawings = "".join(drawn(name, paint, width=width, height=2.3) for name, paint in entries)
     return f'<div class="panels">{drawings}</div>'
 
 
 def key(entries: Sequence[tuple[str, str]]) -> str:
-    """What the colours mean, as text of the page: it wraps, it can be read aloud, and it never covers a curve."""
+    """What the colours mean, as text of the page: it wraps, screen readers can read it, and it never covers a curve."""
     items = "".join(f'<li><i style="background: var(--{role})"></i>{escape(text)}</li>' for role, text in entries)
     return f'<ul class="key">{items}</ul>'
 
@@ -182,13 +182,13 @@ def _line(axis: Any, line: Line, floor: float | None) -> None:
 
 
 def _floor(lines: Sequence[Line]) -> float:
-    """Equal numbers have no place on a log axis: they lie at its foot, a little below the smallest that has."""
+    """Zeros have no place on a log axis. They are drawn slightly below the smallest positive value."""
     above = [value for line in lines for value in line.series.values if value > 0]
     return max(1e-9, 0.5 * min(above)) if above else 1e-9
 
 
 def _log_axis(axis: Any, values: list[float]) -> None:
-    """Plain numbers at the ticks, and enough of them where the values span little."""
+    """Plain numbers at the ticks, and enough ticks where the values span a small range."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_yscale("log")
@@ -228,7 +228,7 @@ def _style(name: str) -> dict[str, Any]:
 
 
 def _inline(svg: str, name: str) -> str:
-    """What a page can hold: no prolog, no metadata, no name spaces, no fixed size, and the page's colours and fonts."""
+    """The SVG without prolog, metadata, name spaces and fixed size, with the colours and fonts of the page."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
@@ -237,7 +237,7 @@ def _inline(svg: str, name: str) -> str:
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{name}"', 1).replace("xlink:href", "href")
     svg = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", svg)
     svg = re.sub(r"font-family: [^;\"]*;?", "", svg)
-    # ids such as figure_1 and axes_1 repeat from figure to figure; no part refers to them
+    # ids such as figure_1 and axes_1 repeat in every figure, and nothing refers to them
     svg = re.sub(r'\sid="(?![mp][0-9a-f]{6,})[^"]*"', "", svg)
     for role, colour in ROLES.items():
         svg = svg.replace(colour, f"var(--{role})")

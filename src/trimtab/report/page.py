@@ -1,4 +1,4 @@
-"""The only place that lays out a run's page: one self-contained file, a question, a sentence and a figure at a time."""
+"""The only place that lays out the page of a run: one self-contained file of questions, sentences and figures."""
 
 from html import escape
 from pathlib import Path
@@ -17,19 +17,19 @@ LEARNED = {"better": "yes", "worse": "no, it got worse", "same": "not beyond noi
 
 
 def write_report(folder: Path) -> Path:
-    """Make `report.html` from the other files of a run folder; it asks nothing of the network."""
+    """Write `report.html` from the other files of a run folder, without network access."""
     return write_page(folder / "report.html", page(read_run(folder), folder))
 
 
 def write_page(path: Path, text: str) -> Path:
-    """The new page or the old one, never half of either."""
+    """Replace the page in one step, so a reader sees the old page or the new one, never half of one."""
     draft = path.with_name(f".{path.name}.draft")
     _ = draft.write_text(text, encoding="utf-8", errors="replace")
     return draft.replace(path)
 
 
 def page(run: RunData, folder: Path | None = None) -> str:
-    """The whole page as text; `folder` is where it will lie, for links into a checkout."""
+    """The whole page as text. `folder` is where it will be stored, for links into a checkout."""
     return document(
         run.label,
         _head(run),
@@ -58,7 +58,7 @@ def page(run: RunData, folder: Path | None = None) -> str:
 
 
 def document(title: str, *blocks: str) -> str:
-    """A page that runs no script and loads nothing, even if a text of the run should get through as HTML."""
+    """A page that runs no script and loads nothing, even if a text of the run were interpreted as HTML."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
@@ -95,7 +95,7 @@ def _lead(run: RunData) -> str:
 
 
 def _glance(run: RunData) -> str:
-    """The four questions with answers of one word, and the numbers people ask for."""
+    """The four questions with short answers, and the main numbers."""
     status, _ = verdict.answer(run)
     found = fault.changes(run)
     asked = [
@@ -112,7 +112,7 @@ def _glance(run: RunData) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A name of code may break after its dots and dashes."""
+    """Allow line breaks in a name of code after dots and underscores."""
     return escape(name).replace(".", ".<wbr>").replace("_", "_<wbr>")
 
 

@@ -1,10 +1,10 @@
-"""The only place that knows what a section of a page looks like: a question, a sentence, a figure."""
+"""The only place that knows how a section of a page looks: a question, a sentence, a figure."""
 
 from collections.abc import Sequence
 from html import escape
 
 MOST_CHARACTERS = 1200
-"""Of one text of the run: enough to judge an answer, few enough for a page of 2 MB."""
+"""Characters shown of one text of the run: enough to judge an answer, few enough for a page of 2 MB."""
 
 
 def question(anchor: str, title: str, said: str, *drawings: str) -> str:
@@ -23,7 +23,7 @@ def table(top: Sequence[str], rows: Sequence[Sequence[str]], *, kind: str = "") 
 
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> str:
-    """A text of the run, escaped; a long one ends with how much is left out."""
+    """A text of the run, escaped. A long one is cut, with the number of characters left out."""
     left = len(text) - most
     return (
         escape(text) if left <= 0 else f'{escape(text[:most])}<span class="left-out"> … {left:,} more characters</span>'

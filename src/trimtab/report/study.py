@@ -1,6 +1,6 @@
-"""The only place that lays out a study: its table as text, and one page with its curves and every seed's number.
+"""The only place that lays out a study: its table as text, and one page with its curves and the number of every seed.
 
-It reads `study.json` and the run folders beside it, so a page can be drawn again without the trainer.
+It reads `study.json` and the run folders next to it, so a page can be made again without the trainer.
 """
 
 import json
@@ -17,11 +17,11 @@ from trimtab.report.section import question, table
 from trimtab.report.words import counted, duration
 
 Courses = dict[str, list[Series]]
-"""Validation accuracy over steps: one series a seed, by arm."""
+"""Validation accuracy over steps: one series per seed, by arm."""
 
 
 def write_study(folder: Path) -> Path:
-    """Make `study.md` and `study.html` from the other files of a study's folder."""
+    """Write `study.md` and `study.html` from the other files of a study folder."""
     study = _read(folder / "study.json")
     _ = write_page(folder / "study.md", markdown(study))
     return write_page(folder / "study.html", page(study, _courses(folder, study)))
@@ -61,7 +61,7 @@ def page(study: Json, courses: Courses) -> str:
 
 
 def interval(arm: Json) -> str:
-    """Mean and interval as people write them, and how many of the seeds are behind them where some are not."""
+    """Mean and interval as text, with the number of seeds behind them if some are missing."""
     cells, mean, half = objects(arm["cells"]), number(arm["mean"]), number(arm["half_width"])
     if mean is None:
         return "no number"
@@ -70,7 +70,7 @@ def interval(arm: Json) -> str:
 
 
 def seeds(arm: Json) -> str:
-    """Every seed's number, and what happened where it did not simply finish."""
+    """The number of every seed, or its status if it did not finish normally."""
     return ", ".join(
         _number(cell["value"]) + ("" if cell["status"] == "finished" else f" ({cell['status']})")
         for cell in objects(arm["cells"])
@@ -78,7 +78,7 @@ def seeds(arm: Json) -> str:
 
 
 def verdict(met: object) -> str:
-    """Whether an expectation was met; it stays open while a seed is missing."""
+    """Whether an expectation was met; not known while a seed is missing."""
     return "not known, a seed is missing" if met is None else "yes" if met else "**no**"
 
 
@@ -91,8 +91,8 @@ def _said(study: Json) -> str:
     span = f"{first} is highest with a mean of {best:.3f}, {last} lowest with {worst:.3f}."
     size = len(cast("list[int]", study["seeds"]))
     return (
-        f"{span} {_holes(study)}\nA dot is a seed, the bar the 95 % interval of the mean by Student's t "
-        f"({counted(size, 'seed')}); it covers training chance on these prompts and settings, and nothing else."
+        f"{span} {_holes(study)}\nA dot is one seed. The bar is the 95 % interval of the mean by Student's t "
+        f"({counted(size, 'seed')}). It covers only the chance in training, on these prompts and settings."
     )
 
 
@@ -137,7 +137,7 @@ def _expected(study: Json) -> list[str]:
 
 
 def _beyond(one: Json, study: Json) -> str:
-    """A mean on the right side of its bound is no proof while the interval reaches past it."""
+    """A mean on the right side of its bound proves nothing while the interval reaches past the bound."""
     half = next(number(arm["half_width"]) for arm in _arms(study) if arm["arm"] == one["arm"])
     mean, low, high = number(one["mean"]), number(one["at_least"]), number(one["at_most"])
     if one["met"] is not True or mean is None or half is None:
@@ -155,7 +155,7 @@ def _fixed(study: Json) -> str:
 
 
 def _dots(study: Json) -> str:
-    """Every seed a dot, the interval a bar, expectations as ticks."""
+    """One dot per seed, a bar for the interval, ticks for expectations."""
     arms = _arms(study)
     if all(number(arm["mean"]) is None for arm in arms):
         return ""
@@ -192,7 +192,7 @@ def _arm_dots(axis: Any, place: int, arm: Json, colour: str) -> None:
 
 
 def _curves(study: Json, courses: Courses) -> str:
-    """Seeds faint, their mean on top."""
+    """Curves of seeds in faint colour, their mean on top."""
     names = [str(arm["arm"]) for arm in _arms(study)]
     if not any(courses.values()):
         return ""
@@ -214,7 +214,7 @@ def _curves(study: Json, courses: Courses) -> str:
 
 
 def _mean(all_series: Sequence[Series]) -> Series:
-    """Over the seeds that measured a step; a step that one of them lacks is left out, so that the mean never jumps."""
+    """Mean over the seeds. A step that one of them lacks is left out, so that the mean never jumps."""
     shared = sorted(set.intersection(*[set(series.steps) for series in all_series])) if all_series else []
     values = [dict(zip(series.steps, series.values, strict=True)) for series in all_series]
     return Series(tuple(shared), tuple(sum(one[step] for one in values) / len(values) for step in shared))
@@ -223,7 +223,7 @@ def _mean(all_series: Sequence[Series]) -> Series:
 def _courses_said(courses: Courses) -> str:
     if not any(courses.values()):
         return "Not measured."
-    return "Greedy accuracy on validation prompts over steps: seeds faint, their mean on top."
+    return "Greedy accuracy on validation prompts over steps. Faint lines are seeds, and the strong line is their mean."
 
 
 def _courses(folder: Path, study: Json) -> Courses:
@@ -236,7 +236,7 @@ def _courses(folder: Path, study: Json) -> Courses:
 
 
 def _notes(study: Json) -> list[tuple[Json, str]]:
-    """Every run that did not simply finish, and what it said last."""
+    """Every run that did not finish normally, with its last message."""
     cells = [cell for arm in _arms(study) for cell in objects(arm["cells"])]
     told = [(cell, ": ".join(part for part in (str(cell["status"]), str(cell["note"])) if part)) for cell in cells]
     return [(cell, text) for cell, text in told if cell["status"] != "finished"]

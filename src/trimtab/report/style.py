@@ -1,4 +1,4 @@
-"""How pages look: one style sheet, light and dark, system fonts, nothing fetched."""
+"""How pages look: one style sheet, light and dark, with system fonts and without downloads."""
 
 CSS = """
 :root {

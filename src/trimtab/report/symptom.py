@@ -14,15 +14,15 @@ from pathlib import Path
 DOCUMENT = "docs/troubleshooting.md"
 INTRODUCTION = """# Troubleshooting, by symptom
 
-Find what you see; metric names are those of `metrics.jsonl`, settings those of `[train]` unless another table is named.
-`report.html` links here and holds the paragraphs that concern its run; how to read it: [report.md](report.md).
-Made by `python -m trimtab.report` from [`symptoms.py`](../src/trimtab/report/symptoms.py).
+Find what you see. Metric names are those of `metrics.jsonl`. Settings are those of `[train]` unless another table is
+named. `report.html` links here and holds the paragraphs that apply to its run. [report.md](report.md) explains how to
+read it. This file is made by `python -m trimtab.report` from [`symptoms.py`](../src/trimtab/report/symptoms.py).
 """
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """What you see, what it means, what to do. `anchor` never changes: pages made long ago point at it."""
+    """What you see, what it means, what to do. `anchor` never changes, because old pages link to it."""
 
     anchor: str
     title: str
@@ -32,7 +32,7 @@ class Symptom:
 
 
 def document(symptoms: dict[str, Symptom]) -> str:
-    """docs/troubleshooting.md. Anchors are written out, so that a better title breaks no link."""
+    """The text of docs/troubleshooting.md. Anchors are explicit, so that a new title breaks no link."""
     listed = "\n".join(f"- [{symptom.title}](#{symptom.anchor})" for symptom in symptoms.values())
     entries = "\n".join(_entry(symptom) for symptom in symptoms.values())
     return f"{INTRODUCTION}\n{listed}\n\n{entries}"
@@ -45,12 +45,12 @@ def _entry(symptom: Symptom) -> str:
 
 
 def link(symptom: Symptom, text: str = "") -> str:
-    """A link to the paragraph inside the page; a browser unfolds it on the way."""
+    """A link to the paragraph inside the page. A browser unfolds it when it follows the link."""
     return f'<a href="#help-{symptom.anchor}">{escape(text or "what to do")}</a>'
 
 
 def folded(symptom: Symptom, folder: Path | None) -> str:
-    """The paragraph in the page, folded, with the place of the document it comes from."""
+    """The paragraph in the page, folded, with its place in the document."""
     place = f"{DOCUMENT}#{symptom.anchor}"
     target = from_folder(folder) if folder is not None else None
     shown = f'<a href="{escape(target)}#{symptom.anchor}">{place}</a>' if target else f"<code>{place}</code>"
@@ -62,14 +62,14 @@ def folded(symptom: Symptom, folder: Path | None) -> str:
 
 
 def from_folder(folder: Path) -> str | None:
-    """The document as seen from a run folder inside the same checkout; elsewhere None: a link would lead nowhere."""
+    """The path of the document from a run folder in the same checkout; None elsewhere, where no link would work."""
     checkout = Path(__file__).resolve().parents[3]
     inside = folder.resolve().is_relative_to(checkout) and (checkout / DOCUMENT).is_file()
     return Path(os.path.relpath(checkout / DOCUMENT, folder.resolve())).as_posix() if inside else None
 
 
 def coded(text: str) -> str:
-    """Plain text with `code` and *emphasis* in it, as HTML; a link of the document becomes its text.
+    """Plain text with `code` and *emphasis* in it, as HTML. A link of the document becomes its text.
 
     >>> coded("see *this*: `a < b` and `drift/*`, `x_*`")
     'see <em>this</em>: <code>a &lt; b</code> and <code>drift/*</code>, <code>x_*</code>'

@@ -1,4 +1,4 @@
-"""The only place that shows what was written: training episodes turn by turn, and answers to held-out prompts."""
+"""The only place that shows texts: training episodes turn by turn, and answers to held-out prompts."""
 
 from html import escape
 from typing import cast
@@ -13,20 +13,20 @@ SHOWN_ANSWERS = 12
 
 
 def episodes(run: RunData) -> str:
-    """A few training episodes: who wrote what, what it earned, how old the sampler was."""
+    """A few training episodes: the author of each turn, the reward, and the age of the sampler."""
     chosen = _chosen(run.transcripts)
     if not chosen:
         return question("transcripts", "What was it trained on?", "Not known: transcripts.jsonl is missing or empty.")
     cards = "".join(_card(run, line) for line in chosen)
     environment = any(turn.get("by") == "environment" for line in chosen for turn in objects(line.get("turns")))
     said = f"{counted(len(chosen), 'episode')} of {len(run.transcripts)} recorded, as sampled." + (
-        " What the environment answered is set apart; those tokens never train." if environment else ""
+        " Text of the environment is shown separately. Its tokens never train." if environment else ""
     )
     return question("transcripts", "What was it trained on?", said, f'<div class="episodes">{cards}</div>')
 
 
 def _chosen(lines: tuple[Json, ...]) -> list[Json]:
-    """From the first, a middle and the last step recorded, the best and the worst paid of each."""
+    """The episodes with the highest and the lowest reward at the first, a middle and the last recorded step."""
     steps = sorted({int(step) for line in lines if (step := number(line.get("step"))) is not None})
     if not steps:
         return []
@@ -52,7 +52,7 @@ def _card(run: RunData, line: Json) -> str:
 
 
 def _facts(run: RunData, line: Json) -> list[str]:
-    """Reward or what became of it, advantage, age, kept share."""
+    """Reward or its status, advantage, age, kept share."""
     status, reward = str(line.get("status") or "ok"), number(line.get("reward"))
     judged = reward is not None and status == "ok"
     kind = "right" if judged and (reward or 0.0) > 0 else "wrong"
@@ -89,7 +89,7 @@ def _prompt(prompt: object) -> str:
 
 
 def answers(run: RunData) -> str:
-    """The same held-out prompts, answered at the first evaluation and at the last one that asked them."""
+    """Answers to the same held-out prompts at the first evaluation and at the last one that used them."""
     samples = [sample for sample in run.samples if number(sample.get("step")) is not None and "prompt" in sample]
     if not samples:
         return question("answers", "What does it write?", "Not known: samples.jsonl is missing or empty.")
@@ -103,7 +103,7 @@ def answers(run: RunData) -> str:
         for prompt in prompts
     ]
     asked = counted(len(prompts), "validation prompt")
-    said = f"Greedy answers to {asked}, those first that it got wrong after the warm start."
+    said = f"Greedy answers to {asked}. Prompts that it got wrong after the warm start come first."
     return question("answers", "What does it write?", said, table(("prompt", f"step {begin}", f"step {end}"), rows))
 
 

@@ -1,4 +1,4 @@
-"""The only place that judges the training signal by what was measured: bounds, their reasons, and since when."""
+"""The only place that judges the training signal by its metrics: bounds, their reasons, and since which step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ from trimtab.report.data import Json, RunData, Series, objects
 from trimtab.report.words import capital, counted, listed, percent, small
 
 Status = Literal["fine", "corrected", "watch", "fault", "unknown"]
-"""`corrected`: outside of its bound, and the recipe accounts for it."""
+"""`corrected`: outside its bound, and the recipe corrects for it."""
 RANK: dict[Status, int] = {"unknown": 0, "fine": 1, "corrected": 2, "watch": 3, "fault": 4}
 OUTSIDE: tuple[Status, ...] = ("corrected", "watch", "fault")
 LASTING = 0.1
-"""Share of its points that must lie outside of a bound, or its last five do, before a metric counts as outside."""
+"""A metric counts as outside its bound if this share of its points is outside, or if its last five are."""
 NUM_CAUSES = 5
-"""The first checks of the list are causes: drift, sample size, kept share, rewards; the others follow from them."""
+"""The first checks of the list are causes (drift, sample size, kept share, rewards). The others are effects."""
 OVERWHELMED = 0.5
-"""Share of tokens that a loss clips at the sampler, from which it throws away more than it corrects."""
+"""Above this share of clipped tokens, a policy loss that clips the ratio to the sampler discards too much."""
 SOLVED = 0.9
-"""Accuracy from which little entropy and few differing groups are the goal reached, not a fault."""
+"""From this accuracy on, low entropy and few groups with different rewards show success, not a fault."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Where a metric is worth a look, and where it is a fault; `above`: too much of it is bad, else too little.
+    """Limits for "worth a look" and for "fault". With `above`, large values are bad, else small ones.
 
     Bound("effective sample size", …, watch=0.3, fault=0.1, above=False): 0.2 is worth a look, 0.05 a fault.
     """
@@ -44,20 +44,22 @@ class Bound:
 
 
 ENGINE = Bound("engine drift", "drift-engine", 0.01, 0.1, True, "bf16 samplers stay near 0.002")
-STALENESS = Bound("staleness drift", "drift-staleness", 0.01, 0.1, True, "0.1 per token: a factor of 2.7 in ten")
+STALENESS = Bound(
+    "staleness drift", "drift-staleness", 0.01, 0.1, True, "0.1 per token is a factor of 2.7 over ten tokens"
+)
 ESS = Bound("effective sample size", "ess-near-zero", 0.3, 0.1, False, "a few answers then carry the batch")
 KEPT = Bound("kept tokens", "everything-rejected", 0.5, 0.1, False, "half of the work is thrown away")
-ENDED = Bound("answers that end", "answers-cut-off", 0.9, 0.5, False, "what is cut off is mostly not rewarded")
+ENDED = Bound("answers that end", "answers-cut-off", 0.9, 0.5, False, "answers that are cut off mostly earn no reward")
 SIGNAL = Bound("tokens with a gradient", "groups-without-signal", 0.2, 0.05, False, "few groups differ in reward")
-FAILED = Bound("failed rewards", "reward-errors", 0.01, 0.1, True, "those answers do not train, and not by chance")
-ENTROPY = Bound("entropy", "entropy-collapse", 0.25, 0.1, False, "answers become all the same")
+FAILED = Bound("failed rewards", "reward-errors", 0.01, 0.1, True, "those answers do not train, which biases the batch")
+ENTROPY = Bound("entropy", "entropy-collapse", 0.25, 0.1, False, "all answers become the same")
 SPIKES = Bound("gradient spikes", "gradient-spikes", 0.0, 0.05, True, "steps with ten times the median norm")
 NONFINITE = Bound("non-finite steps", "non-finite", 0.0, 0.05, True, "such steps are skipped")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: how it stands, in words, since when, and its course as (status, number of points)."""
+    """One check: its status, a sentence, the step since which it holds, and its history as (status, points)."""
 
     name: str
     anchor: str
@@ -68,7 +70,7 @@ class Check:
 
 
 def checks(run: RunData) -> list[Check]:
-    """Everything that can be at fault, in the order in which causes come before effects."""
+    """All checks, causes before effects."""
     return [
         _drift(run, ENGINE, "drift/engine_abs_mean", "drift/engine_token_abs_mean"),
         _drift(run, STALENESS, "drift/staleness_abs_mean", "drift/staleness_token_abs_mean"),
@@ -91,9 +93,9 @@ def answer(run: RunData) -> tuple[Status, str]:
     bad = [check for check in found if check.status == worst]
     seen = [check for check in found if check.status != "unknown"]
     if not seen:
-        return "unknown", "Not known: nothing that would show it was measured."
+        return "unknown", "Not known: the run has no metric that would show it."
     if worst == "fine":
-        return worst, f"Nothing points at it: {counted(len(seen), 'check')} of the signal, all inside of their bounds."
+        return worst, f"No fault found: {counted(len(seen), 'check')} of the signal, all inside their bounds."
     if worst == "corrected":
         return worst, _corrected(run, bad)
     causes = [check for check in found[:NUM_CAUSES] if check.status in OUTSIDE and check.since is not None]
@@ -102,20 +104,20 @@ def answer(run: RunData) -> tuple[Status, str]:
     came = f" {capital(first.name)} came first, at step {first.since}." if first is not None and is_known else ""
     told = "; ".join(check.said for check in bad)
     opening = "Probably" if worst == "fault" else "Perhaps"
-    learned = " It learned all the same." if course.verdict(run) == "better" else ""
+    learned = " The run still learned." if course.verdict(run) == "better" else ""
     return worst, f"{opening}: {told}.{came}{learned}"
 
 
 def _corrected(run: RunData, found: list[Check]) -> str:
-    """The sentence for a sampler that differs, with a recipe that accounts for it, and nothing else to complain of."""
-    differs = f"the sampler differs ({listed([check.name for check in found])}), the recipe corrects it"
+    """The sentence for a sampler that differs, a recipe that corrects for it, and no other problem."""
+    differs = f"the sampler differs ({listed([check.name for check in found])}), the recipe corrects for it"
     if course.verdict(run) == "better":
         return f"No: {differs}, and the run learned."
-    return f"No fault was found: {differs}, and every other check is inside of its bound."
+    return f"No fault was found: {differs}, and every other check is inside its bound."
 
 
 def judged(bound: Bound, series: Series, form: Any = small) -> Check:
-    """A course against its bound."""
+    """A series compared with its bound."""
     if not series:
         return Check(bound.name, bound.anchor, "unknown", f"{bound.name}: not measured")
     states: list[Status] = [bound.status(value) for value in _calm(series.values)]
@@ -127,12 +129,12 @@ def judged(bound: Bound, series: Series, form: Any = small) -> Check:
     if status != "fine":
         said += f" ({limit}: {bound.why})"
     elif out:
-        said += f" ({limit} at {out} of {counted(len(series.values), 'step')}, too few and too short to count)"
+        said += f" ({limit} at {out} of {counted(len(series.values), 'step')}, which is too few to count)"
     return Check(bound.name, bound.anchor, status, said, _since(series, states, status), _strip(states))
 
 
 def effective(run: RunData) -> Series:
-    """The sample size at the level on which the recipe corrects: sequences where a stage looks at them, else tokens."""
+    """The sample size at the level at which the recipe corrects: sequences if a stage reads them, else tokens."""
     stages = [part.get("settings") for part in _parts(run) if part.get("does") == "correct"]
     levels = [str(cast(Json, settings).get("level", "")) for settings in stages if isinstance(settings, dict)]
     level = "token" if levels and "sequence" not in levels else "sequence"
@@ -140,12 +142,12 @@ def effective(run: RunData) -> Series:
 
 
 def corrects(run: RunData) -> bool:
-    """Does any stage of the recipe account for a sampler that differs?"""
+    """Does any stage of the recipe correct for a sampler that differs?"""
     return any(part.get("does") == "correct" for part in _parts(run)) or bool(losses_at_sampler(run))
 
 
 def losses_at_sampler(run: RunData) -> list[str]:
-    """Losses whose ratio is that of current and sampler: their clip sees engine and staleness."""
+    """Policy losses whose ratio is current over sampler, so that their clip covers engine drift and staleness."""
     return [str(part.get("formula")) for part in _parts(run)
             if part.get("does") == "policy loss" and "rollout" in str(part.get("how"))]  # fmt: skip
 
@@ -155,7 +157,7 @@ def _parts(run: RunData) -> list[Json]:
 
 
 def _drift(run: RunData, bound: Bound, *names: str) -> Check:
-    """Drift that a correction takes care of is no fault: what harms then shows in ESS, kept share and accuracy."""
+    """Corrected drift is not a fault. If it does harm, ESS, kept share or accuracy show it."""
     check = judged(bound, run.series(*names))
     if not corrects(run):
         return check
@@ -164,13 +166,13 @@ def _drift(run: RunData, bound: Bound, *names: str) -> Check:
 
 
 def _is_overwhelmed(run: RunData) -> bool:
-    """Does a loss that clips at the sampler clip most of what it gets?"""
+    """Does a policy loss that clips the ratio to the sampler clip most of its tokens?"""
     clipped = [run.series(f"{loss}/clipped_tokens") for loss in losses_at_sampler(run)]
     return any(series and series.last > OVERWHELMED for series in clipped)
 
 
 def _sample_size(run: RunData) -> Check:
-    """Where the loss clips at the sampler and nothing is weighted by ratios, few answers cannot carry the batch."""
+    """If the policy loss clips the ratio to the sampler and no stage weights by it, a few answers cannot dominate."""
     check = judged(ESS, effective(run), percent)
     clipped = losses_at_sampler(run) and not any(part.get("does") == "correct" for part in _parts(run))
     if not clipped:
@@ -179,7 +181,7 @@ def _sample_size(run: RunData) -> Check:
 
 
 def _eased(check: Check, most: Status, why: str) -> Check:
-    """The check with no status worse than `most`, and the reason."""
+    """The check with its status limited to `most`, with the reason."""
     if RANK[check.status] <= RANK[most]:
         return check
     strip: list[tuple[Status, int]] = [(min(status, most, key=RANK.__getitem__), n) for status, n in check.strip]
@@ -207,12 +209,12 @@ def _unless_solved(run: RunData, check: Check) -> Check:
     if last is None or last.share < SOLVED or check.status in ("fine", "unknown"):
         return check
     strip: tuple[tuple[Status, int], ...] = (("fine", 1),)
-    said = f"{check.name} is low, as it is where a task is solved"
+    said = f"{check.name} is low, which is normal once a task is solved"
     return Check(check.name, check.anchor, "fine", said, None, strip)
 
 
 def _counted(bound: Bound, flags: Series) -> Check:
-    """Events: any is worth a look, one step in twenty is a fault."""
+    """A check of events: one is worth a look, one step in twenty is a fault."""
     if not flags:
         return Check(bound.name, bound.anchor, "unknown", f"{bound.name}: not measured")
     count, of = int(sum(flags.values)), len(flags.values)
@@ -224,7 +226,7 @@ def _counted(bound: Bound, flags: Series) -> Check:
 
 
 def _gap(run: RunData) -> Check:
-    """Reward that rises while held-out accuracy does not: learned the reward, not the task."""
+    """If reward rises and held-out accuracy does not, the policy learned the reward and not the task."""
     reward, accuracy = run.series("rollout/reward_mean"), course.validation(run)
     name, anchor = "reward against held-out", "reward-without-held-out"
     if len(reward.values) < 10 or len(accuracy.values) < 2:
@@ -234,7 +236,7 @@ def _gap(run: RunData) -> Check:
     first, last = (course.Accuracy(accuracy.values[i], run.asked, "validation") for i in (0, -1))
     moved = course.compared(first, last)
     if rise <= 0.05 or moved == "better" or first.share >= SOLVED:
-        return Check(name, anchor, "fine", "reward and held-out accuracy tell the same story")
+        return Check(name, anchor, "fine", "reward and held-out accuracy agree")
     said = f"reward rose by {small(rise)} while held-out accuracy {'fell' if moved == 'worse' else 'stayed'}"
     return Check(name, anchor, "fault" if moved == "worse" else "watch", said)
 
@@ -258,7 +260,7 @@ def _flags(series: Series) -> Series:
 
 
 def _calm(values: tuple[float, ...]) -> Iterator[float]:
-    """Median of five: a verdict that changes with every step helps nobody."""
+    """Median of five, so that a verdict does not change at every step."""
     return (median(values[max(0, i - 2) : i + 3]) for i in range(len(values)))
 
 
@@ -275,7 +277,7 @@ def _lasting(states: list[Status], at_end: Status) -> Status:
 
 
 def _since(series: Series, states: list[Status], status: Status) -> int | None:
-    """The first step that stood as badly as the verdict says."""
+    """The first step whose status is as bad as the verdict."""
     if status in ("fine", "unknown"):
         return None
     return next((step for step, state in zip(series.steps, states, strict=True) if RANK[state] >= RANK[status]), None)

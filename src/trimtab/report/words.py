@@ -7,7 +7,7 @@ SPACE = "\u00a0"
 
 
 def percent(share: float) -> str:
-    """A share with as many digits as it deserves; number and sign stay on one line.
+    """A share with a sensible number of digits; number and sign stay on one line.
 
     >>> percent(0.984), percent(1.0), percent(0.00042)
     ('98.4\\xa0%', '100\\xa0%', '0.042\\xa0%')
@@ -29,7 +29,7 @@ def points(difference: float) -> str:
 
 
 def small(value: float) -> str:
-    """A number of any size, three digits of it.
+    """A number of any size, with three digits.
 
     >>> small(0.0123), small(2.5e-7), small(12.0), small(0.0)
     ('0.0123', '2.5\xa0×\xa010⁻⁷', '12', '0')
@@ -69,5 +69,5 @@ def listed(items: Sequence[str]) -> str:
 
 
 def capital(text: str) -> str:
-    """The first letter large, the rest as it is."""
+    """The text with its first letter as a capital."""
     return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""The only place that shows what was done with time and data: rewards, use of the batch, seconds and tokens."""
+"""The only place that shows how time and data were used: rewards, use of the batch, seconds and tokens."""
 
 from typing import cast
 
@@ -12,7 +12,7 @@ STATUS_ROLES = {"ok": "third", "abstain": "faint", "error": "bad", "timeout": "w
 
 
 def rewards(run: RunData) -> str:
-    """What became of every answer: judged, abstained, failed, out of time."""
+    """The status of every answer: judged, abstained, failed, out of time."""
     counts = reward_counts(run)
     total = sum(counts.values())
     if not total:
@@ -38,7 +38,7 @@ def rewards(run: RunData) -> str:
 
 
 def reward_counts(run: RunData) -> dict[str, float]:
-    """By status; the summary's word, or the sum over steps."""
+    """Counts by status, from the summary or summed over steps."""
     told = run.summary.get("reward_status")
     given = cast(Json, told) if isinstance(told, dict) else {}
     summed = {status: sum(run.series(f"reward/{status}").values) for status in STATUSES}
@@ -48,7 +48,7 @@ def reward_counts(run: RunData) -> dict[str, float]:
 
 
 def use_of_data(run: RunData) -> str:
-    """Which share of the tokens carried a gradient, and what was sampled in vain."""
+    """The share of tokens that carried a gradient, and of groups that were sampled for nothing."""
     effective, constant = run.series("effective_batch/token_fraction"), run.series("constant_groups/group_fraction")
     if not effective and not constant:
         return question("use", "How much of the data was used?", "Not known: the run measured no shares.")
@@ -72,18 +72,18 @@ def used(run: RunData) -> str:
         else:
             first, last = percent(share.first), percent(share.last)
             parts.append(
-                f"At the end {last} of the tokens carried a gradient, {first} at the start: "
-                "where all answers to a prompt earn the same, there is nothing to compare."
+                f"At the end {last} of the tokens carried a gradient, {first} at the start. "
+                "Where all answers to a prompt earn the same reward, there is nothing to compare."
             )
     dropped = int(sum(run.series("rollout/groups_dropped").values))
     if dropped:
         were = "was" if dropped == 1 else "were"
-        parts.append(f"{capital(counted(dropped, 'group'))} {were} dropped for fresh prompts.")
+        parts.append(f"{capital(counted(dropped, 'group'))} {were} replaced by fresh prompts.")
     return " ".join(parts)
 
 
 def time(run: RunData) -> str:
-    """Where the time went, and how fast tokens came."""
+    """Where the time went, and the speed in tokens per second."""
     spans = spent(run)
     if not spans:
         return question("time", "Where did the time go?", "Not known: the run wrote no times.")
@@ -99,7 +99,7 @@ def time(run: RunData) -> str:
 
 
 def timed(run: RunData) -> str:
-    """The largest share, the speed, and how much ran at once."""
+    """The largest share, the speed, and how long sampling and learning overlapped."""
     spans, seconds = spent(run), elapsed(run)
     whole = sum(spans.values())
     largest = max(spans, key=lambda name: spans[name])
@@ -108,18 +108,18 @@ def timed(run: RunData) -> str:
     told += f"; {speed:,.0f} tokens per second were sampled and trained on." if speed else "."
     if runtime(run) == "processes":
         busy = sum(run.series("time/sample_seconds").values)
-        # both fit into the time there was, so what is over was done at once; it may have been more
+        # if the two times add up to more than the whole, the excess was done at once; it may have been more
         beside = max(0.0, busy + sum(run.series("time/learn_seconds").values) - seconds)
         share = percent(min(1.0, beside / max(seconds, 1e-9)))
         told += (
-            f" Sampling ran in a process of its own, busy for {duration(busy)}: for at least {duration(beside)} "
+            f" Sampling ran in its own process and was busy for {duration(busy)}: for at least {duration(beside)} "
             f"({share}) both worked at once. The bar shows the learner."
         )
     return told
 
 
 def spent(run: RunData) -> dict[str, float]:
-    """Seconds of the learner's process by what it did; in `inline` sampling is one of them."""
+    """Seconds of the learner's process by activity; with `runtime=inline`, sampling is one of them."""
     sums = {name: sum(run.series(f"time/{name}_seconds").values) for name in ("sample", "learn", "wait", "eval")}
     total = elapsed(run)
     if not any(sums.values()) or not total:
@@ -132,7 +132,7 @@ def spent(run: RunData) -> dict[str, float]:
 
 
 def elapsed(run: RunData) -> float:
-    """Seconds of the whole run, as far as it got."""
+    """Seconds of the whole run, or of the part that was done."""
     told = run.result("seconds")
     course = run.series("time/elapsed_seconds")
     return told if told is not None else max(course.values) if course else 0.0

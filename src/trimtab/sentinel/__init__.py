@@ -1,8 +1,8 @@
-"""The sentinel: holds any function of the training signal to invariants, and hands back the smallest counter-example.
+"""The sentinel: checks any function of the training signal against invariants and returns the smallest counter-example.
 
     verdict = check(Subject("my_loss", call), "mask_content")
 
-`check` searches with hypothesis (the extra `sentinel`); everything else needs torch alone.
+`check` searches with hypothesis (the extra `sentinel`). Everything else needs only torch.
 """
 
 import importlib
@@ -47,7 +47,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The search is imported when first asked for, since it needs hypothesis."""
+    """Import the search on first use, because it needs hypothesis."""
     if name not in ("check", "examine", "Verdict"):
         raise AttributeError(f"module 'trimtab.sentinel' has no attribute {name!r}")
     try:

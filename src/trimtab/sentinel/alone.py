@@ -1,4 +1,4 @@
-"""Stand-ins for what a cluster provides: one process, options that are off. Needs torch alone, for a runner's sake."""
+"""Stand-ins for the parts of a cluster: one process, options that are off. Needs only torch, as runners do."""
 
 import types
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 
 class Lenient(types.SimpleNamespace):
-    """Options as attributes; one that nobody set is off, as a parser's defaults would have it."""
+    """Options as attributes. An option that is not set is off, like a parser's default."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -15,7 +15,7 @@ class Lenient(types.SimpleNamespace):
         return None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As a mapping of options answers."""
+        """The option as a mapping would return it."""
         return vars(self).get(name, default)
 
     def __getitem__(self, name: str) -> Any:
@@ -36,7 +36,7 @@ class OneProcess:
 
 
 class Alone:
-    """torch.distributed for one process: a reduction leaves what it was given."""
+    """torch.distributed for one process: a reduction returns its input unchanged."""
 
     ReduceOp = torch.distributed.ReduceOp
     ProcessGroup = object
@@ -49,4 +49,4 @@ class Alone:
 
 
 STAND_INS: dict[str, type] = {"OneProcess": OneProcess, "Alone": Alone}
-"""Those a recipe may name."""
+"""Stand-ins that a reproduction file may name."""

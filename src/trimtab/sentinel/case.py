@@ -1,9 +1,9 @@
 """A case: one tiny batch of rollouts, and every way to look at it. The only place that makes layouts for subjects.
 
 A case holds canonical leaf tensors over all tokens (prompt, action, observation). Views are differentiable functions of
-the leaves, so a gradient arrives at its token whatever the layout; inverse views bring results back. Perturbations are
-new cases: other content in cells nobody may read, other padding, other order, some of the sequences. A subject needs to
-know nothing of them.
+the leaves, so a gradient arrives at its token in every layout. Inverse views bring results back. Perturbations are new
+cases: other content in unreadable cells, other padding, another order, or some of the sequences. A subject does not
+need to know about them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,21 +17,21 @@ from torch import Tensor
 from trimtab.signal.layout import Levels, Segments, renumbered
 
 Side = Literal["left", "right", "both"]
-"""Where padding stands; "both" pads prompts on the left and what follows them on the right."""
+"""The side of the padding. "both" pads prompts on the left and the tokens after them on the right."""
 
 MASKS = ("trainable", "attention", "response")
-"""Flags that follow from a case's shape: chosen by the policy; a token at all; after the prompt."""
+"""Flags that follow from the shape of a case: chosen by the policy; any token; after the prompt."""
 
 
 class CannotRepresent(Exception):
-    """A subject cannot take this case; too many of these is "could not exercise", never a pass."""
+    """A subject cannot take this case. Too many of these give "could not exercise", never a pass."""
 
 
 class WrongShape(Exception):
-    """A result came back in another shape than its view's."""
+    """A result has another shape than its view."""
 
     def __init__(self, observed: list[int], expected: list[int]) -> None:
-        super().__init__(f"a result has shape {observed} where its view has {expected}")
+        super().__init__(f"a result has shape {observed}, but its view has shape {expected}")
         self.observed, self.expected = observed, expected
 
 
@@ -40,7 +40,7 @@ class Case:
     """Two answers to one prompt, the first with an observation inside:
 
     kinds = (("p", "a", "o", "a"), ("p", "a"))          p prompt, a action, o observation
-    tokens["logp_old"] = 6 numbers                       one a token, prompt and observation included
+    tokens["logp_old"] = 6 numbers                       one per token, including prompt and observation
     sequences["reward"] = [1., 0.], ["group"] = [0, 0]
     """
 
@@ -48,22 +48,22 @@ class Case:
     tokens: Mapping[str, Tensor]
     sequences: Mapping[str, Tensor]
     fill: float = 0.0
-    """What cells without a token hold."""
+    """Content of cells without a token."""
     extra_columns: int = 0
     side: Side = "right"
     origin: tuple[int, ...] = ()
-    """Which sequence of the unperturbed case each one is."""
+    """For each sequence, its index in the unperturbed case."""
     within: "Case | None" = field(default=None, repr=False)
-    """The case this one is a part of, when it is one."""
+    """The whole case, if this case is a part of one."""
     mask_dtype: torch.dtype = torch.float64
-    """How masks are handed over, unless a view asks for a type of its own."""
+    """The dtype of masks, unless a view asks for another one."""
     eos_ids: tuple[int, ...] = (1,)
     pad_id: int = 0
     rank: int = 0
-    """Which of `world` processes this case is handed to."""
+    """The rank, among `world` processes, that gets this case."""
     world: int = 1
     touched: set[str] | None = field(default=None, repr=False, compare=False)
-    """Where views note the fields they were asked for, when somebody wants to know."""
+    """If set, views add the names of the fields that they read."""
 
     @property
     def num_sequences(self) -> int:
@@ -71,13 +71,13 @@ class Case:
 
     @property
     def whole(self) -> "Case":
-        """For counts that belong to the whole batch: the case a part was cut from, or the case itself."""
+        """The whole batch, for counts: the case that this one is a part of, or the case itself."""
         self._note("whole")
         return self if self.within is None else self.within
 
     @cached_property
     def trainable(self) -> Tensor:
-        """Bool a token: chosen by the policy."""
+        """One bool per token: chosen by the policy."""
         return torch.tensor([kind == "a" for kinds in self.kinds for kind in kinds], dtype=torch.bool)
 
     @cached_property
@@ -87,7 +87,7 @@ class Case:
 
     @cached_property
     def segments(self) -> Segments:
-        """Over trainable tokens."""
+        """Segments over trainable tokens."""
         counts = torch.tensor([sum(kind == "a" for kind in kinds) for kinds in self.kinds], dtype=torch.long)
         return Segments.from_counts(counts, int(counts.sum()))
 
@@ -97,19 +97,19 @@ class Case:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Tokens a sequence, prompt included."""
+        """Tokens per sequence, including the prompt."""
         return [len(kinds) for kinds in self.kinds]
 
     @cached_property
     def response_lengths(self) -> list[int]:
-        """Tokens a sequence after its prompt."""
+        """Tokens per sequence after the prompt."""
         return [len(kinds) - self._prompt(i) for i, kinds in enumerate(self.kinds)]
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
         """(chosen, rejected) rows: the best and the worst reward of every group that has two of them."""
         reward, group = self.sequences["reward"], self.sequences["group"]
-        origin = self.origin or range(self.num_sequences)  # equal rewards go by who they are, not by where they stand
+        origin = self.origin or range(self.num_sequences)  # ties are broken by identity, not by position
         found: list[tuple[int, int]] = []
         for name in sorted({int(g) for g in group}):
             rows = sorted((float(reward[i]), origin[i], i) for i in range(self.num_sequences) if int(group[i]) == name)
@@ -124,12 +124,12 @@ class Case:
     # --- views -----------------------------------------------------------------------------------------------
 
     def flat(self, name: str) -> Tensor:
-        """Trainable tokens only, sequence after sequence; the leaf itself where every token is trainable."""
+        """Only trainable tokens, sequence after sequence; the leaf itself if every token is trainable."""
         source = self._field(name)
         return source if bool(self.trainable.all()) else source[self.trainable]
 
     def sequence(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
-        """One entry a sequence: reward, group, ended, votes, …"""
+        """One entry per sequence: reward, group, ended, votes, …"""
         self._note(name)
         return self.sequences[name] if dtype is None else self.sequences[name].to(dtype)
 
@@ -145,8 +145,8 @@ class Case:
     ) -> Tensor:
         """[rows, width]; cells without a token hold the case's fill.
 
-        with_prompt=False  what follows the prompt only, padded on the right unless `side` says otherwise
-        shift              cell t holds token t + 1, as position t of a model predicts it; the last cell holds none
+        with_prompt=False  only the tokens after the prompt, padded on the right unless `side` says otherwise
+        shift              cell t holds token t + 1, which position t of a model predicts; the last cell is empty
         drop_first         the same without the last cell: [rows, width - 1]
         """
         index = self._grid(with_prompt, side, shift, drop_first)
@@ -154,7 +154,7 @@ class Case:
         if index.numel() == source.shape[0] and bool((index >= 0).all()):
             return source.view(*index.shape, *source.shape[1:])
         held = source[index.clamp(min=0)] if source.shape[0] else source.new_zeros(*index.shape, *source.shape[1:])
-        # A mask is the one thing a caller owes: it is 0 where there is no token, never garbage.
+        # Only the mask is guaranteed at cells without a token: it is 0 there, never garbage.
         blank = self.fill if held.dtype.is_floating_point and name not in MASKS else 0
         blank = self.pad_id if name == "token_id" else blank
         there = (index >= 0).reshape(*index.shape, *[1] * (held.ndim - 2))
@@ -181,11 +181,11 @@ class Case:
         place[index[index >= 0]] = (index >= 0).reshape(-1).nonzero().squeeze(1)
         wanted = place[self.trainable.nonzero().squeeze(1)]
         if bool((wanted < 0).any()):
-            raise self.cannot("a trainable token opens its sequence, so a shifted view has no cell for it")
+            raise self.cannot("the first token of a sequence is trainable, so a shifted view has no cell for it")
         return values.reshape(-1, *values.shape[2:])[wanted]
 
     def outside_padded(self, values: Tensor, **view: Any) -> Tensor:
-        """A subject's [rows, width] result in every cell that is not a trainable token's."""
+        """A subject's [rows, width] result in every cell without a trainable token."""
         index = self._grid(
             view.get("with_prompt", True), view.get("side"), view.get("shift", False), view.get("drop_first", False)
         )
@@ -193,7 +193,7 @@ class Case:
         return values[~inside]
 
     def list(self, name: str, *, with_prompt: bool = True, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """One 1-D tensor a sequence, every token of it (or what follows its prompt): views of the leaf."""
+        """One 1-D tensor per sequence with all its tokens (or those after its prompt): views of the leaf."""
         source = self._field(name, dtype)
         pieces = cast("tuple[Tensor, ...]", source.split([len(kinds) for kinds in self.kinds]))
         return list(pieces) if with_prompt else [piece[self._prompt(i) :] for i, piece in enumerate(pieces)]
@@ -208,7 +208,7 @@ class Case:
         return torch.cat(list(values))[self.flags(with_prompt=with_prompt)]
 
     def packed(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
-        """One row of every token, sequence after sequence; boundaries in `cu_seqlens`."""
+        """One row with all tokens, sequence after sequence; boundaries are in `cu_seqlens`."""
         return self._field(name, dtype)
 
     def from_packed(self, values: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ class Case:
         return self.tokens[name] if dtype is None else self.tokens[name].to(dtype)
 
     def _grid(self, with_prompt: bool, side: Side | None = None, shift: bool = False, drop: bool = False) -> Tensor:
-        """[rows, width] of token indices, -1 where there is none."""
+        """[rows, width] of token indices, -1 where there is no token."""
         side = side or (self.side if with_prompt else "right")
         key = (with_prompt, side, shift, drop)
         if key not in self._grids:
@@ -289,7 +289,7 @@ class Case:
         return replace(self, sequences={**self.sequences, **fields})
 
     def refilled(self, content: float, *, extra_columns: int = 0, side: Side | None = None) -> "Case":
-        """Everything nobody may read holds `content`: padding cells, and untrainable tokens of every float field."""
+        """Put `content` into every unreadable cell: padding, and untrainable tokens of every float field."""
         tokens = {
             name: torch.where(self._like(values), values, torch.full_like(values, content))
             if values.dtype.is_floating_point
@@ -299,11 +299,11 @@ class Case:
         return replace(self, tokens=tokens, fill=content, extra_columns=extra_columns, side=side or self.side)
 
     def _like(self, values: Tensor) -> Tensor:
-        """The trainable flags, shaped to choose among a field's entries."""
+        """The trainable flags, in a shape that selects entries of a field."""
         return self.trainable.reshape(-1, *[1] * (values.ndim - 1))
 
     def taken(self, chosen: Sequence[int], *, as_part: bool) -> "Case":
-        """Some sequences in some order: a part of this case, or a permuted case of its own."""
+        """Some sequences in some order: as a part of this case, or as an independent case."""
         index = torch.tensor(list(chosen), dtype=torch.long)
         starts = self.cu_seqlens
         places = [torch.arange(int(starts[i]), int(starts[i + 1])) for i in chosen]
@@ -318,13 +318,13 @@ class Case:
         )
 
     def token_places(self, chosen: Sequence[int]) -> Tensor:
-        """Where the trainable tokens of some sequences lie among this case's trainable tokens."""
+        """Indices of the trainable tokens of some sequences among all trainable tokens of this case."""
         first, after = self.segments.first_token, self.segments.first_token + self.segments.token_counts
         places = [torch.arange(int(first[i]), int(after[i])) for i in chosen]
         return torch.cat(places) if places else torch.zeros(0, dtype=torch.long)
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data, for reports and recipes; `from_data` reads it back."""
+        """Plain data, for reports and reproduction files; `from_data` reads it back."""
         return {
             "kinds": ["".join(kinds) for kinds in self.kinds],
             "tokens": {name: values.tolist() for name, values in self.tokens.items()},
@@ -338,7 +338,7 @@ class Case:
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> "Case":
-        """The case that `as_data` wrote down."""
+        """The case that `as_data` wrote."""
         kinds = tuple(tuple(row) for row in cast("list[str]", data["kinds"]))
         return Case(
             kinds,

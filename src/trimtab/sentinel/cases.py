@@ -1,4 +1,4 @@
-"""Where cases come from: shapes in which bugs hide, and random ones by hypothesis."""
+"""The sources of cases: shapes in which bugs hide, and random ones by hypothesis."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ Number = Callable[[int], float]
 
 
 def _signed(byte: int) -> float:
-    """0, 1/4, -1/4, 1/2, … up to ±2: the smaller the byte, the rounder the number."""
+    """0, 1/4, -1/4, 1/2, … up to ±2: a smaller byte gives a rounder number."""
     step = (byte % 17 + 1) // 2
     return step / 4 if byte % 2 else -step / 4
 
@@ -41,7 +41,7 @@ SEQUENCE_VALUES: dict[str, Number] = {
 def build(
     kinds: tuple[tuple[str, ...], ...], *, group: list[int], tokens: dict[str, Tensor], sequences: dict[str, Tensor]
 ) -> Case:
-    """A case with what follows from its shape: ids, lengths, logits, and a key a token that survives reordering."""
+    """A case with the fields that follow from its shape: ids, lengths, logits, and a key per token for reordering."""
     places = [(i, t) for i, row in enumerate(kinds) for t in range(len(row))]
     key = torch.tensor([(i * 7919 + t * 104729) % 99991 for i, t in places], dtype=torch.long)
     ids = torch.tensor([3 + (i + t) % 2 for i, t in places], dtype=torch.long)
@@ -66,7 +66,7 @@ def _flag(name: str, values: Tensor) -> Tensor:
 
 
 def completed(data: dict[str, Any]) -> Case:
-    """A case from a report or a recipe, with every field it left out at rest."""
+    """A case from a report or a reproduction file, with default values for missing fields."""
     told = Case.from_data(data)
     full = build(
         told.kinds, group=[int(g) for g in told.sequences["group"]],
@@ -84,11 +84,11 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[int, ...], float]] = {
     "interleaved groups": (("pppaa", "paaa", "ppaa", "paoa", "paaaa"), (1, 0, 1, 0, 1), 0.1),
     "far": (("paaaaaaa", "paoaoaoa", "pa", "paaa"), (0, 0, 1, 1), 60.0),
 }
-"""Rows, their groups, and how far the policies drift apart."""
+"""Rows, their groups, and the distance of the policies."""
 
 
 def directed() -> Iterator[Case]:
-    """Ragged, lone, constant, single tokens, empty rows, tool output, mixed signs, zero rewards, extreme drift."""
+    """Ragged rows, single samples, constants, one token, empty rows, tool output, mixed signs, zero rewards, drift."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -115,7 +115,7 @@ def directed() -> Iterator[Case]:
 
 @functools.lru_cache(maxsize=16)
 def random_cases(reads: frozenset[str] | None, *, seed: int, examples: int) -> tuple[Case, ...]:
-    """Small random batches by hypothesis: the same ones for the same seed and fields."""
+    """Small random batches by hypothesis. The same seed and fields give the same batches."""
     import hypothesis
     from hypothesis import HealthCheck, Phase, settings
 

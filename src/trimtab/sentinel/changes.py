@@ -13,7 +13,7 @@ _HUNK = re.compile(rb"^@@ -\S+ \+(\d+)(?:,(\d+))? @@")
 def changed_lines(root: str, span: str) -> dict[str, list[list[int]]]:
     """Line ranges of the newer side by file: {"a.py": [[3, 5], [9, 9]]}; a pure deletion touches the line before it."""
     if span.startswith("-") or ".." not in span:
-        raise AdapterError(f"check: --changed {span} is no range of commits. Write BASE..HEAD.")
+        raise AdapterError(f"check: --changed {span} is not a range of commits. Write BASE..HEAD.")
     try:
         diff = git(Path(root), "diff", "--unified=0", "--no-color", "--no-ext-diff", span, "--", "*.py")
     except CouldNotLoad as error:

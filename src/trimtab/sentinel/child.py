@@ -1,7 +1,7 @@
-"""The child process of an examination: loads the target, searches, and tells what it finds line by line.
+"""The child process of an examination: it loads the target, searches, and reports what it finds line by line.
 
-`python -m trimtab.sentinel.child` reads one job as JSON from standard input and writes one JSON event a line to the
-real standard output; whatever the target prints goes to standard error. Memory is limited before the target is loaded.
+`python -m trimtab.sentinel.child` reads one job as JSON from standard input and writes one JSON event per line to the
+real standard output. Output of the target goes to standard error. Memory is limited before the target is loaded.
 """
 
 import json
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def work(asked: Mapping[str, Any], out: TextIO) -> None:
-    """This process's share of the subjects, one after the other."""
+    """Check this process's share of the subjects, one after the other."""
     job = Job.from_data(asked["job"])
     share, shares = asked["share"]
     done = set(asked["skip"])
@@ -75,7 +75,7 @@ def _write_down(job: Job, subject: Subject, verdict: Verdict, out: TextIO) -> No
     assert job.findings is not None
     try:
         folder = str(findings.write(Path(job.findings), verdict, subject, target, online=job.online))
-    except Exception as error:  # a folder that cannot be written costs itself, not the examination
+    except Exception as error:  # if a folder cannot be written, the examination continues
         folder = f"{verdict.subject} {verdict.invariant} could not be written: {type(error).__name__}: {error}"
     tell(out, {"event": "finding", "folder": folder})
 
@@ -86,14 +86,14 @@ def tell(out: TextIO, event: Mapping[str, Any]) -> None:
 
 
 def _claimed_output() -> TextIO:
-    """The real standard output for events; the target's own prints go to standard error."""
+    """The real standard output, for events. Output of the target goes to standard error."""
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return events
 
 
 def limit_memory(gibibytes: float) -> None:
-    """So that a runaway target ends its own process and not the machine; not everywhere there is such a limit."""
+    """Limit memory, so that a runaway target ends only its own process. Some systems have no such limit."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 

@@ -1,4 +1,4 @@
-"""Two calls of a subject side by side: the only place that says when two runs are the same."""
+"""Compare two calls of a subject: the only place that decides when two runs are the same."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Index = tuple[Tensor, Tensor]
 class Match:
     """Which entries of two runs must be equal; None for all of them, in order.
 
-    scalars  the factor by which a scalar of the second may differ from the first's; None to leave scalars out
+    scalars  expected factor between a scalar of the second run and that of the first; None to leave scalars out
     """
 
     tokens: Index | None = None
@@ -44,7 +44,7 @@ def apart(
         factor = match.scalars if result.level == "scalar" and match.scalars is not None else 1.0
         before, after = first.values[name], second.values[name]
         if result.level == "cell" and before.shape != after.shape:
-            continue  # other padding or other rows have other cells
+            continue  # other padding or other rows give other cells
         index = match.index(result)
         if index is not None:
             before, after = before[index[0]], after[index[1]]
@@ -72,7 +72,7 @@ def _gradients_apart(
         return None
     if name not in second.gradients:
         return Violation(f"{what} disconnects {name}", "no gradient", "a gradient, if only zero", grade=grade)
-    # A token result's gradient sums over all of its tokens, so it says something only where all of them are compared.
+    # The gradient of a token result sums over all its tokens, so it is compared only where all of them are.
     if match.index(result) is not None and result.level != "scalar":
         return None
     for leaf, gradient in first.gradients[name].items():
@@ -104,7 +104,7 @@ def differing(
     compared: Compared | None = None,
     grade: Grade = "bug",
 ) -> Violation:
-    """A violation from two tensors that had to be equal, with the size of the difference."""
+    """A violation from two tensors that should be equal, with the size of their difference."""
     where = positions(expected, observed)
     on = "gradient" if compared and compared.leaf else "decision" if result.kind in ("keep", "mask") else "value"
     if result.kind not in SIGNAL and on != "gradient":

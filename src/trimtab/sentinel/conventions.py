@@ -1,6 +1,7 @@
-"""Choices that several right functions make differently, detected on benign cases and named.
+"""Choices that several correct functions make differently. They are detected on benign cases and named.
 
-A convention is no finding; a declared convention that does not fit is one. Only what fits on every benign case is told.
+A convention is not a finding. A declared convention that does not fit is one. A convention is reported only if it fits
+on every benign case.
 """
 
 import math
@@ -16,13 +17,13 @@ from trimtab.sentinel.declare import Effect, Violation, invariant
 from trimtab.sentinel.invariants.scale import known_average
 from trimtab.sentinel.invariants.surrogate import off
 from trimtab.sentinel.perturb import LOGPS
-from trimtab.sentinel.subject import Result, Subject, called, resolved, run, same
+from trimtab.sentinel.subject import Result, Subject, call_subject, resolve_inputs, run, same
 
 EPSILONS = (0.0, 1e-9, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
 
 
 def benign() -> Case:
-    """Two groups of three and a lone sample, all tokens chosen by the policy, everything moderate and distinct."""
+    """Two groups of three and a single sample, all tokens chosen by the policy, all values moderate and distinct."""
     kinds = tuple(tuple(row) for row in ("paa", "paaa", "pa", "paa", "paaa", "paa", "paa"))
     count = sum(map(len, kinds))
     ramp = torch.linspace(0, 1, count, dtype=torch.float64)
@@ -39,14 +40,14 @@ def benign() -> Case:
 
 
 def detected(subject: Subject) -> dict[str, str]:
-    """Every convention that could be told, by name."""
+    """Every convention that could be identified, by name."""
     whole = subject.adapt(benign())
     crowd = subject.adapt(benign().taken(range(6), as_part=False))
     case = crowd
     for one in (crowd, whole):
-        with suppress(Exception):  # many a right function refuses a lone sample
-            subject = resolved(subject, one)
-            called(subject, one)
+        with suppress(Exception):  # many correct functions refuse a single sample
+            subject = resolve_inputs(subject, one)
+            call_subject(subject, one)
             case = one
     found: dict[str, str] = {}
     for name, detect in (
@@ -62,10 +63,11 @@ def detected(subject: Subject) -> dict[str, str]:
 
 @invariant(
     family="I21",
-    statement="A declared convention (denominator, ddof, estimator, band, lone-group rule) is the one that is found.",
-    why="Every right function makes such choices; the expensive bug is to believe in another one than was made.",
+    statement="A declared convention (denominator, ddof, estimator, band, rule for groups of one) is the one in use.",
+    why="Every correct function makes such choices. The expensive bug is to rely on a different choice than the "
+    "code makes.",
     bug="TRL 705306d78: scale_rewards='group' scaled nothing and 'none' scaled by the group.",
-    repair="Write the convention down next to the option and test it on three numbers.",
+    repair="Document the convention next to the option, and test it on three numbers.",
 )
 def declared_conventions(subject: Subject, case: Case) -> Violation | None:
     if not subject.conventions:
@@ -78,11 +80,11 @@ def declared_conventions(subject: Subject, case: Case) -> Violation | None:
 
 
 def _result(subject: Subject, case: Case, *kinds: str) -> tuple[str, Result] | None:
-    return next(((n, r) for n, r in called(subject, case).items() if r.kind in kinds), None)
+    return next(((n, r) for n, r in call_subject(subject, case).items() if r.kind in kinds), None)
 
 
 def _estimator(subject: Subject, case: Case) -> str | None:
-    """k1, k2, k3 or |k1|, and of which two log-probs."""
+    """The estimator (k1, k2, k3 or |k1|) and its two log-probs."""
     found = _result(subject, case, "kl")
     if found is None or found[1].level != "token":
         return None
@@ -108,7 +110,7 @@ def _per_sequence(case: Case, result: Result) -> Tensor:
 
 
 def _normalisation(subject: Subject, case: Case) -> str | None:
-    """The centre and the spread that rewards were normalised with."""
+    """The centre and the spread used to normalise rewards."""
     found = _result(subject, case, "advantage", "reward", "return")
     if found is None or not subject.reading("reward", "token_reward"):
         return None
@@ -147,7 +149,7 @@ def _normalised(reward: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _lone(subject: Subject, case: Case) -> str | None:
-    """What a group of one gets."""
+    """The advantage of the sample in a group of one."""
     found = _result(subject, case, "advantage")
     if found is None or not subject.reading("group") or not subject.reading("reward") or case.num_sequences < 7:
         return None
@@ -162,7 +164,7 @@ def _lone(subject: Subject, case: Case) -> str | None:
 
 
 def _band(subject: Subject, case: Case) -> str | None:
-    """The ratios between which a positive, and a negative, advantage has a gradient."""
+    """The range of ratios in which a positive advantage has a gradient, and the same for a negative one."""
     if not subject.reading("logp_current") or not subject.reading("advantage", "outcome"):
         return None
     ratios = torch.arange(0.5, 2.001, 0.01, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What an invariant is, and the register of all of them."""
+"""The definition of an invariant, and the register of all invariants."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from trimtab.sentinel.case import Case
 from trimtab.sentinel.subject import Subject
 
 Grade = Literal["bug", "hygiene", "convention"]
-"""hygiene: harmless as long as callers are careful; convention: one of several right ways, named."""
+"""hygiene: harmless as long as callers are careful. convention: one of several correct ways, named."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Which numbers had to be equal: a result (or its gradient at a leaf) on one case, against another or a number."""
+    """Which numbers should be equal: a result (or its gradient at a leaf) on one case, and another one or a number."""
 
     result: str
     leaf: str | None
@@ -27,7 +27,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Effect:
-    """How much of the training signal is touched, for the severity of a finding."""
+    """How much of the training signal is affected, for the severity of a finding."""
 
     on: Literal["gradient", "value", "decision", "metric"] = "value"
     leaked_positions: tuple[int, ...] = ()
@@ -35,7 +35,7 @@ class Effect:
 
     @property
     def severity(self) -> Literal["high", "medium", "low"]:
-        """A metric misleads people, not the update; anything above a tenth of the signal is high."""
+        """A wrong metric misleads people but not the update. A change above a tenth of the signal is high."""
         if self.on == "metric":
             return "low"
         change = self.relative_change
@@ -46,13 +46,13 @@ class Effect:
 
 @dataclass(frozen=True)
 class Violation:
-    """What went wrong on one case: in words, with what was seen and what was owed."""
+    """What went wrong on one case: a sentence, the observed values and the expected ones."""
 
     what: str
     observed: object
     expected: object
     positions: tuple[int, ...] = ()
-    """Trainable tokens (or sequences, for a sequence result) at which it shows."""
+    """Trainable tokens (or sequences, for a sequence result) that are affected."""
     grade: Grade = "bug"
     effect: Effect = field(default_factory=Effect)
     compared: Compared | None = None
@@ -68,7 +68,7 @@ Check = Callable[[Subject, Case], Violation | tuple[Violation, ...] | None]
 
 @dataclass(frozen=True)
 class Invariant:
-    """One law, with what a person needs to act on it."""
+    """One invariant, with the explanations that a person needs to act on it."""
 
     name: str
     statement: str
@@ -80,7 +80,7 @@ class Invariant:
     family: str
     """Its number in the catalogue of bug families."""
     some: bool = False
-    """It must hold on some case, not on all: a finding only if no case at all shows it."""
+    """It must hold on some case, not on all. It is a finding only if it holds on no case."""
 
 
 INVARIANTS: dict[str, Invariant] = {}
@@ -89,7 +89,7 @@ INVARIANTS: dict[str, Invariant] = {}
 def invariant(
     *, statement: str, why: str, bug: str, repair: str, family: str, some: bool = False
 ) -> Callable[[Check], Check]:
-    """Declare a check; its function name is the invariant's name."""
+    """Declare a check. The name of the function is the name of the invariant."""
 
     def declare(check: Check) -> Check:
         INVARIANTS[check.__name__] = Invariant(check.__name__, statement, why, bug, repair, check, family, some)

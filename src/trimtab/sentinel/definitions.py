@@ -1,7 +1,7 @@
-"""Definitions the long way: every formula of the catalogue as loops over plain numbers.
+"""Reference definitions: every formula of the catalogue as loops over plain numbers.
 
-Written from the formulas' docstrings and sources, never from their code, and slow on purpose: no tensors, no shared
-reductions, one token at a time. `equals_definition` and `metric_truth` compare with these.
+They are written from the docstrings and sources of the formulas, never from their code. They are slow on purpose: no
+tensors, no shared reductions, one token at a time. `equals_definition` and `metric_truth` compare with them.
 """
 
 import math
@@ -15,12 +15,12 @@ from trimtab.sentinel.case import Case
 
 Flags = dict[str, list[bool]]
 Answer = tuple[list[float], Mapping[str, list[bool] | list[float]]]
-"""One number a token or sequence, and what else the formula returns: observations, a value target."""
+"""One number per token or per sequence, and further results of the formula: observations, a value target."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """A case as lists: one entry a trainable token, `rows` the token numbers of each sequence."""
+    """A case as lists: one entry per trainable token; `rows` holds the token indices of each sequence."""
 
     tokens: dict[str, list[float]]
     sequences: dict[str, list[float]]

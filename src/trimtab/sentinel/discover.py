@@ -1,4 +1,4 @@
-"""Subjects of a module of your own: those it declares, and functions whose arguments everybody would recognise."""
+"""Subjects of your own module: those that it declares, and functions whose argument names are commonly known."""
 
 import functools
 import importlib
@@ -43,7 +43,9 @@ def _module(where: str) -> ModuleType:
         try:
             return importlib.import_module(where)
         except ImportError as error:
-            raise AdapterError(f"{where} cannot be imported: {error}. Is its folder on the path?") from error
+            raise AdapterError(
+                f"{where} cannot be imported: {error}. Check that its folder is on the import path."
+            ) from error
     path = Path(where).resolve()
     if not path.is_file():
         raise AdapterError(f"{where}: no such file.")
@@ -58,7 +60,7 @@ def _module(where: str) -> ModuleType:
 
 
 def root_of(target: str) -> Path:
-    """The folder a target of one's own is imported from: what its files are told relative to."""
+    """The folder that your own target is imported from. Its files are shown relative to it."""
     module = _module(target.partition(":")[0])
     file = Path(str(module.__file__)).resolve()
     depth = len(module.__name__.split(".")) - (0 if file.name == "__init__.py" else 1)
@@ -66,7 +68,7 @@ def root_of(target: str) -> Path:
 
 
 def boundary_of(fn: Callable[..., Any], root: Path) -> Boundary | None:
-    """A function of this process as a boundary: its file and lines, so that what ran of it is known."""
+    """A function of this process as a boundary with file and lines, so that executed lines are known."""
     if not inspect.isfunction(fn):
         return None
     try:
@@ -89,7 +91,7 @@ def _is_declared(value: Any) -> bool:
 
 
 def _public(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Functions the module defines itself, in the order of its source."""
+    """Functions that the module itself defines, in source order."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -111,7 +113,7 @@ def _of(module: ModuleType, name: str, value: Any, *, asked: bool) -> Iterator[S
 
 
 def _guessed(module: ModuleType, name: str, fn: Callable[..., Any]) -> Subject | Unbound:
-    """A binding from argument names alone: good for a first look, and told as a guess."""
+    """A binding from argument names alone. It is good for a first look, and it is reported as a guess."""
     try:
         names = inspect.signature(fn).parameters
         fields = {KNOWN_ARGUMENTS[n] for n in names if n in KNOWN_ARGUMENTS}
@@ -122,7 +124,7 @@ def _guessed(module: ModuleType, name: str, fn: Callable[..., Any]) -> Subject |
 
 
 def guessed_role(fields: set[str]) -> str | None:
-    """The role a function most likely has, from the fields it reads."""
+    """The most likely role of a function, from the fields that it reads."""
     logps = {field for field in fields if field.startswith("logp_")}
     if "logp_current" in logps and "advantage" in fields:
         return "policy_loss"

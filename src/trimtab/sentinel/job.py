@@ -1,7 +1,7 @@
-"""What is to be checked, as plain data, and the subjects it stands for.
+"""A job: what to check, as plain data, and the subjects it stands for.
 
 The only place that turns the name of a target into functions: Trimtab itself, one of its formulas, a ready target (a
-released wheel or a checkout at any commit), or a module of your own.
+released wheel or a checkout at any commit), or your own module.
 """
 
 import importlib
@@ -21,12 +21,12 @@ from trimtab.sentinel.wheels import wheel
 READY = (
     "areal", "miles", "nemo_rl", "open_instruct", "openrlhf", "prime_rl", "roll", "skyrl", "slime", "trl", "verl",
 )  # fmt: skip
-"""Frameworks with bindings of ours."""
+"""Frameworks for which we provide bindings."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One examination: the target, where it lies, and how hard to look."""
+    """One examination: the target, its location, and the effort of the search."""
 
     target: str
     root: str | None = None
@@ -39,9 +39,9 @@ class Job:
     """Names (or labels) of the functions to check; all when empty."""
     invariants: tuple[str, ...] = ()
     lines: Mapping[str, list[list[int]]] | None = None
-    """Changed line ranges by file: only functions that they touch are checked."""
+    """Changed line ranges by file. Only functions in these ranges are checked."""
     findings: str | None = None
-    """A folder for what a maintainer gets: one folder a bug."""
+    """The folder for reports to maintainers: one subfolder per bug."""
     online: bool = False
 
     def as_data(self) -> dict[str, Any]:
@@ -58,10 +58,10 @@ class Job:
         return Tree.git(self.root, self.commit) if self.commit else Tree.folder(self.root)
 
 
-def located(
+def locate(
     target: str, *, path: str | None = None, file: Path | None = None, offline: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """Where a ready target lies (root, commit, version), fetching its wheel if need be, and a sentence that says so."""
+    """Find a ready target (root, commit, version), and fetch its wheel if needed; return a sentence about it too."""
     name = ready_name(target)
     if name is None:
         return {}, f"{target}: code in this environment"
@@ -90,7 +90,7 @@ def located(
 
 
 def ready_name(target: str) -> str | None:
-    """The ready target a name stands for: `NeMo-RL` and `nemo_rl` are one."""
+    """The ready target with this name: `NeMo-RL` and `nemo_rl` are the same."""
     plain = target.lower().replace("-", "_")
     return plain if plain in READY else None
 
@@ -101,7 +101,7 @@ def target_of(name: str) -> Target:
 
 
 def subjects(job: Job) -> Iterator[Subject | Unbound]:
-    """Every function of the job, bound; those that could not be, with the reason."""
+    """Every function of the job, bound; functions that could not be bound come with a reason."""
     for found in _all(job):
         if isinstance(found, Subject):
             if job.subjects and found.name not in job.subjects and found.label not in job.subjects:
@@ -150,10 +150,10 @@ def _formula(target: str) -> Iterator[Subject]:
 
 
 def touched(subject: Subject, lines: Mapping[str, list[list[int]]]) -> bool:
-    """Whether a changed range lies in the function's lines."""
+    """Whether a changed range overlaps the lines of the function."""
     boundary = subject.boundary
     if boundary is None:
         return False
-    # Files of one's own are told relative to their import root, which need not be the repository's.
+    # Your own files are shown relative to their import root, which may differ from that of the repository.
     ranges = [r for file, found in lines.items() if f"/{file}".endswith(f"/{boundary.file}") for r in found]
     return any(first <= boundary.last_line and last >= boundary.first_line for first, last in ranges)

@@ -1,4 +1,4 @@
-"""What other frameworks call our fields: argument names that mean the same thing everywhere they occur."""
+"""Names of our fields in other frameworks: argument names that have the same meaning wherever they occur."""
 
 _SPELLINGS: dict[str, tuple[str, ...]] = {
     "logp_current": (
@@ -37,4 +37,4 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
 KNOWN_ARGUMENTS: dict[str, str] = {name: field for field, names in _SPELLINGS.items() for name in names}
 
 GROUP_NAMES = ("index", "uid", "uids")
-"""Group ids that frameworks hand over as an array of names, looked up in dictionaries: never as a tensor."""
+"""Group ids that frameworks pass as an array of names for dictionary lookups, never as a tensor."""

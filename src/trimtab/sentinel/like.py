@@ -1,4 +1,4 @@
-"""Definitions to hold a foreign function to: ours by name, averages by name, and what follows from logits.
+"""Definitions to compare a foreign function with: our formulas by name, averages by name, and log-probs from logits.
 
 definition=like("policy_loss.clipped", mean="token_mean", band=lambda o: (1 - o["eps"], 1 + o["eps"]))
 definition=average(lambda o: o["mode"].replace("-", "_"))
@@ -25,7 +25,7 @@ _KINDS: dict[str, tuple[str, Kind]] = {
 }  # fmt: skip
 
 STOPS_GRADIENT = ("policy_loss.clipped_importance", "policy_loss.geometric_clipped_token")
-"""Formulas with a stop-gradient inside: the slopes of their values are not their gradients."""
+"""Formulas that contain a stop-gradient, so the slopes of their values are not their gradients."""
 
 Setting = Any | Callable[[Mapping[str, Any]], Any]
 
@@ -44,15 +44,17 @@ def like(
 
     result    the name of the subject's result it defines; its kind unless given
     mean      turn a per-token term into a scalar loss by a named average
-    fields    read other fields in the place of ours: {"logp_old": "logp_rollout"}
+    fields    read other fields instead of ours: {"logp_old": "logp_rollout"}
     scale     a factor, such as 0.5 in front of a squared error
-    tokens    hand a per-sequence result out to its tokens
+    tokens    copy a per-sequence result to its tokens
     settings  the formula's settings, or functions of the subject's options
     """
     if formula not in DEFINITIONS:
         raise TrimtabError(unknown_name("definition", formula, sorted(DEFINITIONS)))
     level, kind = _KINDS[formula.split(".")[0]]
-    if level == "sequence" and mean is not None:  # there it is the formula's own setting: the mean it subtracts
+    if (
+        level == "sequence" and mean is not None
+    ):  # here `mean` is a setting of the formula itself: the mean it subtracts
         settings, mean = {**settings, "mean": mean}, None
 
     def define(case: Case, options: Mapping[str, Any]) -> Out:
@@ -104,7 +106,7 @@ def average(
 def scored(
     *, temperature: str | None = None, logits: str = "logits", names: tuple[str, ...] = ("logp", "entropy")
 ) -> Call:
-    """Log-prob of each token, and entropy of the choice, from logits over a temperature."""
+    """Log-prob and entropy per token, from logits divided by a temperature."""
 
     def define(case: Case, options: Mapping[str, Any]) -> Out:
         heat = float(options.get(temperature, 1.0)) if temperature else 1.0
@@ -118,7 +120,7 @@ def scored(
 
 
 def divergence(kind: str, *, result: str = "kl", temperature: float = 1.0, weight: float = 0.5) -> Call:
-    """A divergence over the whole vocabulary, student `logits` against `teacher_logits`: forward, reverse or jsd."""
+    """A divergence over the whole vocabulary between student `logits` and `teacher_logits`: forward, reverse or jsd."""
 
     def define(case: Case, options: Mapping[str, Any]) -> Out:
         student, teacher = (
@@ -137,7 +139,7 @@ def divergence(kind: str, *, result: str = "kl", temperature: float = 1.0, weigh
 
 
 def reward_at_end(*, result: str = "reward") -> Call:
-    """The sequence's reward on its last trainable token, and 0 on all others."""
+    """The reward of the sequence on its last trainable token, and 0 on all others."""
 
     def define(case: Case, options: Mapping[str, Any]) -> Out:
         value = torch.zeros(case.segments.num_tokens, dtype=torch.float64)

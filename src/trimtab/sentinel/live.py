@@ -1,10 +1,10 @@
-"""The live guard: cheap invariants on a running trainer, any trainer. One `with` per step, alarms as data.
+"""The live guard: cheap invariants on any running trainer. One `with` block per step; alarms are data.
 
     guard = Guard(every=50)
     with guard.step(batch={"advantages": adv, "old_log_probs": old}, loss=loss_of_rows, rows=len(adv)) as seen:
         metrics = train_on(batch)
         seen.metrics(metrics, ranges={"clipfrac": (0.0, 1.0)})
-        seen.effects({"tis": changed_fraction})          # exactly 0 or 1 over a window: on, and does nothing
+        seen.effects({"tis": changed_fraction})          # exactly 0 or 1 over a window: it is on and does nothing
         seen.spent(decided.check_spent)
     for alarm in guard.alarms: log(alarm.text)
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from trimtab.errors import SignalError
 
 TOLERANCE = 1e-4
-"""Relative difference between a batch's loss and that of its halves that is not rounding."""
+"""Above this relative difference, the loss value of a batch and that of its halves differ by more than rounding."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Alarm:
 
 @dataclass
 class Guard:
-    """Watches steps; keeps every alarm, each kind once per subject of it unless it is new.
+    """Watches steps and keeps alarms, each kind once per subject.
 
     every    how often the split check runs, in steps; 0 for never
-    window   how many steps a decision must sit at exactly 0 or 1 before it counts as inert
-    combine  how losses of parts make the loss of the whole: "sum", or "mean" weighed by rows
+    window   number of steps at exactly 0 or 1 after which a decision counts as inert
+    combine  how the loss values of parts combine into that of the whole: "sum", or "mean" weighted by rows
     """
 
     every: int = 50
@@ -62,7 +62,7 @@ class Guard:
         loss: Callable[[Tensor], Tensor] | None = None,
         rows: int = 0,
     ) -> Generator["Step"]:
-        """One optimiser step: `batch` is what must not be written to, `loss(rows)` gives the loss of some rows."""
+        """One optimiser step: nothing may write to `batch`; `loss(rows)` returns the loss value of some rows."""
         self.steps += 1
         held = _states(batch or {})
         seen = Step(self)
@@ -72,7 +72,7 @@ class Guard:
         self._compare(batch or {}, held)
 
     def raise_alarm(self, invariant: str, about: str, text: str) -> None:
-        """Keep an alarm; the same one about the same thing is kept once."""
+        """Keep an alarm. The same alarm about the same subject is kept once."""
         if (invariant, about) in self._said:
             return
         self._said.add((invariant, about))
@@ -82,12 +82,12 @@ class Guard:
             raise SignalError(f"guard: {alarm.text}")
 
     def state(self) -> dict[str, object]:
-        """What a checkpoint needs to go on watching, as JSON."""
+        """The state for a checkpoint, as JSON."""
         effects = {name: list(seen) for name, seen in self._effects.items()}
         return {"steps": self.steps, "said": sorted(self._said), "effects": effects}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken; alarms of before are not told again."""
+        """Continue from `state`. Earlier alarms are not raised again."""
         self.steps = int(state["steps"])
         self._said = {(invariant, about) for invariant, about in state["said"]}
         self._effects = {name: deque(seen, maxlen=self.window) for name, seen in state["effects"].items()}
@@ -118,7 +118,7 @@ class Guard:
             self.raise_alarm("split", "loss", text)
 
     def watch_effect(self, name: str, effect: float) -> None:
-        """A decision's effect at this step: the fraction of tokens it changed."""
+        """The effect of a decision at this step: the fraction of tokens that it changed."""
         seen = self._effects.setdefault(name, deque(maxlen=self.window))
         seen.append(effect)
         if len(seen) == self.window and (set(seen) == {0.0} or set(seen) == {1.0}):
@@ -128,7 +128,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Step:
-    """What a trainer tells the guard during one step."""
+    """The interface of the guard for a trainer during one step."""
 
     guard: Guard
 
@@ -145,7 +145,7 @@ class Step:
             self.guard._split(loss, rows)  # pyright: ignore[reportPrivateUsage]
 
     def metrics(self, values: Mapping[str, float], *, ranges: Mapping[str, tuple[float, float]] | None = None) -> None:
-        """Metrics as they will be logged; finite, and inside their ranges (known ones of ours need none given)."""
+        """Check metrics as they will be logged: finite, and inside their ranges. Our own metrics need no range."""
         for name, value in values.items():
             low, high = (ranges or {}).get(name) or _known_range(name)
             if not math.isfinite(value):
@@ -155,12 +155,12 @@ class Step:
                 self.guard.raise_alarm("metric_truth", name, text)
 
     def effects(self, fractions: Mapping[str, float]) -> None:
-        """The fraction of tokens that each correction or option changed at this step."""
+        """Note the fraction of tokens that each correction or option changed at this step."""
         for name, effect in fractions.items():
             self.guard.watch_effect(name, float(effect))
 
     def spent(self, check: Callable[[], object]) -> None:
-        """`decided.check_spent`: the weights that were used add up."""
+        """`decided.check_spent`: check that the used weights add up."""
         try:
             check()
         except SignalError as error:
@@ -179,7 +179,7 @@ def _states(fields: Mapping[str, Tensor]) -> dict[str, tuple[object, ...]]:
 
 
 def _state(values: Tensor) -> tuple[object, ...]:
-    """What changes when a tensor is written to: its version counter, or its content where it has none."""
+    """A value that changes when a tensor is written to: its version counter, or its content if it has none."""
     if values.is_inference():
         return (float(values.double().sum()), float(values.double().square().sum()))
     return (values._version,)  # pyright: ignore[reportPrivateUsage]

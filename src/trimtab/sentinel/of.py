@@ -1,4 +1,4 @@
-"""What metrics are of: one number a trainable token, worked out from a case. For `Result(..., of=..., reduction=...)`.
+"""Sources of metrics: one number per trainable token, computed from a case. For `Result(..., of=..., reduction=...)`.
 
 Result.scalar(clipfrac, "metric", of=is_clipped(0.8, 1.2), reduction="mean", range=(0, 1), agreed=0.0)
 Result.scalar(ppo_kl, "metric", of=kl("k1", "logp_old", "logp_current"), reduction="mean")
@@ -15,7 +15,7 @@ ESTIMATORS = ("k1", "k2", "k3", "|k1|")
 
 
 def log_ratio(first: str = "logp_current", second: str = "logp_old") -> Values:
-    """log of the first policy over the second."""
+    """Log of the first policy over the second."""
     return lambda case: (case.flat(first) - case.flat(second)).detach()
 
 
@@ -52,5 +52,5 @@ def is_dual_clipped(cap: float, *, first: str = "logp_current", second: str = "l
 
 
 def difference(first: str, second: str) -> Values:
-    """How far two policies' probabilities of the token lie apart."""
+    """The absolute difference of the two policies' probabilities of the token."""
     return lambda case: (case.flat(first).exp() - case.flat(second).exp()).abs().detach()

@@ -1,6 +1,6 @@
-"""Cases made from cases: the same samples seen otherwise, and the corners of the input space.
+"""Cases made from cases: the same samples in another form, and corner cases of the input.
 
-The only place that says what "the same batch, but …" means. An invariant picks one of these and states what may change.
+The only place that defines "the same batch, but …". An invariant picks one of these and states what may change.
 """
 
 from dataclasses import replace
@@ -15,13 +15,13 @@ LOGPS = ("logp_current", "logp_old", "logp_rollout", "logp_ref")
 
 
 def agreed(case: Case, *, on: str = "logp_rollout") -> Case:
-    """The same case, had every policy given one policy's log-probs, and every value head one head's values."""
+    """The same case with the log-probs of one policy for all policies, and the values of one head for all heads."""
     tokens = {n: case.tokens[on] for n in LOGPS if n in case.tokens}
     return case.with_tokens(**tokens)
 
 
 def compacted(case: Case) -> Case:
-    """Rows of equal length and action tokens only: every view is then the leaf's own memory."""
+    """Rows of equal length with only action tokens, so that every view is the memory of the leaf itself."""
     rows = [i for i in range(case.num_sequences) if "a" in case.kinds[i]]
     length = min((case.kinds[i].count("a") for i in rows), default=0)
     kept = [case.token_places([i])[:length] for i in rows]
@@ -36,7 +36,7 @@ def compacted(case: Case) -> Case:
 
 
 def without_tokens(case: Case, kinds: str) -> Case:
-    """The same sequences without their tokens of these kinds."""
+    """The same sequences without tokens of these kinds."""
     stays = torch.tensor([k not in kinds for row in case.kinds for k in row], dtype=torch.bool)
     return replace(
         case,
@@ -60,7 +60,7 @@ def without_token(case: Case, place: int) -> Case:
 
 
 def silenced(case: Case, rows: list[int], *, keep: int = 0) -> Case:
-    """Sequences whose action tokens, after the first `keep`, turn into observations: nothing there trains."""
+    """Turn action tokens of some sequences into observations, except the first `keep`, so that they do not train."""
     kinds: list[tuple[str, ...]] = []
     for i, row in enumerate(case.kinds):
         seen = 0
@@ -73,7 +73,7 @@ def silenced(case: Case, rows: list[int], *, keep: int = 0) -> Case:
 
 
 def doubled(case: Case) -> Case:
-    """Every sequence twice; the second copies form groups and episodes of their own."""
+    """Every sequence twice. The second copies form separate groups and episodes."""
     count = case.num_sequences
     twice = replace(case.taken([*range(count), *range(count)], as_part=False), origin=tuple(range(2 * count)))
     fresh: dict[str, Tensor] = {}
@@ -85,7 +85,7 @@ def doubled(case: Case) -> Case:
 
 
 def level(case: Case) -> Case:
-    """Every token alike: each field holds one number throughout, so a mean over any of them is that number."""
+    """All tokens equal: each field holds one number everywhere, so a mean over any tokens is that number."""
     first = int(case.trainable.nonzero()[0]) if bool(case.trainable.any()) else 0
     tokens = {
         n: values[first : first + 1].expand_as(values).clone() if values.dtype.is_floating_point else values
@@ -95,7 +95,7 @@ def level(case: Case) -> Case:
 
 
 def lengthened(case: Case, by: int) -> Case:
-    """Each sequence's last action token repeated: as many more of them as it has action tokens, times `by`."""
+    """Repeat the last action token of each sequence, `by` times the number of its action tokens."""
     kinds: list[tuple[str, ...]] = []
     picked: list[int] = []
     start = 0
@@ -110,7 +110,7 @@ def lengthened(case: Case, by: int) -> Case:
 
 
 def coded(case: Case) -> Case:
-    """Position codes: every float field holds a number that names its field, row and token, exact in float32 too."""
+    """Position codes: every float field holds numbers that encode field, row and token, exact in float32 too."""
     within = torch.cat([torch.arange(len(kinds)) for kinds in case.kinds]) if case.kinds else torch.zeros(0)
     code = -(1.0 + case.owner.double() / 16 + within.double() / 1024)
     floats = [n for n, v in case.tokens.items() if v.dtype.is_floating_point and v.ndim == 1]
@@ -121,14 +121,14 @@ def coded(case: Case) -> Case:
 
 
 def changed(case: Case, rows: list[int], *, scale: float = -1.5, offset: float = 0.25) -> Case:
-    """Everything that is a number about some sequences, changed; log-probs stay below 0, shapes and flags stand."""
+    """Change all numbers of some sequences. Log-probs stay below 0; shapes and flags stay the same."""
     chosen = torch.zeros(case.num_sequences, dtype=torch.bool)
     chosen[rows] = True
     inside = chosen[case.owner] & case.trainable
     tokens: dict[str, Tensor] = {}
     for n, v in case.tokens.items():
         if v.dtype.is_floating_point:
-            # Each log-prob by its own amount: a ratio of two must change as well.
+            # Each log-prob changes by a different amount, so that ratios change as well.
             other = (v - 0.5 - 0.1 * LOGPS.index(n) if n in LOGPS else v * scale + offset).detach()
             tokens[n] = torch.where(inside.reshape(-1, *[1] * (v.ndim - 1)), other, v)
     sequences = {
@@ -140,7 +140,7 @@ def changed(case: Case, rows: list[int], *, scale: float = -1.5, offset: float =
 
 
 def paid(case: Case, chosen: Tensor, reward: float) -> Case:
-    """One reward for all chosen sequences, whichever way rewards arrive: one a sequence, or on its tokens."""
+    """Set one reward for all chosen sequences, both per sequence and on their tokens."""
     own = case.sequences["reward"]
     other = case.with_sequences(reward=torch.where(chosen, torch.full_like(own, reward), own))
     if "token_reward" not in case.tokens:
@@ -151,14 +151,14 @@ def paid(case: Case, chosen: Tensor, reward: float) -> Case:
 
 
 def drifted(case: Case, amount: float) -> Case:
-    """The current policy this far above (or below) all others, in log-prob, at every token."""
+    """The current policy differs from all others by this log-prob at every token."""
     base = case.tokens["logp_rollout"].clamp(max=-1.0)
     others = {n: base - max(amount, 0.0) for n in LOGPS if n in case.tokens and n != "logp_current"}
     return case.with_tokens(logp_current=base - max(-amount, 0.0), **others)
 
 
 def parts(case: Case, *, by_group: bool) -> list[list[list[int]]]:
-    """Ways to cut the sequences into parts: two parts, and one part each; groups stay whole if they must."""
+    """Ways to split the sequences: into two parts, and into single sequences. Groups stay whole if needed."""
     count = case.num_sequences
     if by_group:
         groups = case.sequences["group"]

@@ -1,11 +1,11 @@
-"""Plain data to the arguments of a call: the only place that reads a recipe's values. Needs torch alone.
+"""Plain data to arguments of a call: the only place that reads the values of a reproduction file. Needs only torch.
 
-JSON's own values stand for themselves; everything else is an object with a tag:
+JSON values stand for themselves. Everything else is an object with a tag:
 
     {"tensor": "float32", "shape": [2], "values": [0.5, "nan"], "requires_grad": true}    {"tuple": [1, 2]}
-    {"namespace": {"delta": 0.1}}    {"object": "Actor", "attributes": {...}}    {"shared": 3} what has "id": 3
+    {"namespace": {"delta": 0.1}}    {"object": "Actor", "attributes": {...}}    {"shared": 3} for the one with "id": 3
 
-Nothing is pickled and nothing is evaluated: functions come from a short list.
+Nothing is unpickled or evaluated. Functions come from a short list.
 """
 
 import math
@@ -24,7 +24,7 @@ Data = dict[str, Any]
 
 
 class NotData(ValueError):
-    """A recipe holds something that is not in the format."""
+    """A reproduction file holds something that is not in the format."""
 
 
 def _identity(first: Any = None, *_: Any, **__: Any) -> Any:
@@ -42,24 +42,24 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch.sum": torch.sum,
     "torch.mean": torch.mean,
 }
-"""The only functions a recipe may name; a constant one is {"function": "always", "returns": value}."""
+"""The only functions in a reproduction file. A constant one is {"function": "always", "returns": value}."""
 
 
 def finite_or_word(value: float) -> float | str:
-    """JSON has no NaN: those travel as words."""
+    """JSON has no NaN, so non-finite numbers are strings."""
     return value if math.isfinite(value) else str(value)
 
 
 def _no_target(name: str) -> Any:
-    raise NotData(f"{name} is the target's, which is not loaded yet")
+    raise NotData(f"{name} belongs to the target, which is not loaded yet")
 
 
 @dataclass
 class Decoder:
-    """Builds arguments; the same id gives the same object, and tensors that carry gradient remember their leaf."""
+    """Builds arguments. The same id gives the same object, and tensors with a gradient remember their leaf."""
 
     look: Callable[[str], Any] = _no_target
-    """The target's class or enum of that name."""
+    """The class or enum of the target with that name."""
     shared: dict[int, Any] = field(default_factory=dict[int, Any])
     leaves: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor]])
 
@@ -73,7 +73,7 @@ class Decoder:
             return self.shared[tagged["shared"]]
         tag = next((tag for tag in READERS if tag in tagged), None)
         if tag is None:
-            raise NotData(f"no value is written as {{{', '.join(tagged)}}}; there are {', '.join(READERS)}")
+            raise NotData(f"there is no tag {{{', '.join(tagged)}}}; known tags are {', '.join(READERS)}")
         found = READERS[tag](self, tagged)
         if "id" in tagged:
             self.shared[tagged["id"]] = found
@@ -84,7 +84,7 @@ class Decoder:
         values = [float(v) if isinstance(v, str) else v for v in data["values"]]
         built = torch.tensor(values, dtype=dtype).reshape(data["shape"])
         leaf = built.requires_grad_(bool(data.get("requires_grad")))
-        # A trainer's tensors are not leaves, and a leaf could not be written to in place.
+        # Tensors of a trainer are not leaves, and autograd forbids in-place writes to a leaf.
         passed = leaf.clone() if leaf.requires_grad else leaf
         passed = passed.expand(data["expanded"]) if "expanded" in data else passed
         if leaf.requires_grad:
@@ -108,7 +108,9 @@ def _function(decoder: Decoder, data: Data) -> Any:
 
         return always
     if data["function"] not in FUNCTIONS:
-        raise NotData(f"function {data['function']!r} is not one a recipe may name: {', '.join(FUNCTIONS)}")
+        raise NotData(
+            f"function {data['function']!r} is not allowed in a reproduction file; allowed are {', '.join(FUNCTIONS)}"
+        )
     return FUNCTIONS[data["function"]]
 
 

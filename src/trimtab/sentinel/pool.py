@@ -1,4 +1,4 @@
-"""A pool of processes that really communicate: the only place that starts torch.distributed for a subject.
+"""A pool of processes that communicate: the only place that starts torch.distributed for a subject.
 
 Each worker is forked with the subject in memory, joins a gloo group through a file, and answers JSON over a pipe.
 """
@@ -20,7 +20,7 @@ from trimtab.sentinel.case import CannotRepresent, Case
 from trimtab.sentinel.subject import Result, Seen, Subject, run
 
 ANSWER_SECONDS = 30.0
-"""How long a rank may take before it counts as waiting for the others forever."""
+"""Time after which a rank counts as stuck, for example in a wait for the others."""
 
 
 class RankFailed(Exception):
@@ -28,7 +28,7 @@ class RankFailed(Exception):
 
 
 class Pool:
-    """`with Pool(subject, 2) as pool: pool.run(case, [[0], [1, 2]])` gives what each rank saw of its rows."""
+    """`with Pool(subject, 2) as pool: pool.run(case, [[0], [1, 2]])` returns the results of each rank on its rows."""
 
     def __init__(self, subject: Subject, world: int) -> None:
         self.subject, self.world = subject, world
@@ -59,7 +59,7 @@ class Pool:
         self._folder.cleanup()
 
     def run(self, case: Case, rows: Sequence[Sequence[int]]) -> list[Seen]:
-        """Every rank calls the subject on its rows, at once."""
+        """Let every rank call the subject on its rows, all at once."""
         for pipe, own in zip(self._pipes, rows, strict=True):
             pipe.send_bytes(json.dumps({"case": case.as_data(), "rows": list(own)}).encode())
         answers: list[Seen] = []
@@ -94,7 +94,7 @@ def _serve(subject: Subject, rank: int, world: int, store: str, pipe: Connection
             answer = _answer(run(subject, _part(case, asked["rows"], rank, world)))
         except CannotRepresent as error:
             answer = {"cannot": str(error)}
-        except Exception as error:  # the parent turns a rank's error into a verdict
+        except Exception as error:  # the parent turns the error of a rank into a verdict
             answer = {"error": f"{type(error).__name__}: {error}"}
         pipe.send_bytes(json.dumps(answer).encode())
 

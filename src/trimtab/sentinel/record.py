@@ -1,4 +1,4 @@
-"""Verdicts as the plain data of a report."""
+"""Verdicts as plain data for a report."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _ALWAYS = ("group",)
 
 
 def finding_id(target: str, subject: Subject, invariant: str) -> str:
-    """The same for the same function, options and invariant in every run, whatever the seed."""
+    """The id depends only on function, options and invariant, not on the run or the seed."""
     return re.sub(r"[^A-Za-z0-9]+", "-", f"{target}-{subject.label}-{invariant}").strip("-").lower()
 
 
@@ -72,7 +72,7 @@ def violation_data(found: Violation) -> ViolationData:
 
 
 def case_data(case: Case, subject: Subject) -> CaseData:
-    """The case with the fields the subject reads; all others are at rest and say nothing."""
+    """The case with only the fields that the subject reads; all others have default values."""
     told = case.as_data()
     read = subject.reads or subject.inputs
     for level in ("tokens", "sequences"):
@@ -81,7 +81,7 @@ def case_data(case: Case, subject: Subject) -> CaseData:
 
 
 def teaching() -> dict[str, Mapping[str, str]]:
-    """What every invariant says of itself."""
+    """Statement, reason, bug and repair of every invariant."""
     return {
         name: {"statement": one.statement, "why": one.why, "bug": one.bug, "repair": one.repair}
         for name, one in INVARIANTS.items()
@@ -89,7 +89,7 @@ def teaching() -> dict[str, Mapping[str, str]]:
 
 
 def plain(value: Any) -> Any:
-    """Anything as JSON: tensors as lists, what has no JSON form as its words."""
+    """Any value as JSON: tensors as lists, other objects as strings."""
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, Mapping):

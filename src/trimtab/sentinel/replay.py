@@ -1,12 +1,12 @@
-"""Replays a finding from plain data: the only place that turns a recipe into calls and a verdict. Needs torch alone.
+"""Replays a finding from plain data: the only place that turns a reproduction file into calls and a verdict.
 
-A recipe names a boundary of a target, the arguments of each call, and checks on what comes back:
+It needs only torch. A reproduction file names a boundary of a target, the arguments of each call, and checks:
 
     {"boundary": {"file": "losses.py", "name": "keep_mask"}, "scenario": {"calls": [{"args": [...]}]},
      "checks": [{"op": "constant", "of": {"call": 0, "of": "returned", "path": [0]}}]}
 
-`replay(recipe, root)` says `reproduced` (a check fails), `fixed` (all hold), `changed` (no check could be written and
-the numbers are other ones) or `could not run`.
+`replay(recipe, root)` reports `reproduced` (a check fails), `fixed` (all hold), `changed` (there is no check, and the
+numbers differ from the recorded ones) or `could not run`.
 """
 
 import json
@@ -34,7 +34,7 @@ EXIT = {"reproduced": 1, "fixed": 0, "changed": 2, "could not run": 2}
 
 
 def at(value: Any, path: Sequence[str | int]) -> Any:
-    """What lies at a path of keys, indices and attribute names."""
+    """The value at a path of keys, indices and attribute names."""
     for step in path:
         if isinstance(value, (Mapping, list, tuple)):
             value = cast("Any", value)[step]
@@ -51,7 +51,7 @@ OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
 def numbers_in(
     value: Any, path: tuple[str | int, ...] = (), above: tuple[int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], Tensor]]:
-    """Every tensor and number of a structure with its path, in its own order; an object is not entered from itself."""
+    """Every tensor and number of a structure with its path, in order. Objects that contain themselves are safe."""
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, (bool, int, float)):
@@ -71,14 +71,14 @@ def numbers_in(
 
 
 def flat(value: Any) -> Tensor:
-    """All numbers of a structure in one row, with their gradient."""
+    """All numbers of a structure in one row, with their graph."""
     rows = [one.double().reshape(-1) for _, one in numbers_in(value)]
     return torch.cat(rows) if rows else torch.zeros(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class Called:
-    """One call: what was passed (as it is now, and as it was), what came back, and leaves by path."""
+    """One call: its arguments (now and before the call), its return value, and leaves by path."""
 
     arguments: Mapping[str | int, Any]
     before: Mapping[str | int, Any]
@@ -86,12 +86,12 @@ class Called:
     returned: Any
 
     def gradient(self, place: Data) -> Tensor:
-        """Of the sum of some returned numbers, with respect to the leaves under a path."""
+        """The gradient of the sum of some returned numbers with respect to the leaves below a path."""
         wanted = tuple(place["with_respect_to"])
         under = [path for path, _ in numbers_in(at(self.before, wanted), wanted)]
         leaves = [self.leaves[path] for path in under if path in self.leaves]
         if not leaves:
-            raise NotData(f"no argument under {list(wanted)} carries gradient")
+            raise NotData(f"no argument below {list(wanted)} has a gradient")
         source = self.arguments if place.get("from") == "argument" else self.returned
         summed = flat(at(source, place["path"]))
         summed = summed if place.get("elements") is None else summed[place["elements"]]
@@ -115,7 +115,7 @@ class Called:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One check: what was seen, what was owed, and at which of the places read the two part."""
+    """One check: the observed and the expected numbers, and the positions at which they differ."""
 
     op: str
     observed: Tensor
@@ -136,7 +136,7 @@ def read(place: Data, calls: Sequence[Called]) -> Tensor:
 
 
 def examined(check: Data, calls: Sequence[Called]) -> Outcome:
-    """Hold what the calls gave to one check."""
+    """Apply one check to the results of the calls."""
     op, place = check["op"], check["of"]
     seen = read(place, calls)
     owed = _owed(check, seen, calls)
@@ -155,7 +155,7 @@ def examined(check: Data, calls: Sequence[Called]) -> Outcome:
 
 
 def _owed(check: Data, seen: Tensor, calls: Sequence[Called]) -> Tensor:
-    """What the numbers had to be."""
+    """The expected numbers."""
     op, place = check["op"], check["of"]
     if op == "equal" and "with" in check:
         return read(check["with"], calls) * float(check.get("factor", 1.0))
@@ -164,7 +164,7 @@ def _owed(check: Data, seen: Tensor, calls: Sequence[Called]) -> Tensor:
     if op == "unchanged":
         return calls[int(place["call"])].read(place, before=True)
     if op == "constant":
-        # The most common value, and the first of those: what is apart from it are the positions that leak.
+        # The most common value, the first one of several: positions with another value are reported.
         return (max(seen, key=lambda one: int((seen == one).sum())) if seen.numel() else seen.sum()).reshape(1)
     if op in ("zero", "finite", "connected"):
         return torch.zeros(1, dtype=torch.float64)
@@ -175,16 +175,16 @@ def _owed(check: Data, seen: Tensor, calls: Sequence[Called]) -> Tensor:
 
 
 def replay(recipe: Data, target: Tree | Path | str) -> Data:
-    """Make the recipe's calls against the target and judge them: the payload."""
+    """Make the calls of a reproduction file against the target and judge them; return the payload."""
     try:
         root = target if isinstance(target, Tree) else Tree.folder(target)
     except CouldNotLoad as error:
         return _payload(recipe, None, "could not run", [], {}) | {"reason": str(error)}
     try:
-        calls = replayed(recipe, root)
+        calls = make_calls(recipe, root)
         outcomes = [examined(check, calls) for check in recipe.get("checks", [])]
         observed = {name: shown(_observation(way, calls)) for name, way in recipe.get("observations", {}).items()}
-    except Exception as error:  # foreign code may raise anything; that is an answer too
+    except Exception as error:  # foreign code may raise anything, and the payload reports it
         reason = recipe.get("cannot_replay") or f"{type(error).__name__}: {error}"
         return _payload(recipe, root, "could not run", [], {}) | {"reason": reason}
     if recipe.get("cannot_replay") or not calls:
@@ -197,22 +197,22 @@ def replay(recipe: Data, target: Tree | Path | str) -> Data:
     return _payload(recipe, root, "reproduced" if same else "changed", [], observed) | {"note": note}
 
 
-def replayed(recipe: Data, tree: Tree) -> list[Called]:
-    """The recipe's calls, made."""
-    return [_called(recipe, tree, call) for call in recipe["scenario"]["calls"]]
+def make_calls(recipe: Data, tree: Tree) -> list[Called]:
+    """Make the calls of a reproduction file."""
+    return [_make_call(recipe, tree, call) for call in recipe["scenario"]["calls"]]
 
 
 def recorded(calls: Sequence[Called]) -> list[Data]:
-    """Everything the calls gave back, as data: what stands for the buggy answer when there is no check."""
+    """All return values as data. They represent the wrong answer when there is no check."""
     return [{"returned": shown(flat(call.returned)), "arguments": shown(flat(call.arguments))} for call in calls]
 
 
 def shown(values: Tensor) -> list[float | str]:
-    """Numbers for JSON, at the precision a reader compares."""
+    """Numbers for JSON, in a readable precision."""
     return [finite_or_word(float(f"{float(value):.8g}")) for value in values.detach().double().reshape(-1)]
 
 
-def _called(recipe: Data, tree: Tree, call: Data) -> Called:
+def _make_call(recipe: Data, tree: Tree, call: Data) -> Called:
     spec = dict(recipe["boundary"] if "boundary" not in call else recipe["other_boundaries"][call["boundary"]])
     given = Decoder().value({"dict": spec.pop("given", {})})
     return made_call(load(Spec.from_data(spec), tree, given), call)
@@ -235,7 +235,7 @@ def _arguments(decoder: Decoder, call: Data) -> dict[str | int, Any]:
 
 
 def _observation(way: Data, calls: Sequence[Called]) -> Tensor:
-    """A place, or the product or mean of such: enough to follow a decision into the loss it acts on."""
+    """A place, or a product or mean of places: enough to follow a decision into the loss that it affects."""
     if "product" in way:
         return torch.stack([_observation(one, calls) for one in way["product"]]).prod(0)
     if "mean" in way:
@@ -271,7 +271,7 @@ def _payload(recipe: Data, tree: Tree | None, status: str, outcomes: Sequence[Ou
 
 
 def commit_of(tree: Tree, file: str) -> str:
-    """The commit a checkout stands at, `+changed` where the boundary's file differs; `unknown` without git."""
+    """The commit of a checkout, with `+changed` if the file of the boundary differs; `unknown` without git."""
     if tree.commit:
         return tree.commit
     try:
@@ -283,7 +283,7 @@ def commit_of(tree: Tree, file: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`run_validation.py [RECIPE [TARGET_REPO [OUTPUT_JSON]]]`, each also from the environment."""
+    """`run_validation.py [RECIPE [TARGET_REPO [OUTPUT_JSON]]]`, each also read from the environment."""
     words = sys.argv[1:] if arguments is None else arguments
     given = dict(zip(("RECIPE", "TARGET_REPO", "OUTPUT_JSON"), words, strict=False))
     beside = str(Path(__file__).with_name("recipe.json"))

@@ -1,8 +1,8 @@
-"""Binding a function in a few lines: roles are presets of facts, and common argument names are known.
+"""Bind a function in a few lines: roles are presets of facts, and common argument names are known.
 
     subject = bind(policy_loss, role="policy_loss", options={"eps": 0.2}, definition=like("policy_loss.clipped", …))
 
-A role says which level may be coupled and what kind of result comes back; everything it says can be said otherwise.
+A role sets the level that may be coupled and the kind of the result. Each of these can be overridden.
 """
 
 import inspect
@@ -23,12 +23,12 @@ Argument = str | Callable[[Case], Any]
 
 @dataclass(frozen=True)
 class Role:
-    """What is known of a function from its part in the signal."""
+    """Known facts about a function from its part in the signal."""
 
     kind: Kind
     couples: str = "sequence"
     token_kind: Kind | None = None
-    """The kind of a result that has one entry a token, where that differs."""
+    """The kind of a result with one entry per token, if it differs."""
     level: Level | None = None
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     waived: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -41,19 +41,19 @@ ROLES: dict[str, Role] = {
     "group_advantage": Role("advantage", "group", about="rewards and groups to advantages"),
     "whitening": Role("advantage", "batch", about="advantages or returns over the whole batch to mean 0 and spread 1"),
     "returns": Role("return", "sequence", about="token rewards (and values) to returns or GAE"),
-    "kl": Role("kl", "token", about="two log-probs to a KL estimate a token"),
-    "kl_in_reward": Role("reward", "sequence", about="rewards less a KL penalty"),
+    "kl": Role("kl", "token", about="two log-probs to a KL estimate per token"),
+    "kl_in_reward": Role("reward", "sequence", about="rewards minus a KL penalty"),
     "kl_in_loss": Role("loss", "sequence", token_kind="term", about="a KL term of the loss"),
-    "importance": Role("importance", "sequence", about="an off-policy factor a token, detached"),
+    "importance": Role("importance", "sequence", about="an off-policy factor per token, detached"),
     "keep": Role("keep", "sequence", about="which tokens or sequences a correction keeps"),
     "policy_loss": Role("loss", "sequence", token_kind="term", about="log-probs and advantages to a loss"),
     "value_loss": Role("loss", "sequence", token_kind="term", about="values and returns to a loss"),
-    "aggregation": Role("loss", "sequence", about="one number a token to the loss, with the scale of accumulation"),
-    "statistic": Role("statistic", "batch", about="a masked mean, variance or other number of a whole batch"),
+    "aggregation": Role("loss", "sequence", about="one number per token to the loss, with the scale of accumulation"),
+    "statistic": Role("statistic", "batch", about="a masked mean, variance or other number over a whole batch"),
     "logp": Role("logp", "token", about="logits and ids to log-probs"),
     "entropy": Role("entropy", "token", about="logits to entropies"),
-    "response_mask": Role("mask", "sequence", level="cell", about="ids to the mask of what trains"),
-    "packing": Role("carried", "sequence", about="collation, packing, sorting and re-indexing: values carried along"),
+    "response_mask": Role("mask", "sequence", level="cell", about="ids to the mask of tokens that train"),
+    "packing": Role("carried", "sequence", about="collation, packing, sorting, re-indexing: values only move"),
     "reward_plumbing": Role("carried", "sequence", level="sequence", about="rewards from scorer to trainer"),
     "metric": Role("metric", "batch", level="scalar", about="a number people steer by"),
     "distillation": Role("loss", "sequence", token_kind="kl", about="student and teacher logits to a divergence"),
@@ -63,18 +63,18 @@ ROLES: dict[str, Role] = {
 
 @dataclass(frozen=True)
 class At:
-    """Where a result is in what the function returns, and what it is."""
+    """Where a result is in the return value, and its kind."""
 
     path: tuple[Any, ...]
     kind: Kind
     level: Level | None
     facts: Mapping[str, Any]
     argument: str | None = None
-    """The argument it is found in after the call, for a function that fills what it is handed."""
+    """The argument that holds the result after the call, for a function that fills its argument."""
 
 
 def after(argument: str, path: Any, kind: Kind, *, level: Level | None = None, **facts: Any) -> At:
-    """A side effect: `after("rollout_data", "kl", "kl")` is what stands in that argument once the call is over."""
+    """A side effect: `after("rollout_data", "kl", "kl")` is the content of that argument after the call."""
     return At(path if isinstance(path, tuple) else (path,), kind, level, facts, argument)
 
 
@@ -99,12 +99,12 @@ def bind(
 ) -> Subject:
     """A subject from a function.
 
-    args      argument to a field of the case in the given layout, or a function of the case; known names need none
+    args      argument to a field of the case in the given layout, or a function of the case; known names need no entry
     options   keyword arguments that configure it; `convert` turns ours into its units
-    returns   result names to `at(path, kind)`; by default the (first) return value, of the role's kind
-    view      how fields are laid out: with_prompt, side, shift, drop_first
+    returns   result names to `at(path, kind)`; by default the (first) return value, with the kind of the role
+    view      the layout of fields: with_prompt, side, shift, drop_first
     dtype     cast float inputs, for a function that refuses float64
-    facts     anything else a Subject knows: couples, combine, definition, variants, waived, penalties, …
+    facts     any other field of Subject: couples, combine, definition, variants, waived, penalties, …
     """  # fmt: skip
     if role is not None and role not in ROLES:
         raise TrimtabError(unknown_name("role", role, sorted(ROLES)))
@@ -137,7 +137,7 @@ def bind(
 
 
 def subject(**how: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`@subject(role="policy_loss", options={"eps": 0.2})` over a function: it stays what it is, and can be checked."""
+    """`@subject(role="policy_loss", options={"eps": 0.2})` on a function leaves it unchanged and makes it checkable."""
 
     def mark(fn: Callable[..., Any]) -> Callable[..., Any]:
         fn.__trimtab__ = lambda watched=None: bind(watched or fn, **how)  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ def _main(preset: Role | None) -> str:
 
 
 def _known(fn: Callable[..., Any], taken: Mapping[str, Any]) -> dict[str, Argument]:
-    """Required arguments with a name that everybody uses; an unknown one is refused, for nobody can guess it."""
+    """Fill required arguments with commonly used names. An unknown name is refused, because it cannot be guessed."""
     try:
         parameters = inspect.signature(getattr(fn, "function", fn)).parameters
     except (TypeError, ValueError):
@@ -167,8 +167,8 @@ def _known(fn: Callable[..., Any], taken: Mapping[str, Any]) -> dict[str, Argume
             found[name] = KNOWN_ARGUMENTS[name]
         elif parameter.default is parameter.empty:
             raise TrimtabError(
-                f"bind: nothing is known of the argument {name!r}, so it cannot be filled. "
-                f"Say args={{{name!r}: FIELD}} or options={{{name!r}: VALUE}}."
+                f"bind: the argument {name!r} is unknown, so it cannot be filled. "
+                f"Give args={{{name!r}: FIELD}} or options={{{name!r}: VALUE}}."
             )
     return found
 
@@ -222,7 +222,7 @@ def _kind(preset: Role | None, level: Level) -> Kind:
 
 
 def _level(case: Case, value: Any, layout: Layout, view: Mapping[str, Any]) -> Level:
-    """From its shape: a number, one entry a sequence, or laid out as the inputs are."""
+    """The level from the shape: a number, one entry per sequence, or the layout of the inputs."""
     if (
         layout == "list"
         and isinstance(value, list | tuple)
@@ -233,7 +233,7 @@ def _level(case: Case, value: Any, layout: Layout, view: Mapping[str, Any]) -> L
         return "token"
     shape: tuple[int, ...] = ()
     if isinstance(value, Tensor):
-        shape = tuple(value.shape)  # a number in a tensor has no length
+        shape = tuple(value.shape)  # a 0-d tensor has no length
     elif hasattr(value, "__len__"):
         shape = (len(value),)
     if len(shape) == 0 or (shape == (1,) and case.num_sequences != 1):

@@ -1,6 +1,6 @@
-"""The search for a counter-example: directed cases first, then hypothesis's; what is found is made small.
+"""The search for a counter-example: directed cases first, then those of hypothesis. Counter-examples are shrunk.
 
-Deterministic from the seed. A counter-example comes back with the fewest sequences and tokens and the roundest numbers.
+The search is deterministic for a seed. A counter-example has few sequences, few tokens and round numbers.
 """
 
 import time
@@ -15,20 +15,20 @@ from trimtab.sentinel.cases import directed, random_cases
 from trimtab.sentinel.declare import INVARIANTS, Effect, Violation
 from trimtab.sentinel.invariants.parallel import close_pools
 from trimtab.sentinel.shrink import smallest
-from trimtab.sentinel.subject import Subject, resolved, run
+from trimtab.sentinel.subject import Subject, resolve_inputs, run
 
 Status = Literal["holds", "bug", "hygiene", "convention", "waived", "could not exercise", "could not run"]
 Severity = Literal["high", "medium", "low", "none"]
 
 ENOUGH = 3
-"""Cases a subject must have taken before an invariant counts as exercised."""
+"""Number of cases that a subject must accept before an invariant counts as exercised."""
 EXAMPLES = 12
-"""Random cases beside the directed ones, unless told otherwise."""
+"""Default number of random cases in addition to the directed ones."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One invariant held against one subject."""
+    """One invariant checked on one subject."""
 
     subject: str
     invariant: str
@@ -41,21 +41,21 @@ class Verdict:
 
     @property
     def severity(self) -> Severity:
-        """From the effect on the training signal; a convention has none."""
+        """Severity from the effect on the training signal; a convention has none."""
         if self.violation is None or self.status == "convention":
             return "none"
         return self.violation.effect.severity if self.status == "bug" else "low"
 
 
 def check(subject: Subject, name: str, *, seed: int = 0, examples: int = EXAMPLES) -> Verdict:
-    """Hold a subject to one invariant, on the directed cases and on `examples` random ones."""
+    """Check one invariant on a subject, with the directed cases and `examples` random ones."""
     return next(examine(subject, only=(name,), seed=seed, examples=examples))
 
 
 def examine(
     subject: Subject, *, only: Sequence[str] | None = None, seed: int = 0, examples: int = EXAMPLES
 ) -> Iterator[Verdict]:
-    """Hold a subject to every invariant (or those named), one verdict after the other."""
+    """Check every invariant (or the named ones) on a subject, one verdict after the other."""
     names = list(only if only is not None else subject.promises or INVARIANTS)
     for name in names:
         if name not in INVARIANTS:
@@ -78,14 +78,14 @@ def examine(
 
 
 def ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
-    """The subject with its inputs known, or why it cannot run: it never returns, or its boundary's body never ran."""
+    """The subject with known inputs, or the reason why it cannot run: no call returns, or the boundary never ran."""
     boundary = subject.boundary
     why, ran = "", False
     found = subject
     for case in cases:
         try:
             with boundary.trace() if boundary is not None else nullcontext():
-                found = resolved(found, subject.adapt(case))
+                found = resolve_inputs(found, subject.adapt(case))
                 run(found, subject.adapt(case))
         except (WrongShape, CannotRepresent):
             ran = True
@@ -122,7 +122,7 @@ def _held(subject: Subject, name: str, cases: list[Case]) -> Verdict:
 
 
 def _shown(subject: Subject, name: str, trial: "Trial", cases: list[Case]) -> Verdict:
-    """For what must hold on some case: what no case showed is the finding."""
+    """For an invariant that must hold on some case: it is a finding if it holds on no case."""
     open_claims: dict[str, tuple[Case, Violation]] | None = None
     for case in cases:
         claims = trial.claims(case)
@@ -141,7 +141,7 @@ def _shown(subject: Subject, name: str, trial: "Trial", cases: list[Case]) -> Ve
 
 
 class Trial:
-    """One invariant tried on cases, with a count of those that were taken and why the others were not."""
+    """One invariant tried on cases, with a count of accepted cases and the reason why others were not."""
 
     def __init__(self, subject: Subject, name: str) -> None:
         self.subject, self.name = subject, name
@@ -153,7 +153,7 @@ class Trial:
         return claims[0] if claims else None
 
     def claims(self, case: Case) -> tuple[Violation, ...] | None:
-        """What the case shows against the subject: nothing is (), a case it did not take is None."""
+        """Violations on the case: () if there is none, None if the subject did not accept the case."""
         try:
             found = INVARIANTS[self.name].check(self.subject, self.subject.adapt(case))
         except WrongShape as error:
@@ -165,7 +165,7 @@ class Trial:
         except (CannotRepresent, TrimtabError) as error:
             self.why = str(error)
             return None
-        except Exception as error:  # foreign code may raise anything; its first error is told
+        except Exception as error:  # foreign code may raise anything; its first error is reported
             self.crash = self.crash or f"{type(error).__name__}: {error}"
             return None
         self.taken += 1

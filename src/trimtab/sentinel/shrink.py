@@ -1,6 +1,6 @@
-"""A counter-example made small: fewer sequences, fewer tokens, rounder numbers, as long as the violation stays.
+"""Shrink a counter-example: fewer sequences, fewer tokens, rounder numbers, as long as the violation stays.
 
-Greedy and counted in attempts, never in seconds, so that the same search gives the same smallest case.
+The search is greedy. Its limit is a number of attempts and not a time, so that it always gives the same smallest case.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from trimtab.sentinel.declare import Violation
 from trimtab.sentinel.perturb import LOGPS, without_token
 
 ATTEMPTS = 160
-"""How often a smaller case is tried."""
+"""Largest number of smaller cases to try."""
 
 Attempt = Callable[[Case], Violation | None]
 
@@ -41,12 +41,12 @@ _WORSE = {"high": 2, "medium": 1, "low": 0}
 
 
 def _as_bad(found: Violation, violation: Violation) -> bool:
-    """A bug must not shrink into rounding: a smaller case counts only if it does the signal as much harm."""
+    """A bug must not shrink into rounding: a smaller case counts only if its effect on the signal is as large."""
     return found.grade == violation.grade and _WORSE[found.effect.severity] >= _WORSE[violation.effect.severity]
 
 
 def _fewer_sequences(case: Case) -> Iterator[Case]:
-    """Without a whole group, since many a function refuses what is left of one; then without one sequence."""
+    """Remove a whole group first, because many functions refuse an incomplete one; then a single sequence."""
     groups = case.sequences["group"]
     for name in sorted({int(group) for group in groups}):
         rest = [i for i in range(case.num_sequences) if int(groups[i]) != name]
@@ -66,7 +66,7 @@ def _fewer_tokens(case: Case) -> Iterator[Case]:
 
 
 def _rounder_fields(case: Case) -> Iterator[Case]:
-    """A whole field at its simplest value."""
+    """Set a whole field to its simplest value."""
     for name, values in case.tokens.items():
         plain = torch.full_like(values, -1.0 if name in LOGPS else 0.0) if values.dtype == torch.float64 else None
         if plain is not None and not torch.equal(plain, values):
@@ -77,7 +77,7 @@ def _rounder_fields(case: Case) -> Iterator[Case]:
 
 
 def _rounder_numbers(case: Case) -> Iterator[Case]:
-    """One field on a coarser grid, the coarsest first."""
+    """Round one field to a coarser grid, the coarsest first."""
     for name, values in case.tokens.items():
         if values.dtype == torch.float64 and values.ndim == 1:
             for unit in (1.0, 0.5, 0.1):
@@ -96,5 +96,5 @@ def _rounder_numbers(case: Case) -> Iterator[Case]:
 
 
 def _on_grid(values: torch.Tensor, unit: float) -> torch.Tensor:
-    """Rounded to a multiple of the unit, and to the number people would write."""
+    """Round to a multiple of the unit, and to a short decimal number."""
     return torch.round(torch.round(values / unit) * unit, decimals=6)

@@ -1,4 +1,4 @@
-"""Random batches as a hypothesis strategy, for our own search and for anybody's property tests."""
+"""Random batches as a hypothesis strategy, for our own search and for your property tests."""
 
 import torch
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from trimtab.sentinel.cases import FLAGS, SEQUENCE_VALUES, TOKEN_VALUES, Number,
 
 @st.composite
 def _sequences(draw: st.DrawFn, reads: frozenset[str] | None) -> tuple[bytes, dict[str, bytes]]:
-    """One sequence: its shape, and a byte for every value that is read. A sequence is dropped whole when shrinking."""
+    """One sequence: its shape, and one byte per value that is read. Shrinking removes a sequence as a whole."""
     shape = draw(st.binary(max_size=5)) or bytes(1)
     sizes = {name: len(shape) + 1 for name in TOKEN_VALUES} | dict.fromkeys(SEQUENCE_VALUES, 1)
     read = {name: size for name, size in sizes.items() if reads is None or name in reads}
@@ -20,7 +20,7 @@ def _sequences(draw: st.DrawFn, reads: frozenset[str] | None) -> tuple[bytes, di
 def cases(draw: st.DrawFn, reads: frozenset[str] | None = None) -> Case:
     """Small batches: one to three groups of one to three sequences, up to five tokens each, values on a coarse grid.
 
-    Only fields in `reads` vary. The smaller a byte, the rounder its number, so shrinking ends at few and round ones.
+    Only fields in `reads` vary. A smaller byte gives a rounder number, so shrinking ends at few and round numbers.
     """
     groups = draw(st.lists(st.lists(_sequences(reads), min_size=2, max_size=3), min_size=1, max_size=3))
     rows = [row for group in groups for row in group]

@@ -1,7 +1,7 @@
 """A subject: one function, called on a case, with its results named. The only place that runs foreign code.
 
-`call(case, options)` takes what it wants from the case's views and returns `Out`. Everything an invariant may rely on
-is in the facts: which inputs it reads, and the level and kind of each result. Everything applies unless waived with a
+`call(case, options)` takes its inputs from the views of the case and returns `Out`. Invariants rely only on the facts:
+the inputs that it reads, and the level and kind of each result. Every invariant applies unless it is waived with a
 reason.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trimtab.sentinel.loading import Boundary
 
 Level = Literal["token", "sequence", "scalar", "cell"]
-"""`cell`: one entry a cell of the case's padded view, for functions that build masks."""
+"""`cell`: one entry per cell of the padded view of the case, for functions that build masks."""
 Kind = Literal[
     "loss", "term", "keep", "importance", "advantage", "return", "kl", "logp", "entropy", "value", "weight", "reward",
     "mask", "metric", "observation", "statistic", "carried", "count",
@@ -28,15 +28,15 @@ Reduction = Literal["sum", "mean", "max", "min"]
 Values = Callable[[Case], Tensor]
 
 SIGNAL: tuple[Kind, ...] = ("loss", "term", "keep", "importance", "advantage", "return", "kl", "weight", "reward")
-"""Kinds that reach the update; the others are read by people."""
+"""Kinds that reach the update. The others are only read by people."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One named result: token results are over trainable tokens in case order, sequence results one a sequence.
+    """One named result. Token results are over trainable tokens in case order; sequence results are one per sequence.
 
-    Result.token(case, advantages, "advantage", layout="padded")     handed back in the view it came in
-    Result.sequence(rewards, "reward")                               one a sequence
+    Result.token(case, advantages, "advantage", layout="padded")     returned in the layout of the view
+    Result.sequence(rewards, "reward")                               one per sequence
     Result.scalar(loss, "loss")
     Result.scalar(clipfrac, "metric", range=(0, 1), agreed=0.0)      0 where all policies agree
     Result.scalar(kl_max, "metric", of="kl", reduction="max")        must be the maximum of a field of the case
@@ -46,27 +46,27 @@ class Result:
     level: Level
     kind: Kind
     scope: str = "token"
-    """For a decision: the level it is taken at."""
+    """For a decision: its level."""
     adds_up: bool = True
-    """For a scalar: whether the parts' values sum to the whole's; a metric that is a mean or an extremum does not."""
+    """For a scalar: whether the values of parts sum to that of the whole. A mean or an extremum does not."""
     of: str | Values | None = None
-    """What it is made of: a field of the case, or a function of it. For `carried`, the field it must equal."""
+    """The source of the result: a field of the case, or a function of it. For `carried`, the field it must equal."""
     reduction: Reduction | None = None
-    """For a metric: how parts make the whole, and how it is made of `of`."""
+    """For a metric: how parts combine into the whole, and how it is computed from `of`."""
     population: Literal["token", "sequence"] = "token"
-    """What a mean is over."""
+    """The entries that a mean averages."""
     range: tuple[float, float] | None = None
-    """Where it always lies; a metric must be able to come near both ends, an importance must not leave them."""
+    """Its allowed range. A metric must be able to come near both ends; an importance must stay inside."""
     agreed: float | None = None
-    """What it is where all policies agree; 1 for an importance and 0 for a KL without saying."""
+    """Its value where all policies agree; by default 1 for an importance and 0 for a KL."""
     pair: tuple[str, str] | None = None
-    """For an importance: the log-probs it divides, numerator first."""
+    """For an importance: its two policies, numerator first."""
     outside: Tensor | None = None
-    """What it holds at cells that are no trainable token's."""
+    """Its values at cells without a trainable token."""
 
     @staticmethod
     def token(case: Case, values: Any, kind: Kind, *, layout: Layout = "padded", **facts: Any) -> "Result":
-        """A result in the layout of a view, brought back to trainable tokens; view arguments may be among the facts."""
+        """A result in the layout of a view, mapped back to trainable tokens. `facts` may include view arguments."""
         view = {k: facts.pop(k) for k in ("with_prompt", "side", "shift", "drop_first") if k in facts}
         outside = None
         if layout == "padded":
@@ -84,7 +84,7 @@ class Result:
 
     @staticmethod
     def cell(case: Case, values: Any, kind: Kind = "mask", **facts: Any) -> "Result":
-        """One entry a cell of the padded view: a mask, which must be what the case trains."""
+        """One entry per cell of the padded view: a mask that must equal the trainable tokens of the case."""
         view = {k: facts.pop(k) for k in ("with_prompt", "side", "shift", "drop_first") if k in facts}
         shape = _shape(case, view)
         if tuple(values.shape) != tuple(shape):
@@ -124,13 +124,13 @@ Combine = Literal["sum", "mean", "mean over ranks"] | Callable[[list[Tensor], li
 class Subject:
     """A function under test.
 
-    inputs       fields it reads, as the views name them; found out by calling it when left out
-    options      what it is configured with; `variants` are other values, each of which must change something
+    inputs       fields it reads, by their names in views; if left out, they are found by a call
+    options      its configuration; `variants` are other values, each of which must change something
     impossible   option values that must be refused with an error
-    combine      how the scalar results of parts make the whole's: what the trainer does with micro-batches
-    couples      the widest level whose members may move one another: "token", "sequence", "group" or "batch"
-    definition   the same results, worked out the long way; `twin` another implementation that must agree
-    conventions  declared choices (denominator, ddof, …) that must be what is detected
+    combine      how scalar results of parts combine into that of the whole: what the trainer does with micro-batches
+    couples      the widest level whose members may affect one another: "token", "sequence", "group" or "batch"
+    definition   the same results, computed with plain loops; `twin` is another implementation of the same formula
+    conventions  declared choices (denominator, ddof, …) that must equal the detected ones
     penalties    options that are coefficients of a penalty: name to the field it is about (logp_ref, entropy)
     temperature  the option that logits are divided by
     ranks        how processes share a case, for a function that communicates: "data" or "context"
@@ -144,16 +144,16 @@ class Subject:
     couples: Literal["token", "sequence", "group", "batch"] = "sequence"
     definition: Call | None = None
     promises: tuple[str, ...] | None = None
-    """The invariants it is held to; None for all."""
+    """The invariants to check; None for all."""
     waived: Mapping[str, str] = field(default_factory=dict[str, str])
     exact: bool = False
-    """Parts must give the whole's numbers bit for bit in float64."""
+    """Parts must give the numbers of the whole bit for bit in float64."""
     stops_gradient: bool = False
     """Part of its value is detached on purpose, so its gradient is not the derivative of its value."""
     reads: frozenset[str] | None = None
-    """Case fields it reads; the search leaves all others at rest. None for all."""
+    """Case fields that it reads; the search does not vary the others. None for all."""
     adapt: Callable[[Case], Case] = lambda case: case
-    """Makes any case one that this function may be handed."""
+    """Turns any case into one that this function accepts."""
     role: str | None = None
     variants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
     impossible: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
@@ -163,7 +163,7 @@ class Subject:
     temperature: str | None = None
     ranks: Literal["data", "context"] | None = None
     boundary: "Boundary | None" = None
-    """The loaded function of a target, for executed lines, stubs and recipes."""
+    """The loaded function of a target, for executed lines, stubs and reproduction files."""
 
     @property
     def label(self) -> str:
@@ -177,18 +177,18 @@ class Subject:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one call gave: values, and the gradient of every result with respect to every leaf."""
+    """The outcome of one call: values, and the gradient of every result with respect to every leaf."""
 
     case: Case
     values: Mapping[str, Tensor]
     results: Out
     gradients: Mapping[str, Mapping[str, Tensor]]
     blocked: frozenset[str] = frozenset()
-    """Results whose backward raises."""
+    """Results whose backward pass raises."""
 
 
-def called(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) -> Out:
-    """The subject's results; none at all is a case it did not take."""
+def call_subject(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) -> Out:
+    """Call the subject and return its results. If there is none, it did not accept the case."""
     out = subject.call(case, subject.options if options is None else options)
     if not out:
         raise case.cannot(f"{subject.name} returned no result")
@@ -205,7 +205,7 @@ def called(subject: Subject, case: Case, options: Mapping[str, Any] | None = Non
 
 
 def of_kind(out: Out, case: Case, *kinds: Kind) -> list[tuple[str, Result]]:
-    """The results an invariant is about; without any, it has nothing to look at."""
+    """The results that an invariant applies to; if there is none, it cannot be exercised."""
     found = [(name, result) for name, result in out.items() if result.kind in kinds]
     if not found:
         raise case.cannot(f"no result is a {' or a '.join(kinds)}")
@@ -219,11 +219,11 @@ def run(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) 
         for n, v in sorted(case.tokens.items(), key=lambda item: item[0] not in TRAINED)
         if v.dtype.is_floating_point and (subject.reads is None or n in subject.reads)
     }
-    # Fields are handed over as copies: a call that writes to them must neither spoil the case nor be stopped by
-    # autograd, which lets nobody write to a leaf.
+    # Fields are passed as copies: a call that writes to them must not damage the case, and autograd would forbid
+    # writes to a leaf.
     handed = {n: v.clone() for n, v in leaves.items()}
     fresh = case.with_tokens(**handed).with_sequences(**{n: v.clone() for n, v in case.sequences.items()})
-    out = called(subject, fresh, options)
+    out = call_subject(subject, fresh, options)
     gradients: dict[str, dict[str, Tensor]] = {}
     blocked: set[str] = set()
     for name, result in out.items():
@@ -232,7 +232,7 @@ def run(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) 
                 found = torch.autograd.grad(
                     result.value.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True
                 )
-            except RuntimeError:  # it raises in training too, so it is not quiet: its values are still looked at
+            except RuntimeError:  # it would raise in training too, so it is no silent bug; its values are still checked
                 blocked.add(name)
                 continue
             gradients[name] = dict(zip(leaves, found, strict=True))
@@ -240,7 +240,7 @@ def run(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) 
 
 
 class _Noting(dict[str, Tensor]):
-    """Fields that note who was asked for, for calls that read a case without its views."""
+    """Fields that note which names are read, for calls that read a case without its views."""
 
     def __init__(self, fields: Mapping[str, Tensor], touched: set[str]) -> None:
         super().__init__(fields)
@@ -251,19 +251,19 @@ class _Noting(dict[str, Tensor]):
         return super().__getitem__(name)
 
 
-def resolved(subject: Subject, case: Case) -> Subject:
-    """The subject with its inputs found out, if its binding does not name them."""
+def resolve_inputs(subject: Subject, case: Case) -> Subject:
+    """Find the inputs of the subject by a call, if its binding does not name them."""
     if subject.inputs:
         return subject
     touched: set[str] = set()
     noting = {n: _Noting({k: v.clone() for k, v in getattr(case, n).items()}, touched) for n in ("tokens", "sequences")}
-    called(subject, replace(case, touched=touched, **noting))
+    call_subject(subject, replace(case, touched=touched, **noting))
     flags = {"trainable", "attention", "response"}
     return replace(subject, inputs=frozenset(touched), reads=subject.reads or frozenset(touched - flags) or None)
 
 
 SINGLE = 1e-5
-"""Relative tolerance of a result that a subject computes in float32, whatever it was handed."""
+"""Relative tolerance of a result that a subject computes in float32 for any input dtype."""
 
 
 def same(first: Tensor, second: Tensor, *, tolerance: float = 1e-9) -> bool:
@@ -276,10 +276,10 @@ def same(first: Tensor, second: Tensor, *, tolerance: float = 1e-9) -> bool:
 
 
 TRAINED = ("logp_current", "value", "entropy", "logits")
-"""The inputs a loss may send gradient into; everything else is held fixed."""
+"""The inputs that may get a gradient from a loss. All others are fixed."""
 
 
 def same_gradient(first: Tensor, second: Tensor, result: Result, *, tolerance: float = 1e-9) -> bool:
-    """As `same`, in the precision of the result the gradient is of: leaves are float64 whatever a subject casts to."""
+    """Like `same`, in the precision of the result: leaves stay float64 even if a subject casts to float32."""
     single = result.value.dtype != torch.float64
     return same(first, second, tolerance=max(tolerance, SINGLE) if single and tolerance else tolerance)

@@ -1,7 +1,7 @@
-"""The parent of an examination: starts children, watches their time, and makes one report of what they tell.
+"""The parent of an examination: it starts child processes, watches their time, and combines their results in a report.
 
-A child that dies or falls silent costs the function it was at, never the report: that function could not run, and a
-new child goes on with the rest.
+If a child dies or stops responding, only its current function is lost: that function "could not run", and a new child
+continues with the rest.
 """
 
 import json
@@ -25,7 +25,7 @@ from trimtab.sentinel.job import Job
 from trimtab.sentinel.reports.data import KIND, VERSION, Report
 
 LOAD_SECONDS = 120.0
-"""How long a child may take to its first word. Until then it imports torch and the target and runs no function."""
+"""Time limit for the first message of a child. Before it, the child imports torch and the target; no function runs."""
 
 Event = dict[str, Any]
 Watch = Callable[[Event], None]
@@ -33,7 +33,7 @@ Watch = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a child may use: seconds between two words from it once it has loaded, memory, and how many run at once."""
+    """Limits of a child: seconds between two messages after loading, memory, and how many children run at once."""
 
     seconds: float = 120.0
     gibibytes: float = 16.0
@@ -41,7 +41,7 @@ class Limits:
 
 
 def run_job(job: Job, *, limits: Limits | None = None, command: str = "", watch: Watch = lambda _: None) -> Report:
-    """Examine every subject of a job in children, and report; `watch` sees every event as it comes."""
+    """Check every subject of a job in child processes, and report. `watch` gets every event immediately."""
     limits = limits or Limits()
     started = time.monotonic()
     events: queue.Queue[Event] = queue.Queue()
@@ -65,7 +65,7 @@ def run_job(job: Job, *, limits: Limits | None = None, command: str = "", watch:
 
 
 def _share(job: Job, limits: Limits, share: tuple[int, int], events: "queue.Queue[Event]") -> None:
-    """One child after the other until this share is done."""
+    """Run one child after the other until this share is done."""
     done: list[int] = []
     try:
         for _ in range(1000):
@@ -84,14 +84,14 @@ def _share(job: Job, limits: Limits, share: tuple[int, int], events: "queue.Queu
 def _child(
     job: Job, limits: Limits, share: tuple[int, int], done: list[int], events: "queue.Queue[Event]"
 ) -> tuple[tuple[int, str] | None, str]:
-    """Run one child; where it stopped, and why, unless it came to the end."""
+    """Run one child. If it did not finish, return where it stopped and why."""
     asked = {"job": job.as_data(), "share": share, "skip": done, "memory": limits.gibibytes}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path()}
     scratch = tempfile.TemporaryDirectory(prefix="trimtab-")
     process = subprocess.Popen(
         [sys.executable, "-m", "trimtab.sentinel.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment,
-        # Importing a framework may write logs into the current folder; a target of one's own is looked up from here.
+        # Importing a framework may write logs into the current folder. Your own target is found from here.
         cwd=scratch.name if job.root is not None else None,
     )  # fmt: skip
     assert process.stdin is not None
@@ -121,14 +121,14 @@ def _child(
                 at = None
             events.put(event)
     except queue.Empty:
-        what = "it may not end on some case" if at else "the target may not end while it is loaded"
+        what = "it may hang on some case" if at else "the target may hang while it is loaded"
         return at, f"no answer within {patience:g} s: {what}"
     finally:
         process.kill()
         process.wait()
         scratch.cleanup()
     last = [line for line in said if line is not None and line.strip()][-1:]
-    return at, f"its process ended with code {process.returncode}: {last[0].strip() if last else 'no last words'}"
+    return at, f"its process ended with code {process.returncode}: {last[0].strip() if last else 'no error message'}"
 
 
 def _pump(stream: Any, sink: Callable[[str | None], None]) -> None:
@@ -138,7 +138,7 @@ def _pump(stream: Any, sink: Callable[[str | None], None]) -> None:
 
 
 def _path() -> str:
-    """The child sees what this process sees: the current folder and its import path."""
+    """The child gets the current folder and the import path of this process."""
     return os.pathsep.join([p or os.getcwd() for p in sys.path])
 
 
@@ -181,7 +181,7 @@ def _silent(label: str) -> Mapping[str, Any]:
 
 
 def _merge(boundaries: dict[str, Any], one: dict[str, Any]) -> None:
-    """Several subjects of one function: the lines any of them ran."""
+    """For several subjects of one function: the lines that any of them ran."""
     held = boundaries.setdefault(one["boundary"], one)
     if held is not one:
         executed = set(held["executed"]) | set(one["executed"])

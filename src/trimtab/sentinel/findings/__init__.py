@@ -1,4 +1,4 @@
-"""A finding as a folder a maintainer can act on without us: recipe, runner, payload, test, report; and the ledger.
+"""A finding as a folder that a maintainer can use without us: reproduction file, runner, payload, test, report, ledger.
 
 write(Path("findings"), verdict, subject, Target("slime", "THUDM/slime", Tree.folder("slime")))
 """

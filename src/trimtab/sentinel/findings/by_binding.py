@@ -1,24 +1,24 @@
-"""Replay through the binding: the invariant itself, once more, on the recorded case."""
+"""Replay through the binding: check the invariant itself again on the recorded case."""
 
 from trimtab.errors import TrimtabError
 from trimtab.sentinel.case import CannotRepresent, WrongShape
 from trimtab.sentinel.cases import completed
 from trimtab.sentinel.declare import INVARIANTS
 from trimtab.sentinel.plain import Data
-from trimtab.sentinel.subject import Subject, resolved
+from trimtab.sentinel.subject import Subject, resolve_inputs
 
 
 def replay_with_binding(recipe: Data, subject: Subject) -> str:
     """`reproduced`, `fixed`, or `could not run: why`."""
     binding = recipe.get("binding")
     if not binding:
-        return "could not run: the recipe names no binding and no case"
+        return "could not run: the reproduction file names no binding and no case"
     law = INVARIANTS.get(binding["invariant"])
     if law is None:
         return f"could not run: there is no invariant {binding['invariant']!r}"
     try:
         case = subject.adapt(completed(binding["case"]))
-        found = law.check(resolved(subject, case), case)
+        found = law.check(resolve_inputs(subject, case), case)
     except (CannotRepresent, TrimtabError, WrongShape) as error:
         return f"could not run: {error}"
     except Exception as error:  # foreign code may raise anything

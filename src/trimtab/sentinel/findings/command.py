@@ -1,4 +1,4 @@
-"""Replaying a recipe by name: what `trimtab check --recipe` does."""
+"""Replay a reproduction file by name: this is what `trimtab check --recipe` does."""
 
 import json
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from trimtab.errors import AdapterError
 from trimtab.sentinel.findings.by_binding import replay_with_binding
-from trimtab.sentinel.job import Job, located, ready_name, subjects
+from trimtab.sentinel.job import Job, locate, ready_name, subjects
 from trimtab.sentinel.plain import Data
 from trimtab.sentinel.recipes import shipped
 from trimtab.sentinel.replay import replay
@@ -15,12 +15,14 @@ from trimtab.sentinel.subject import Subject
 
 
 def replay_recipe(named: str, path: str | None) -> Data:
-    """The payload of a recipe file, or of a shipped recipe, against a checkout or the target's released wheel."""
+    """The payload of a reproduction file, given or shipped, against a checkout or the released wheel of the target."""
     recipe = _read(named)
     target = str(recipe["target"]["name"])
     if ready_name(target) is None and path is None:
-        raise AdapterError(f"check: the recipe is about {target}; say where it lies with --path DIR or DIR@COMMIT.")
-    where: dict[str, Any] = located(target, path=path)[0] if ready_name(target) else {"root": path}
+        raise AdapterError(
+            f"check: the reproduction file is about {target}. Name its checkout with --path DIR or DIR@COMMIT."
+        )
+    where: dict[str, Any] = locate(target, path=path)[0] if ready_name(target) else {"root": path}
     job = Job(target, **where)
     payload = replay(recipe, job.tree)
     if payload["status"] in ("changed", "could not run") and recipe.get("binding") and ready_name(target):
@@ -31,7 +33,7 @@ def replay_recipe(named: str, path: str | None) -> Data:
 
 
 def _by_binding(recipe: Data, job: Job) -> str | None:
-    """The invariant itself, on the recorded case, through the binding that found it."""
+    """Check the invariant itself on the recorded case, through the binding that found the bug."""
     binding = cast("Data", recipe["binding"])
     for found in subjects(replace(job, subjects=(str(binding["subject"]),))):
         if isinstance(found, Subject):
@@ -46,11 +48,15 @@ def _read(named: str) -> Data:
         return chosen[0]
     path = Path(named)
     if not path.is_file():
-        raise AdapterError(f"check: --recipe {named}: no such file, and no shipped recipe; there are {sorted(known)}.")
+        raise AdapterError(
+            f"check: --recipe {named}: no such file, and no shipped reproduction file; there are {sorted(known)}."
+        )
     try:
         recipe = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise AdapterError(f"check: --recipe {named} is no JSON: {error}.") from error
+        raise AdapterError(f"check: --recipe {named} is not JSON: {error}.") from error
     if not isinstance(recipe, dict) or recipe.get("kind") != "trimtab_recipe":
-        raise AdapterError(f"check: --recipe {named} is no recipe of a finding: its kind is not trimtab_recipe.")
+        raise AdapterError(
+            f"check: --recipe {named} is not the reproduction file of a finding: its kind is not trimtab_recipe."
+        )
     return cast("Data", recipe)

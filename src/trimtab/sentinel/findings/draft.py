@@ -1,4 +1,4 @@
-"""From a violation to a recipe: the only place that decides what a maintainer's machine will check."""
+"""From a violation to a reproduction file: the only place that decides what a maintainer's machine will check."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from trimtab.sentinel.findings.trace import Recorded, record
 from trimtab.sentinel.loading import Boundary, Tree
 from trimtab.sentinel.plain import Data, finite_or_word
 from trimtab.sentinel.record import case_data
-from trimtab.sentinel.replay import numbers_in, read, recorded, replay, replayed
+from trimtab.sentinel.replay import make_calls, numbers_in, read, recorded, replay
 from trimtab.sentinel.subject import Subject
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is being held to the invariants: `Target("slime", "THUDM/slime", Tree.folder("slime"))`."""
+    """The code that is checked: `Target("slime", "THUDM/slime", Tree.folder("slime"))`."""
 
     name: str
     repository: str
@@ -30,7 +30,7 @@ class Target:
 
 
 def recipe_of(subject: Subject, invariant: str, case: Case, violation: Violation, target: Target, bug_id: str) -> Data:
-    """The finding as data, with the sharpest check that really reproduces it at the target."""
+    """The finding as data, with the sharpest check that reproduces it on the target."""
     recipe = _frame(subject, invariant, case, violation, target, bug_id)
     boundary = subject.boundary
     if boundary is None:
@@ -74,7 +74,7 @@ def _frame(subject: Subject, invariant: str, case: Case, violation: Violation, t
 
 
 def plain(value: Any) -> Any:
-    """Data that JSON can hold: words for what is not finite, and for what is not data."""
+    """Data that JSON can hold, with strings for non-finite numbers and for objects that are not data."""
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, (list, tuple)):
@@ -96,18 +96,18 @@ def _by_binding(recipe: Data, why: str) -> Data:
 
 
 def _by_numbers(recipe: Data, target: Target) -> Data:
-    """No check holds the boundary's own numbers to the law: what they are now stands for the bug."""
+    """No check on the boundary's own numbers expresses the invariant, so their current values stand for the bug."""
     try:
-        calls = replayed(recipe, target.tree)
+        calls = make_calls(recipe, target.tree)
     except Exception as error:
-        return _by_binding(recipe, f"the recorded calls could not be made again ({type(error).__name__}: {error})")
+        return _by_binding(recipe, f"the recorded calls could not be repeated ({type(error).__name__}: {error})")
     return {**recipe, "validation_mode": "boundary_numbers", "observed": recorded(calls)}
 
 
 def _drafts(
     subject: Subject, boundary: Boundary, invariant: str, case: Case, violation: Violation, recipe: Data
 ) -> Iterator[tuple[list[Data], list[Data]]]:
-    """Candidate (calls, checks), the sharpest first; the recipe keeps the calls for when none reproduces."""
+    """Candidates (calls, checks), the sharpest first. The calls are kept in case none reproduces the finding."""
     compared = violation.compared
     first = record(subject, boundary, compared.case if compared else case)
     again = compared is not None and compared.other is not None and compared.other is not compared.case
@@ -127,8 +127,8 @@ def _of_returned(op: str, call: int) -> Data:
 
 
 def _unchanged(subject: Subject, boundary: Boundary, case: Case) -> list[Data]:
-    """Arguments that the boundary wrote to."""
-    with boundary.recorded() as calls, torch.no_grad():
+    """Arguments that the boundary has written to."""
+    with boundary.record_calls() as calls, torch.no_grad():
         subject.call(case.with_tokens(**{n: v.clone() for n, v in case.tokens.items()}), subject.options)
     checks: list[Data] = []
     for number, call in enumerate(calls):
@@ -141,13 +141,13 @@ def _unchanged(subject: Subject, boundary: Boundary, case: Case) -> list[Data]:
 
 
 def _faithful(recipe: Data, violation: Violation, tree: Tree) -> Data | None:
-    """The recipe if its places really hold what the violation saw; with a factor where one was owed."""
+    """The reproduction file if its places hold the values that the violation observed, with a factor where needed."""
     try:
-        calls = replayed(recipe, tree)
+        calls = make_calls(recipe, tree)
         checks = [check for check in recipe["checks"] if check["op"] == "equal"]
         seen = torch.cat([read(check["of"], calls) for check in checks]) if checks else torch.zeros(0)
         owed = [read(check["with"], calls) for check in checks if "with" in check]
-    except Exception:  # the recorded calls cannot be made again; the caller falls back and says so
+    except Exception:  # the recorded calls cannot be repeated; the caller falls back and reports it
         return None
     if not _agrees(seen, violation.observed):
         return None
@@ -161,7 +161,7 @@ def _faithful(recipe: Data, violation: Violation, tree: Tree) -> Data | None:
 
 
 def _agrees(values: Tensor, told: object) -> bool:
-    """Whether numbers are those a violation tells; what it tells in words is not compared."""
+    """Whether numbers equal those of a violation. Text in a violation is not compared."""
     numbers = torch.tensor([float(one) for one in _flat(told)], dtype=torch.float64)
     if not numbers.numel() or not values.numel():
         return True

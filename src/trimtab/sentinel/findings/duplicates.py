@@ -1,7 +1,7 @@
-"""Has somebody found this before: the only place that looks. It reads; it never writes, fetches or posts.
+"""The only place that searches for earlier reports of a finding. It reads; it never writes, fetches or posts.
 
-Looked through: the ledger, other drafts in the findings folder, local branches and commit messages of the checkout.
-Searches upstream are named as queries; they are run only when asked to (`online=True`).
+It searches the ledger, other drafts in the findings folder, and local branches and commit messages of the checkout.
+Searches of the upstream repository are listed as queries. They run only on request (`online=True`).
 """
 
 import json
@@ -24,7 +24,7 @@ SEARCH = "https://api.github.com/search/issues?per_page=5&q="
 
 @dataclass(frozen=True)
 class Looked:
-    """What was looked through and what was there."""
+    """What was searched, and what was found."""
 
     ledger: list[str]
     drafts: list[str]
@@ -47,7 +47,7 @@ class Looked:
 
 
 def look(folder: Path, row: Row, recipe: Data, tree: Tree, *, online: bool = False) -> Looked:
-    """Everything that may be the same finding."""
+    """All entries that may be the same finding."""
     words = keywords(recipe)
     branches, commits, note = _checkout(tree, words)
     queries = upstream_queries(recipe)
@@ -58,13 +58,13 @@ def look(folder: Path, row: Row, recipe: Data, tree: Tree, *, online: bool = Fal
 
 
 def keywords(recipe: Data) -> list[str]:
-    """The boundary's own name, whole."""
+    """Matches the name of the boundary as a whole word."""
     leaf = str(recipe["boundary"]["name"]).rpartition(".")[2].strip("_")
     return [leaf] if leaf else []
 
 
 def upstream_queries(recipe: Data) -> list[str]:
-    """What to type into the target's issue search."""
+    """Queries for the issue search of the target."""
     repository = recipe["target"].get("repository")
     scope = f"repo:{repository} " if repository else ""
     leaf = str(recipe["boundary"]["name"]).rpartition(".")[2]
@@ -73,7 +73,7 @@ def upstream_queries(recipe: Data) -> list[str]:
 
 
 def _drafts(folder: Path, row: Row, recipe: Data) -> list[str]:
-    """Other folders whose recipe is about the same boundary and invariant, in the ledger or not."""
+    """Other folders whose reproduction file has the same boundary and invariant, in the ledger or not."""
     same: list[str] = []
     for file in sorted(folder.glob("*/recipe.json")):
         try:
@@ -93,7 +93,7 @@ def _checkout(tree: Tree, words: list[str]) -> tuple[list[str], list[str], str]:
         names = git(tree.root, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/remotes").decode()
         log = git(tree.root, "log", "-n", str(COMMITS), "--format=%h %s").decode(errors="replace")
     except (CouldNotLoad, OSError) as error:
-        return [], [], f"no git history to look through: {error}"
+        return [], [], f"no git history to search: {error}"
     parts = [part for word in words for part in re.split(r"_+", word) if len(part) > 3 and part not in COMMON]
     told = [name for name in names.split() if any(part in name for part in parts)]
     whole = [line for line in log.splitlines() if any(word in line for word in words)]
@@ -104,11 +104,11 @@ def _checkout(tree: Tree, words: list[str]) -> tuple[list[str], list[str], str]:
 COMMON = frozenset(
     {"compute", "loss", "forward", "from", "with", "batch", "policy", "mask", "masked", "mean", "calculate"}
 )
-"""Parts of names that say nothing about what was found."""
+"""Parts of names that are too common to identify a finding."""
 
 
 def searched(query: str) -> Data:
-    """One search of the public issue index, with counts and titles; a failure is an answer too."""
+    """One search of the public issue index, with counts and titles. A failure is returned as data."""
     request = urllib.request.Request(
         SEARCH + urllib.parse.quote(query), headers={"Accept": "application/vnd.github+json", "User-Agent": "trimtab"}
     )
@@ -117,5 +117,5 @@ def searched(query: str) -> Data:
             found: Any = json.loads(answer.read(2_000_000))
         titles = [f"#{one['number']} {one['title']}" for one in found["items"][:5]]
         return {"query": query, "count": int(found["total_count"]), "titles": titles}
-    except Exception as error:  # no network, a limit, another answer than expected: all of them only recorded
+    except Exception as error:  # no network, a rate limit or an unexpected answer: each is only recorded
         return {"query": query, "failed": f"{type(error).__name__}: {error}"}

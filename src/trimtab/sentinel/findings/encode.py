@@ -1,4 +1,4 @@
-"""The arguments of a call to plain data: the only place that writes a recipe's values. The inverse of `plain`."""
+"""Arguments of a call to plain data: the only place that writes values of reproduction files. Inverse of `plain`."""
 
 import dis
 import enum
@@ -18,12 +18,12 @@ from trimtab.sentinel.replay import OPAQUE
 
 
 class CannotEncode(ValueError):
-    """A value that has no form as data; the finding is then replayed by its binding."""
+    """A value that cannot be written as data. The finding is then replayed through its binding."""
 
 
 @dataclass
 class Encoder:
-    """Writes values; an object met twice is written once and referred to by id, since aliasing may be the bug."""
+    """Writes values. An object that occurs twice is written once and then named by id: aliasing may be the bug."""
 
     seen: dict[object, int] = field(default_factory=dict[object, int])
     held: list[Any] = field(default_factory=list[Any])
@@ -42,10 +42,10 @@ class Encoder:
         if key in self.seen:
             number = self.seen[key]
             if number not in self.written:
-                raise CannotEncode(f"a {type(value).__qualname__} that holds itself has no form as data")
+                raise CannotEncode(f"a {type(value).__qualname__} that contains itself cannot be written as data")
             self.written[number]["id"] = number
             return {"shared": number}
-        self.held.append(value)  # keeps the object alive, so that its identity is not given to another
+        self.held.append(value)  # keeps the object alive, so that no other object gets its id()
         number = self.seen[key] = len(self.seen)
         data = self.written[number] = self._tagged(value)
         return data
@@ -66,12 +66,12 @@ class Encoder:
         return self._structure(value)
 
     def _function(self, value: Any) -> Data:
-        """One from the short list, or one that always gives the same answer, as stand-ins do."""
+        """A function from the short list, or one that always returns the same answer, as stand-ins do."""
         for name, function in FUNCTIONS.items():
             if value is function:
                 return {"function": name}
         if not isinstance(value, FunctionType):
-            raise CannotEncode(f"the function {value.__qualname__} is not one a recipe may name")
+            raise CannotEncode(f"the function {value.__qualname__} is not allowed in a reproduction file")
         body = [one for one in dis.get_instructions(value) if one.opname not in ("RESUME", "COPY_FREE_VARS", "NOP")]
         steps = [one.opname for one in body]
         if steps == ["LOAD_CONST", "RETURN_VALUE"] or steps == ["RETURN_CONST"]:
@@ -81,7 +81,7 @@ class Encoder:
             return {"function": "always", "returns": self.value(held)}
         if steps == ["LOAD_FAST", "RETURN_VALUE"] and body[0].argval == next(iter(inspect.signature(value).parameters)):
             return {"function": "identity"}
-        raise CannotEncode(f"the function {value.__qualname__} is not one a recipe may name")
+        raise CannotEncode(f"the function {value.__qualname__} is not allowed in a reproduction file")
 
     def _structure(self, value: Any) -> Data:
         if isinstance(value, dict):
@@ -102,20 +102,20 @@ class Encoder:
                 "object": type(value).__name__,
                 "attributes": {k: self.value(v) for k, v in cast("dict[str, Any]", vars(value)).items()},
             }
-        raise CannotEncode(f"a {type(value).__module__}.{type(value).__qualname__} has no form as data")
+        raise CannotEncode(f"a {type(value).__module__}.{type(value).__qualname__} cannot be written as data")
 
 
 def _identity(value: Any) -> object:
-    """Two tensors over the same memory in the same shape are one; everything else is itself."""
+    """Identity of a value. Two tensors over the same memory with the same shape are one."""
     if isinstance(value, Tensor) and value.layout == torch.strided and value.numel():
         return ("tensor", value.data_ptr(), value.shape, value.stride(), value.dtype)
     return id(value)
 
 
 def _tensor(value: Tensor) -> Data:
-    """Shape, dtype and numbers; dimensions of stride 0 stay views of one cell."""
+    """Shape, dtype and numbers. Dimensions of stride 0 stay views of one cell."""
     if value.layout != torch.strided or value.device.type == "meta":
-        raise CannotEncode("only dense tensors have a form as data")
+        raise CannotEncode("only dense tensors can be written as data")
     squeezed = value.detach()
     for dimension, stride in enumerate(value.stride()):
         if stride == 0 and value.shape[dimension] > 1:
@@ -134,7 +134,7 @@ def _tensor(value: Tensor) -> Data:
 
 def _array(value: Any) -> Data:
     if str(value.dtype) == "object":
-        raise CannotEncode("an array of Python objects has no form as data")
+        raise CannotEncode("an array of Python objects cannot be written as data")
     return {
         "array": str(value.dtype),
         "shape": list(value.shape),
@@ -144,5 +144,5 @@ def _array(value: Any) -> Data:
 
 def _values(values: list[Any]) -> list[Any]:
     if any(isinstance(one, complex) for one in values):
-        raise CannotEncode("complex numbers have no form as data")
+        raise CannotEncode("complex numbers cannot be written as data")
     return [finite_or_word(one) if isinstance(one, float) else one for one in values]

@@ -1,4 +1,4 @@
-"""One folder for one finding: the only place that writes to the findings folder."""
+"""One folder per finding: the only place that writes to the findings folder."""
 
 import datetime
 import json
@@ -22,11 +22,11 @@ from trimtab.sentinel.search import Verdict
 from trimtab.sentinel.subject import Subject
 
 SECONDS = 120
-"""How long the runner may take while its payload is made."""
+"""Time limit of the runner when it makes the payload."""
 
 
 def slug(text: str) -> str:
-    """A name that is safe as a folder: small letters, digits and dashes, never empty, never a path.
+    """A safe folder name: lower-case letters, digits and dashes, never empty, never a path.
 
     >>> slug("../slime/ppo utils.py:OPSM")
     'slime-ppo-utils-py-opsm'
@@ -35,17 +35,17 @@ def slug(text: str) -> str:
 
 
 def bug_id(target: Target, subject: Subject, invariant: str) -> str:
-    """The same finding has the same id, run after run; options tell variants apart."""
+    """The same finding has the same id in every run. Options distinguish variants."""
     return slug(f"{target.name}-{subject.label}-{invariant}")
 
 
 def write(
     folder: Path, verdict: Verdict, subject: Subject, target: Target, *, online: bool = False, date: str | None = None
 ) -> Path:
-    """Write one finding and enter it into the ledger; a folder of the same id is written over."""
+    """Write one finding and add it to the ledger. An existing folder with the same id is overwritten."""
     if verdict.violation is None or verdict.case is None:
         raise TrimtabError(
-            f"{verdict.subject}: {verdict.invariant} is {verdict.status!r}, which is no finding to write down."
+            f"{verdict.subject}: {verdict.invariant} is {verdict.status!r}, so there is no finding to write."
         )
     name = bug_id(target, subject, verdict.invariant)
     recipe = recipe_of(subject, verdict.invariant, verdict.case, verdict.violation, target, name)
@@ -75,8 +75,8 @@ def write(
 def _inside(folder: Path, name: str) -> Path:
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
-    if not place.resolve().is_relative_to(folder.resolve()):  # a link that leads elsewhere
-        raise TrimtabError(f"{place} leads outside of {folder}, so nothing is written. Remove the link.")
+    if not place.resolve().is_relative_to(folder.resolve()):  # a link to another place
+        raise TrimtabError(f"{place} leads outside {folder}, so nothing is written. Remove the link.")
     return place
 
 
@@ -90,7 +90,7 @@ def _files(place: Path, recipe: Data) -> None:
 
 
 def _payload(place: Path, recipe: Data, target: Target, violation: Violation) -> Data:
-    """What the runner itself says, in a process of its own; a commit without a folder is replayed here."""
+    """The output of the runner, in a separate process. A commit without a folder is replayed here."""
     if target.tree.commit:
         payload = replay(recipe, target.tree)
     else:
@@ -101,7 +101,7 @@ def _payload(place: Path, recipe: Data, target: Target, violation: Violation) ->
             raise TrimtabError(f"{place.name}: the runner failed, so there is no payload. {done.stderr[-500:]}")
         payload = json.loads(output.read_text("utf-8"))
     effect = payload["training_signal_effect"]
-    if recipe["validation_mode"] == "binding":  # the runner cannot judge it; the search did
+    if recipe["validation_mode"] == "binding":  # the runner cannot judge this one; the search already did
         effect |= {"leaked_positions": list(violation.effect.leaked_positions), "non_crash": True}
         effect["leaked_token_count"] = len(effect["leaked_positions"])
         return payload | {"status": "reproduced", "quiet_training_signal_bug": True, "judged_by": "binding"}
@@ -113,7 +113,7 @@ def _json(file: Path, data: Data) -> None:
 
 
 def mark(folder: Path, name: str, status: str) -> None:
-    """Change a finding's status in the ledger, `fixed` for instance."""
+    """Change the status of a finding in the ledger, for example to `fixed`."""
     for row in rows(folder):
         if row.id == name:
             enter(folder, replace(row, status=status))

@@ -1,4 +1,4 @@
-"""Laws that compare more than two numbers: the only place that writes their checks by hand."""
+"""Invariants that compare more than two numbers: the only place with hand-written checks for them."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,13 +18,13 @@ Draft = tuple[list[Data], list[Data]]
 
 
 def drafts_of_law(subject: Subject, boundary: Boundary, invariant: str, case: Case) -> Iterator[Draft]:
-    """Drafts for an invariant that has a way of its own."""
+    """Drafts for an invariant with hand-written checks."""
     if invariant in LAWS:
         yield from LAWS[invariant](subject, boundary, subject.adapt(case))
 
 
 def _one_decision(subject: Subject, boundary: Boundary, case: Case) -> Iterator[Draft]:
-    """The tokens of a sequence share one answer."""
+    """All tokens of a sequence have the same answer."""
     run = record(subject, boundary, case)
     owner = case.segments.sequence_of_token
     for name, result in run.out.items():
@@ -37,7 +37,7 @@ def _one_decision(subject: Subject, boundary: Boundary, case: Case) -> Iterator[
 
 
 def _parts_add_up(subject: Subject, boundary: Boundary, case: Case) -> Iterator[Draft]:
-    """Values of the parts sum to the whole's; gradients are the whole's at the same tokens."""
+    """Values of the parts sum to the value of the whole. Gradients equal those of the whole at the same tokens."""
     whole = record(subject, boundary, case)
     for groups in parts(case, by_group=subject.couples == "group" and not subject.reading("whole")):
         pieces = [case.taken(chosen, as_part=True) for chosen in groups]
@@ -97,7 +97,7 @@ def _same_slopes(
 
 
 def _nothing_where_nothing_trains(subject: Subject, boundary: Boundary, case: Case) -> Iterator[Draft]:
-    """Cells that are nobody's hold 0, and get no gradient."""
+    """Untrainable cells hold 0 and get no gradient."""
     filled = case.refilled(-0.75)
     run = record(subject, boundary, filled)
     idle = [int(i) for i in (~case.trainable).nonzero().reshape(-1)]

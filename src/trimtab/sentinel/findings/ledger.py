@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 NAME = "BUG_FINDINGS.md"
-TITLE = "# Findings\n\nOne row for each finding; its folder holds recipe, runner, payload, test and report.\n"
+TITLE = "# Findings\n\nOne row per finding. Its folder holds the reproduction file, runner, payload, test and report.\n"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ COLUMNS = tuple(one.name for one in fields(Row))
 
 
 def rows(folder: Path) -> list[Row]:
-    """What the ledger of a findings folder lists; lines it did not write are passed over."""
+    """The rows in the ledger of a findings folder. Lines in another format are skipped."""
     file = folder / NAME
     if not file.exists():
         return []
@@ -36,13 +36,13 @@ def rows(folder: Path) -> list[Row]:
 
 
 def _cells(line: str) -> list[str]:
-    """The cells of a table's line, with escaped bars read back."""
+    """The cells of one line of the table, with escaped bars restored."""
     marked = line.strip().strip("|").replace("\\|", "\0")
     return [cell.strip().replace("\0", "|") for cell in marked.split("|")]
 
 
 def enter(folder: Path, row: Row) -> Path:
-    """Add the row, or put it in the place of the one with its id; the date of the first finding stays."""
+    """Add the row, or replace the one with the same id. The date of the first finding stays."""
     known = rows(folder)
     before = next((one for one in known if one.id == row.id), None)
     kept = Row(**{**asdict(row), "date": before.date}) if before else row

@@ -1,4 +1,4 @@
-"""Where a subject's result, or its gradient, is read at the boundary: the only place that writes a recipe's places."""
+"""Where a result or its gradient is read at the boundary: the only place that writes places of reproduction files."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def places(
     run: Recorded,
     offset: int,
 ) -> list[Data]:
-    """Where the compared numbers are read at the boundary: one place for each call they come from, in order."""
+    """Where the compared numbers are read at the boundary: one place per call, in order."""
     found = elements(subject, boundary, case, name)
     if found is None:
         return []
@@ -30,7 +30,7 @@ def places(
 
 
 def runs(chosen: Sequence[Element]) -> list[list[Element]]:
-    """Neighbours of the same call and source together."""
+    """Group neighbours with the same call and source."""
     parts: list[list[Element]] = []
     for one in chosen:
         if parts and parts[-1][0][:2] == one[:2]:

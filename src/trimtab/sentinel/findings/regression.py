@@ -1,4 +1,4 @@
-"""A test for the target's own suite: the only place that writes one. Plain pytest and torch, inputs in plain sight."""
+"""The only place that writes a test for the target's own suite: plain pytest and torch, with visible inputs."""
 
 import inspect
 import json
@@ -31,10 +31,10 @@ ROOT = Path(os.environ.get("TARGET_REPO", ".")).resolve()
 '''
 
 LOOK = '''def boundary():
-    """The function under test and a way to its file's other names: by import, else cut out of its file."""
+    """The function under test and a lookup for other names of its file: by import, else cut out of its file."""
     try:
         return imported({module!r}, {name!r})
-    except Exception as error:  # absent dependencies, no accelerator: whatever keeps the module from importing
+    except Exception as error:  # any reason why the module does not import: absent dependencies, no accelerator
         return cut_out(error)
 
 
@@ -58,7 +58,7 @@ def imported(module, name):
 def cut_out(error):
     beside = Path(__file__).with_name("run_validation.py")
     if not beside.exists():
-        pytest.skip(f"could not be imported ({{error}}), and run_validation.py is not beside this test")
+        pytest.skip(f"could not be imported ({{error}}), and run_validation.py is not next to this test")
     spec = importlib.util.spec_from_file_location("run_validation", beside)
     runner = importlib.util.module_from_spec(spec)
     sys.modules["run_validation"] = runner
@@ -97,12 +97,12 @@ def tensors(value):
 
 
 def numbers(value, *path):
-    """Everything at a path, in one row."""
+    """All numbers at a path, in one row."""
     return torch.cat([one.double().reshape(-1) for one in tensors(at(value, *path))])
 
 
 def gradient(total, value):
-    """With respect to everything in a structure, in one row."""
+    """The gradient with respect to all numbers in a structure, in one row."""
     leaves = [one for one in tensors(value) if one.requires_grad]
     if not total.requires_grad:
         return torch.cat([torch.zeros(one.numel(), dtype=torch.float64) for one in tensors(value)])
@@ -115,12 +115,12 @@ def gradient(total, value):
 
 
 def regression_test(recipe: Data) -> str:
-    """The text of test_regression.py: fails before the repair, passes after."""
+    """The text of test_regression.py. The test fails before the repair and passes after it."""
     name = re.sub(r"\W+", "_", str(recipe["bug_id"])).strip("_").lower()
     told = f"{recipe['expected_invariant']}\n\nAs found: {recipe['scenario']['words']}"
     head = HEAD.format(words="\n".join(textwrap.fill(part, 110) for part in told.split("\n")).replace('"""', "'''"))
     if not recipe["checks"]:
-        why = recipe.get("cannot_replay") or "no check on the boundary's own numbers says what has to hold"
+        why = recipe.get("cannot_replay") or "no check on the boundary's own numbers expresses the invariant"
         return f"import pytest\n\n\ndef test_{name}():\n    pytest.skip({json.dumps(why, ensure_ascii=False)})\n"
     used = sorted({number for check in recipe["checks"] for number in _calls_of(check)})
     gradients = any('"gradient"' in json.dumps(check) for check in recipe["checks"])
@@ -229,7 +229,7 @@ def _path(source: str, path: Sequence[Any]) -> str:
 
 
 def python(data: Any, gradients: bool = False) -> str:
-    """A recipe's value as an expression; what is shared is named where it first stands."""
+    """A value of a reproduction file as an expression. A shared value gets a name where it first occurs."""
     if isinstance(data, list):
         return "[" + ", ".join(python(one, gradients) for one in cast("list[Any]", data)) + "]"
     if not isinstance(data, dict):
@@ -285,7 +285,7 @@ def _tensor(data: Data, gradients: bool) -> str:
 
 
 def _nested(data: Data) -> str:
-    """Values in the tensor's shape, as a literal."""
+    """Values in the shape of the tensor, as a literal."""
     values: Any = list(data["values"])
     shape: list[int] = data["shape"]
     if not shape:

@@ -1,4 +1,4 @@
-"""The report of one finding in ten sections: the only place that writes its prose. What nobody knows is left open."""
+"""The report of one finding in ten sections: the only place that writes its prose. Unknown parts are left open."""
 
 import json
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def report(
     severity: str,
     fixed: Data | None = None,
 ) -> str:
-    """The whole report; `fixed` is the payload of a repaired checkout, when there is one."""
+    """The whole report. `fixed` is the payload of a repaired checkout, if there is one."""
     bodies = (
         _summary(recipe, payload, law, severity),
         _example(recipe, payload),
@@ -56,8 +56,8 @@ def _summary(recipe: Data, payload: Data, law: Invariant, severity: str) -> str:
     return (
         f"`{payload['boundary']}` of {target['name']} ({target.get('repository') or 'no repository named'}, commit "
         f"`{payload['target_commit']}`) breaks the invariant `{law.name}`. Nothing crashes.\n\n"
-        f"- What was seen: {recipe['scenario']['words']}\n"
-        f"- What has to hold: {recipe['expected_invariant']}\n"
+        f"- Observed: {recipe['scenario']['words']}\n"
+        f"- Invariant: {recipe['expected_invariant']}\n"
         f"- Why it matters: {law.why}\n"
         f"- Severity: {severity}. Status: {payload['status']}."
     )
@@ -69,15 +69,15 @@ def _example(recipe: Data, payload: Data) -> str:
     shown = shown or f"The case, as data:\n\n{_block(recipe['binding']['case'])}\n\n"
     return (
         f"{recipe['scenario']['words']}\n\n{shown}"
-        f"- owed: `{_line(payload['observed_baseline'])}`\n"
-        f"- seen: `{_line(payload['observed_with_perturbation'])}`\n"
+        f"- expected: `{_line(payload['observed_baseline'])}`\n"
+        f"- observed: `{_line(payload['observed_with_perturbation'])}`\n"
         f"- difference: `{_line(payload['difference'])}`\n"
-        f"- positions that leak: `{_line(payload['training_signal_effect']['leaked_positions'])}`"
+        f"- affected positions: `{_line(payload['training_signal_effect']['leaked_positions'])}`"
     )
 
 
 def _called(recipe: Data, call: Data) -> str:
-    """A call as a person would write it."""
+    """A call as readable Python code."""
     name = str(recipe["boundary"]["name"]).rpartition(".")[2]
     words = [python(one) for one in call.get("args", [])]
     words += [f"{key}={python(one)}" for key, one in call.get("kwargs", {}).items()]
@@ -91,14 +91,14 @@ def _recipe(recipe: Data) -> str:
 
 def _runner() -> str:
     return (
-        "`run_validation.sh` and `run_validation.py` need Python, torch and the checkout, nothing else:\n\n"
+        "`run_validation.sh` and `run_validation.py` need only Python, torch and the checkout:\n\n"
         "```sh\nTARGET_REPO=/path/to/checkout OUTPUT_JSON=validation-output.json sh run_validation.sh\n```\n\n"
-        "Exit code 1: the finding is there. 0: fixed. 2: could not run."
+        "Exit code 1: the finding is reproduced. 0: it is fixed. 2: it could not run."
     )
 
 
 def _output(payload: Data, fixed: Data | None) -> str:
-    after = _block(fixed) if fixed else f"{OPEN} Run the same command on the repaired branch; it has to say `fixed`."
+    after = _block(fixed) if fixed else f"{OPEN} Run the same command on the repaired branch. It must report `fixed`."
     return f"Unfixed (`payload.json`):\n\n{_block(payload)}\n\nFixed:\n\n{after}"
 
 
@@ -108,13 +108,13 @@ def _cause(payload: Data, ran: Data | None) -> str:
     lines = spans(ran.get("executed", []))
     stubs = ", ".join(f"`{name}`" for name in ran.get("stubs_used", [])) or "none"
     return (
-        f"{OPEN} Known: `{ran['boundary']}` (lines {ran['first_line']}–{ran['last_line']}) was run; of its lines "
-        f"{lines or 'none were watched'} were executed. Stand-ins touched while it ran: {stubs}."
+        f"{OPEN} Known: `{ran['boundary']}` (lines {ran['first_line']}–{ran['last_line']}) was run. Executed lines: "
+        f"{lines or 'not recorded'}. Stubs used while it ran: {stubs}."
     )
 
 
 def _fix(law: Invariant) -> str:
-    return f"{OPEN} What repairs this kind of bug: {law.repair}"
+    return f"{OPEN} The usual repair for this kind of bug: {law.repair}"
 
 
 def _tests(payload: Data, fixed: Data | None) -> str:
@@ -138,7 +138,7 @@ def _duplicates(looked: Data) -> str:
         f"- branches of the checkout: {listed('branches')}",
         f"- commit messages of the checkout: {listed('commits')}",
         *([f"- {looked['note']}"] if looked.get("note") else []),
-        "- upstream searches" + (":" if online else ", to be made by a person (nothing was sent):"),
+        "- upstream searches" + (":" if online else ", to be done by a person (nothing was sent):"),
         *[f"  - `{query}`{_answer(query, online)}" for query in looked.get("queries", [])],
         "",
         f"{OPEN} Nothing has been posted anywhere.",

@@ -1,4 +1,4 @@
-"""What a maintainer runs: the only place that writes scripts. They need the target and torch, no Trimtab."""
+"""The only place that writes the scripts that a maintainer runs. They need the target and torch, but not Trimtab."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from trimtab.sentinel.loading import standalone
 
 SHELL = """#!/bin/sh
 # Replays one finding against a checkout: TARGET_REPO=/path/to/checkout sh run_validation.sh
-# Ends with 1 if the finding is there, 0 if it is fixed, 2 if it could not be run. Needs Python and torch.
+# Exits with 1 if the finding is reproduced, 0 if it is fixed, 2 if it could not run. Needs Python and torch.
 here=$(cd "$(dirname "$0")" && pwd)
 export TARGET_REPO="${TARGET_REPO:-$(pwd)}"
 export OUTPUT_JSON="${OUTPUT_JSON:-validation-output.json}"
@@ -19,12 +19,12 @@ export RECIPE="${RECIPE:-$here/recipe.json}"
 exec "${PYTHON:-python3}" "$here/run_validation.py"
 """
 
-HEADER = '''"""Replays a recipe against a checkout and says whether the finding is there. Needs Python and torch.
+HEADER = '''"""Replays a reproduction file against a checkout and reports whether the bug is there. Needs torch.
 
     TARGET_REPO=/path/to/checkout OUTPUT_JSON=validation-output.json python run_validation.py
 
 It runs code of the checkout. It writes OUTPUT_JSON, posts nothing and opens no connection.
-Three parts: loaders that take a function out of its file, the reading of plain values, the replay.
+It has three parts: loaders that take a function out of its file, a reader of plain values, and the replay.
 """
 
 '''
@@ -45,7 +45,7 @@ def program() -> str:
 
 
 def _imports(bodies: list[str]) -> str:
-    """One line for each module, whoever imports it."""
+    """One import line per module."""
     whole: set[str] = set()
     names: dict[str, set[str]] = {}
     for node in [node for text in bodies for node in ast.parse(text).body]:
@@ -57,7 +57,7 @@ def _imports(bodies: list[str]) -> str:
 
 
 def _without_imports(text: str) -> str:
-    """The text without its imports at the top level; docstrings of modules become comments."""
+    """The text without its top-level imports. Docstrings of modules become comments."""
     lines = text.split("\n")
     for node in ast.parse(text).body:
         span = range(node.lineno - 1, node.end_lineno or node.lineno)
@@ -66,6 +66,6 @@ def _without_imports(text: str) -> str:
                 lines[i] = "\0"
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and lines[span[0]].startswith('"""'):
             follows = "".join(lines[max(span[0] - 2, 0) : span[0]]).strip("\0")
-            for i in span if not follows else ():  # under an assignment it documents that, and stays
+            for i in span if not follows else ():  # a docstring below an assignment stays
                 lines[i] = ("# " + lines[i].replace('"""', "")).rstrip()
     return re.sub(r"\n{4,}", "\n\n\n", "\n".join(line for line in lines if line != "\0"))

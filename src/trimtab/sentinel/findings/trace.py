@@ -1,9 +1,9 @@
 """From a subject's result back to the boundary's own numbers: the only place that runs a binding on position codes.
 
-A binding takes its inputs from the case's views, calls the boundary, and gathers results from what comes back. To learn
-which numbers it gathers, it is run once more with a boundary that gives back codes, a different number in every
-element: a result made of codes tells its elements. Likewise inputs full of codes tell where an argument holds which
-token. Where a binding computes instead of gathering, codes do not survive, and that is the answer.
+A binding takes its inputs from views of the case, calls the boundary, and gathers results from the return value. To
+find out which numbers it gathers, it runs once more with a boundary that returns codes: a different number in every
+element. Codes in the result then name these elements. In the same way, codes in the inputs show which argument holds
+which token. If a binding computes instead of gathering, the codes do not survive, and the answer is None.
 """
 
 import copy
@@ -21,21 +21,21 @@ from trimtab.sentinel.loading import Boundary
 from trimtab.sentinel.loading.boundary import copied
 from trimtab.sentinel.plain import Data
 from trimtab.sentinel.replay import OPAQUE, at, flat, numbers_in
-from trimtab.sentinel.subject import Out, Subject, called
+from trimtab.sentinel.subject import Out, Subject, call_subject
 
 Path = tuple[str | int, ...]
 Element = tuple[int, str, int]
-"""A number of the boundary: which call, "returned" or "argument", and which of the numbers there."""
+"""A number of the boundary: its call, "returned" or "argument", and its index there."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One run of a binding: its boundary's calls as data, what they gave, and the results made of them."""
+    """One run of a binding: the calls of its boundary as data, their return values, and the results made of them."""
 
     calls: list[Data]
     returned: list[Any]
     arguments: list[dict[str | int, Any]]
-    """As they are after the call."""
+    """The values after the call."""
     before: list[dict[str | int, Any]]
     out: Out
 
@@ -46,7 +46,7 @@ def arguments_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str | i
 
 @contextmanager
 def standing_in(boundary: Boundary, function: Callable[..., Any]) -> Generator[None]:
-    """While entered, the boundary calls this instead of the target's function."""
+    """While entered, the boundary calls this function instead of the target's."""
     real, boundary.function = boundary.function, function
     try:
         yield
@@ -55,7 +55,7 @@ def standing_in(boundary: Boundary, function: Callable[..., Any]) -> Generator[N
 
 
 def with_gradient(subject: Subject, case: Case) -> Case:
-    """The case on leaves that require gradient, as the invariants run it."""
+    """The case with leaves that require gradients, as the invariants use it."""
     leaves = {
         name: values.detach().clone().requires_grad_()
         for name, values in case.tokens.items()
@@ -65,7 +65,7 @@ def with_gradient(subject: Subject, case: Case) -> Case:
 
 
 def record(subject: Subject, boundary: Boundary, case: Case) -> Recorded:
-    """Run the binding once and keep what passed the boundary; without gradient where it writes to its inputs."""
+    """Run the binding once and record what crosses the boundary; without gradients if it writes to its inputs."""
     try:
         return _record(subject, boundary, with_gradient(subject, case))
     except RuntimeError:
@@ -89,12 +89,12 @@ def _record(subject: Subject, boundary: Boundary, case: Case) -> Recorded:
         return given
 
     with standing_in(boundary, watched):
-        out = called(subject, case)
+        out = call_subject(subject, case)
     return Recorded(calls, returned, arguments, before, out)
 
 
 class Codes:
-    """Different whole numbers that survive single precision, and what each stands for."""
+    """Distinct whole numbers that single precision can hold, and what each of them stands for."""
 
     def __init__(self, seed: int = 0) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -111,7 +111,7 @@ class Codes:
 def elements(
     subject: Subject, boundary: Boundary, case: Case, name: str, *, outside: bool = False
 ) -> list[Element] | None:
-    """Which of the boundary's numbers the named result consists of; None where the binding computes it."""
+    """The numbers of the boundary that the named result consists of; None if the binding computes it."""
     codes, real, number = Codes(), boundary.function, 0
 
     def coded(*args: Any, **kwargs: Any) -> Any:
@@ -132,8 +132,8 @@ def elements(
 
     try:
         with standing_in(boundary, coded), torch.no_grad():
-            result = called(subject, case.with_tokens(**{n: v.clone() for n, v in case.tokens.items()}))[name]
-    except Exception:  # a binding that cannot take codes does more than gather
+            result = call_subject(subject, case.with_tokens(**{n: v.clone() for n, v in case.tokens.items()}))[name]
+    except Exception:  # a binding that cannot handle codes does more than gather
         return None
     values = result.outside if outside and result.outside is not None else result.value
     found = [codes.meaning.get(float(one)) for one in values.detach().double().reshape(-1)]
@@ -143,7 +143,7 @@ def elements(
 def _code_arguments(
     passed: dict[str | int, Any], before: Mapping[Path, tuple[int, Tensor]], call: int, codes: Codes
 ) -> None:
-    """What the boundary wrote into its arguments is a result too."""
+    """Values that the boundary wrote into its arguments are results too."""
     position = 0
     for path, one in list(numbers_in(passed)):
         start, position = position, position + one.numel()
@@ -165,7 +165,9 @@ def rebuilt(value: Any, code: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return code(value)
     if isinstance(value, (bool, int)):
-        code(torch.zeros(()))  # keeps its place in the numbering; a count or flag may steer the binding
+        code(
+            torch.zeros(())
+        )  # keeps its place in the numbering; the value stays, because a count or flag may control the binding
         return value
     if isinstance(value, float):
         return float(code(torch.zeros(())))
@@ -186,7 +188,7 @@ def rebuilt(value: Any, code: Callable[[Tensor], Tensor]) -> Any:
 def holders(
     subject: Subject, boundary: Boundary, case: Case, leaf: str, run: Recorded
 ) -> dict[int, list[Element]] | None:
-    """Where the boundary's arguments hold each token of a leaf."""
+    """Where the arguments of the boundary hold each token of a leaf."""
     codes, number = Codes(), 0
     values = codes.like(case.tokens[leaf], list(range(case.tokens[leaf].numel())))
     found: dict[int, list[Element]] = {}
@@ -201,14 +203,14 @@ def holders(
 
     try:
         with standing_in(boundary, looked), torch.no_grad():
-            called(subject, case.with_tokens(**{leaf: values}))
-    except Exception:  # it refuses these marked values: where its tokens went is not known, and the finding says so
+            call_subject(subject, case.with_tokens(**{leaf: values}))
+    except Exception:  # it refuses codes, so the places of its tokens are unknown, and the finding says this
         return None
     return found
 
 
 def narrowed(source: Any, positions: Sequence[int]) -> tuple[list[str | int], list[int]]:
-    """The deepest path that holds all of some numbers, and their places under it."""
+    """The deepest path that contains all given numbers, and their places below it."""
     owners: list[Path] = []
     starts: dict[Path, int] = {}
     total = 0

@@ -1,7 +1,8 @@
-"""The invariants: what every function of the training signal owes, whoever wrote it.
+"""The invariants: properties that every function of the training signal must have, in every framework.
 
-Each is one function `check(subject, case) -> Violation | None` with its statement, the reason, a real bug of its kind
-and the way to repair it. They attach to facts (inputs, levels, kinds), never to a function's name.
+Each is one function `check(subject, case) -> Violation | None`. It carries its statement, the reason for it, a real bug
+that it catches and the way to repair one. Invariants attach to facts (inputs, levels, kinds), never to a function's
+name.
 """
 
 from trimtab.sentinel.declare import INVARIANTS, Invariant, Violation
@@ -24,7 +25,7 @@ from trimtab.sentinel.invariants import (
     surrogate,
 )
 
-# Importing a file of invariants is what declares them.
+# Importing a file declares the invariants in it.
 __all__ = [
     "INVARIANTS",
     "Invariant",

@@ -1,4 +1,4 @@
-"""What is carried from place to place: the right token's, unchanged, and once."""
+"""Values that are moved from place to place: each stays with its token, unchanged, and is used once."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,10 +15,10 @@ from trimtab.sentinel.subject import Result, Subject, of_kind, run, same
 
 @invariant(
     family="I17",
-    statement="What is carried through a shift, a pack, a pad or a filter is still its own token's and row's.",
-    why="A log-prob one position off is a plausible number, and every ratio made of it is wrong.",
-    bug="prime-rl c42574bbc: packing left the log-probs one element short, so the first sample's were shifted.",
-    repair="Carry index maps; test with numbers that name their row and position.",
+    statement="After a shift, a pack, a pad or a filter, every value still belongs to the same token and the same row.",
+    why="A log-prob that is off by one position looks plausible, and every ratio computed from it is wrong.",
+    bug="prime-rl c42574bbc: packing left the log-probs one element short, so those of the first sample shifted.",
+    repair="Carry index maps. Test with numbers that encode their row and position.",
 )
 def alignment(subject: Subject, case: Case) -> Violation | None:
     codes = coded(case)
@@ -26,19 +26,19 @@ def alignment(subject: Subject, case: Case) -> Violation | None:
     for name, result in of_kind(seen.results, case, "carried", "mask"):
         of_ids = subject.reading("token_id") and not subject.reading("trainable")
         if result.kind == "mask" and (result.of is None or of_ids):
-            continue  # a mask made of ids depends on where they end: eos_semantics
+            continue  # a mask made of ids depends on where they end: eos_semantics checks it
         expected = source(codes, result).double()
         if not same(expected, seen.values[name].double(), tolerance=1e-6):
-            return differing(f"{name} is not its own token's", result, expected, seen.values[name].double())
+            return differing(f"{name} holds another token's values", result, expected, seen.values[name].double())
     return None
 
 
 def source(case: Case, result: Result) -> Tensor:
-    """What a carried result, or a metric, is made of: one entry a trainable token, or a sequence."""
+    """The values that a carried result or a metric is computed from: one per trainable token, or one per sequence."""
     if callable(result.of):
         return result.of(case).detach()
     if result.of is None:
-        raise case.cannot("its binding does not say what it is of")
+        raise case.cannot("its binding does not name the values that it is computed from")
     if result.of in case.sequences and (result.level != "token" or result.of not in case.tokens):
         values = case.sequences[result.of]
         return (values[case.segments.sequence_of_token] if result.level == "token" else values).detach().double()
@@ -47,10 +47,10 @@ def source(case: Case, result: Result) -> Tensor:
 
 @invariant(
     family="I26",
-    statement="A 0 is a 0 and a False is a False: legitimate values are passed on, never replaced by a default.",
-    why="`x or default` takes a reward of 0 for no reward at all.",
-    bug="A reward of 0.0 replaced by a fallback because it is falsy.",
-    repair="Compare with None; test with zeros.",
+    statement="A value of 0 stays 0 and False stays False: a default never replaces a legitimate value.",
+    why="`x or default` treats a reward of 0 as a missing reward.",
+    bug="A reward of 0.0 was replaced by a fallback because it is falsy.",
+    repair="Compare with None. Test with zeros.",
 )
 def value_fidelity(subject: Subject, case: Case) -> Violation | None:
     floats = {n: torch.zeros_like(v) for n, v in case.tokens.items() if v.dtype.is_floating_point}
@@ -62,22 +62,24 @@ def value_fidelity(subject: Subject, case: Case) -> Violation | None:
     }
     nothing = case.with_tokens(**floats, **flags).with_sequences(**rows)
     mixed = nothing.with_sequences(reward=case.sequences["reward"] * (torch.arange(case.num_sequences) % 2))
-    # Other values, and whose they are, are alignment's: here a zero alone may be mistaken for nothing.
+    # `alignment` checks all other values. This one asks only whether a zero is mistaken for a missing value.
     for what, one in (("every value is 0", nothing), ("every other reward is 0", mixed)):
         seen = run(subject, subject.adapt(one))
         for name, result in of_kind(seen.results, case, "carried"):
             expected = source(one, result)
             if not same(expected, seen.values[name], tolerance=1e-6):
-                return differing(f"{name} is another value where {what}", result, expected, seen.values[name])
+                return differing(
+                    f"{name} is replaced by another value where {what}", result, expected, seen.values[name]
+                )
     return None
 
 
 @invariant(
     family="I26",
     statement="Every sampled token is trained exactly once.",
-    why="A prefix shared by two branches that is trained in both counts double, and a token in none is lost.",
+    why="A prefix that two branches share counts twice if both train it. A token that no branch trains is lost.",
     bug="prime-rl 1b028ca1d: two branches of one rollout both trained the tokens they share.",
-    repair="Count training occurrences per sampled token; give each to one sequence.",
+    repair="Count how often each sampled token is trained. Assign each token to exactly one sequence.",
 )
 def exactly_once(subject: Subject, case: Case) -> Violation | None:
     seen = run(subject, case)
@@ -87,7 +89,7 @@ def exactly_once(subject: Subject, case: Case) -> Violation | None:
             torch.ones_like(value) if result.level != "scalar" else torch.tensor(case.segments.num_tokens).double()
         )
         if not same(expected.reshape(value.shape), value):
-            return differing(f"{name}: tokens are not trained once each", result, expected, value)
+            return differing(f"{name}: some tokens are not trained exactly once", result, expected, value)
     return None
 
 
@@ -95,9 +97,11 @@ def exactly_once(subject: Subject, case: Case) -> Violation | None:
     family="I18",
     statement="The first end-of-sequence token is trainable and everything after it is not, "
     "whether or not padding uses the same id and however many ids end a sequence.",
-    why="A mask that drops the first end token never teaches the policy to stop; one that keeps padding teaches it to.",
+    why="A mask that drops the first end token never teaches the policy to stop. "
+    "A mask that keeps padding trains on tokens that were never sampled.",
     bug="verl 27484a7bb: tokens after a second end-of-sequence id stayed in the mask.",
-    repair="Find the first of any end id, keep it, drop the rest; test the four combinations of ids.",
+    repair="Find the first token with any end id, keep it and drop the rest. Test one and several end ids, "
+    "each with padding that does and does not use an end id.",
 )
 def eos_semantics(subject: Subject, case: Case) -> Violation | None:
     if not subject.reading("token_id"):
@@ -111,14 +115,14 @@ def eos_semantics(subject: Subject, case: Case) -> Violation | None:
             one = _ending(replace(bare, eos_ids=eos, pad_id=pad, extra_columns=columns))
             try:
                 seen = run(subject, one)
-            except CannotRepresent:  # such as a function that knows one end id
+            except CannotRepresent:  # for example, a function that knows only one end id
                 continue
             taken += 1
             found = _masked_otherwise(seen.values, of_kind(seen.results, case, "mask"), one)
             if found:
                 return found
     if not taken:
-        raise case.cannot("it takes none of the ways to end and to pad")
+        raise case.cannot("it accepts none of the combinations of end ids and padding id")
     return None
 
 
@@ -132,10 +136,10 @@ def _masked_otherwise(values: Mapping[str, Tensor], masks: list[tuple[str, Resul
 
 
 def _ending(case: Case) -> Case:
-    """Ids that end every ended sequence with an end id and use none elsewhere.
+    """Ids that put an end id at the end of every ended sequence and nowhere else.
 
-    A sampler stops at an end id or at its limit, so only a sequence that fills its row can lack one: padding after
-    anything else would be a cell that no mask of ids could tell from an answer.
+    A sampler stops at an end id or at its limit, so only a sequence that fills its row can lack an end id. Otherwise
+    the padding after it could not be told from an answer by its ids.
     """
     ids: list[int] = []
     for row, kinds in enumerate(case.kinds):

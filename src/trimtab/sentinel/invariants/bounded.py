@@ -1,4 +1,4 @@
-"""The corners of the input space: nothing there may blow up."""
+"""Corner cases of the input: no result may explode there."""
 
 from collections.abc import Iterator
 
@@ -11,16 +11,17 @@ from trimtab.sentinel.subject import Seen, Subject, run
 from trimtab.signal.layout import places
 
 LARGEST = 1e3
-"""How many times its inputs a normalised reward or an advantage may be; a z-score stays below the root of the count."""
+"""Largest allowed ratio of a normalised reward or an advantage to its inputs. A z-score stays below sqrt(count)."""
 
 
 @invariant(
     family="I03",
-    statement="Constant rewards, a lone sample, one token, no token and huge log-ratios "
+    statement="Constant rewards, a single sample, one token, no token and huge log-ratios "
     "give finite values and gradients, and advantages of ordinary size.",
-    why="These corners come up every few thousand steps, and one of them is enough to ruin the parameters.",
+    why="These cases occur every few thousand steps, and a single one can ruin the parameters.",
     bug="NeMo-RL 74b9b1789: a leave-one-out spread of 0 divided an advantage of 1 by epsilon, giving 1000000.",
-    repair="Say what the corner means (an advantage of 0, a connected zero loss) and select before dividing.",
+    repair="Define the result of each corner case (an advantage of 0, a loss of 0 with a graph). "
+    "Select the valid entries before dividing.",
 )
 def degenerate_bounded(subject: Subject, case: Case) -> Violation | None:
     base = run(subject, case)
@@ -28,7 +29,7 @@ def degenerate_bounded(subject: Subject, case: Case) -> Violation | None:
     for what, corner in _corners(case) if found is None else ():
         try:
             seen = run(subject, subject.adapt(corner))
-        except Exception:  # a corner that it cannot hold, or that it refuses: neither is a wrong number
+        except Exception:  # it cannot represent this case or refuses it: neither is a wrong number
             continue
         found = _unbounded(seen, corner, what)
         if found is not None:
@@ -82,7 +83,7 @@ def _unbounded(seen: Seen, case: Case, what: str) -> Violation | None:
         if result.kind in ("advantage", "reward") and value.numel() and float(value.abs().max()) > LARGEST * size:
             effect = Effect("value", (), float(value.abs().max()) / size)
             return Violation(
-                f"{name} explodes although {what}", numbers(value), f"at most {size:g} or so", effect=effect
+                f"{name} explodes although {what}", numbers(value), f"at most about {size:g}", effect=effect
             )
     return weaker
 

@@ -1,4 +1,4 @@
-"""Content nobody may read, and inputs nobody may write."""
+"""Content that no function may read, and inputs that no function may write to."""
 
 from dataclasses import replace
 
@@ -8,19 +8,19 @@ from trimtab.sentinel.case import Case, Side
 from trimtab.sentinel.compare import Match, apart, differing, trainable_leaves
 from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
 from trimtab.sentinel.perturb import compacted
-from trimtab.sentinel.subject import Result, Seen, Subject, called, run, same
+from trimtab.sentinel.subject import Result, Seen, Subject, call_subject, run, same
 
 _MASKING = ("keep", "weight", "mask")
-"""Kinds that are themselves a mask: what they hold outside decides what trains."""
+"""Kinds that are masks themselves: their values at untrainable positions decide what trains."""
 
 
 @invariant(
     family="I01",
-    statement="Finite values at untrainable or padded positions change no result and no gradient, and get no gradient; "
-    "results there are 0; the type of the mask does not matter.",
-    why="Padding and tool output are not the policy's choice: what stands there is an accident of the batch.",
+    statement="Finite values at untrainable or padded positions change no result and no gradient, and receive no "
+    "gradient. Results at these positions are 0. The dtype of the mask does not matter.",
+    why="The policy did not choose padding or tool output. The values at these positions are an accident of the batch.",
     bug="SkyRL #1305: advantage normalisation takes its mean over padding, so a longer row changes every advantage.",
-    repair="Gather the trainable tokens first, or reduce with the mask in numerator and denominator alike.",
+    repair="Gather the trainable tokens first, or apply the mask in both the numerator and the denominator.",
 )
 def mask_content(subject: Subject, case: Case) -> Violation | None:
     base = _finite(run(subject, case.refilled(0.0)))
@@ -37,16 +37,16 @@ def mask_content(subject: Subject, case: Case) -> Violation | None:
 
 
 def _finite(seen: Seen) -> Seen:
-    """What is not finite to begin with is another invariant's finding."""
+    """Refuse results that are not finite before any change: degenerate_bounded reports those."""
     for name, value in seen.values.items():
         gradients = seen.gradients.get(name, {}).values()
         if not all(bool(torch.isfinite(one.double()).all()) for one in (value, *gradients)):
-            raise seen.case.cannot(f"{name} is not finite to begin with: see degenerate_bounded")
+            raise seen.case.cannot(f"{name} is not finite even without a change: see degenerate_bounded")
     return seen
 
 
 def _outside(seen: Seen, what: str) -> Violation | None:
-    """What a result holds where nothing trains: harmless only as long as every reader masks it again."""
+    """Values of a result at untrainable positions. They are harmless only if every reader masks them again."""
     for name, result in seen.results.items():
         outside = result.outside
         if outside is None or result.kind in ("carried", "count", "logp", "entropy", "value", "observation", "metric"):
@@ -65,14 +65,14 @@ def _outside(seen: Seen, what: str) -> Violation | None:
 
 
 def _other_masks(subject: Subject, case: Case, base: Seen) -> Violation | None:
-    """The same mask as flags and as integers; refusing a type aloud is fine, reading it otherwise is not."""
+    """The same mask as booleans and as integers. An error for a dtype is fine; a different result is not."""
     for dtype in (torch.bool, torch.int64):
         try:
             other = run(subject, replace(case.refilled(-0.75), mask_dtype=dtype))
         except (RuntimeError, TypeError, IndexError):
             continue
-        # An integer count promotes to single precision, and a spread of nothing then divides that rounding.
-        found = apart(f"handing the mask over as {dtype}", base, other, tolerance=1e-4)
+        # An integer count is promoted to single precision. A spread of 0 then divides its rounding error.
+        found = apart(f"passing the mask as {dtype}", base, other, tolerance=1e-4)
         if found is not None:
             return found
     return None
@@ -81,9 +81,9 @@ def _other_masks(subject: Subject, case: Case, base: Seen) -> Violation | None:
 @invariant(
     family="I02",
     statement="NaN and infinity at untrainable or padded positions never reach a result or a gradient.",
-    why="0 × NaN is NaN: multiplying by a mask is not masking, and one such token ends a run.",
+    why="0 × NaN is NaN, so multiplying by a mask does not mask. One such token ends a run.",
     bug="verl 891c87382: masked_mean of [1, NaN] under the mask [1, 0] is NaN.",
-    repair="torch.where on the way in, before exp and before any product; never x * mask.",
+    repair="Use torch.where on the inputs, before exp and before any product. Never use x * mask.",
 )
 def nonfinite_isolation(subject: Subject, case: Case) -> Violation | None:
     base = _finite(run(subject, case.refilled(0.0)))
@@ -98,7 +98,7 @@ def nonfinite_isolation(subject: Subject, case: Case) -> Violation | None:
 
 
 _PASSED_ON = ("carried", "logp", "value", "entropy")
-"""Kinds with one entry a cell, made of that cell alone: a NaN there stays there, with its gradient."""
+"""Kinds with one entry per cell that depends on this cell alone: a NaN and its gradient stay in their cell."""
 
 
 def _without_carried(seen: Seen) -> Seen:
@@ -120,7 +120,7 @@ def _unclean(seen: Seen, content: float) -> Violation | None:
 
 
 def _moved(case: Case, base: Seen, other: Seen, what: str) -> Violation | None:
-    # A mask has one entry a cell, and other padding has other cells: what it owes is said by its own invariants.
+    # A mask has one entry per cell, so other padding gives other cells. Its own invariants check it.
     match = Match(leaves=trainable_leaves(base.case, other.case), only=lambda _, result: result.level != "cell")
     found = apart(what, base, other, match)
     if found:
@@ -137,12 +137,12 @@ def _moved(case: Case, base: Seen, other: Seen, what: str) -> Violation | None:
 
 @invariant(
     family="I20",
-    statement="A call leaves its inputs as they were, also stride-0 views, and hands back no alias of them.",
-    why="What is logged afterwards is read from the same tensors: "
-    "an in-place write changes the record, not only the result.",
+    statement="A call does not change its inputs, including stride-0 views, and does not return an alias of an input.",
+    why="Later code logs and reuses the same tensors. An in-place write therefore changes the record, "
+    "not only the result.",
     bug="slime #2114: PPO reward shaping multiplied the stored KL by -kl_coef in place, "
     "so the logged KL was the shaped reward.",
-    repair="Build results out of place; clone before writing.",
+    repair="Build results out of place. Clone before writing.",
 )
 def no_aliasing(subject: Subject, case: Case) -> Violation | None:
     weaker: Violation | None = None
@@ -158,7 +158,7 @@ def _written(subject: Subject, case: Case) -> Violation | None:
     held = case.with_tokens(**{n: v.clone() for n, v in case.tokens.items()})
     held = held.with_sequences(**{n: v.clone() for n, v in case.sequences.items()})
     with torch.no_grad():
-        out = called(subject, held)
+        out = call_subject(subject, held)
     before, after = {**case.tokens, **case.sequences}, {**held.tokens, **held.sequences}
     for name, values in before.items():
         if not same(values, after[name], tolerance=0):
@@ -172,7 +172,7 @@ def _written(subject: Subject, case: Case) -> Violation | None:
         source = storages.get(result.value.untyped_storage().data_ptr()) if result.value.numel() else None
         if source:
             what = f"{name} is an alias of the input {source}"
-            return Violation(what, "shared memory", "a tensor of its own", grade="hygiene")
+            return Violation(what, "shared memory", "a separate tensor", grade="hygiene")
     return None
 
 
@@ -185,12 +185,12 @@ def _on_views(subject: Subject, case: Case) -> Violation | None:
     views = case.with_tokens(**{n: v.expand(count, *v.shape[1:]) for n, v in constant.items()})
     plain = case.with_tokens(**{n: v.expand(count, *v.shape[1:]).clone() for n, v in constant.items()})
     with torch.no_grad():
-        expected = called(subject, plain)
+        expected = call_subject(subject, plain)
         try:
-            found = called(subject, views)
+            found = call_subject(subject, views)
         except RuntimeError as error:
             if "memory location" not in str(error):
-                return None  # it refuses expanded views aloud for a reason of its own, such as .view()
+                return None  # it raises on expanded views for another reason, such as .view()
             return Violation(
                 "the call writes into an expanded view of its input", str(error).splitlines()[0], "no write"
             )

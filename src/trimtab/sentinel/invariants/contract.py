@@ -1,4 +1,4 @@
-"""What decisions and importances are, each at its own level."""
+"""Requirements on decisions (what to keep) and importances (off-policy factors), each at its own level."""
 
 import torch
 from torch import Tensor
@@ -12,12 +12,12 @@ from trimtab.signal.layout import places
 
 @invariant(
     family="I24",
-    statement="A decision about a sequence is one decision, at every token of it; "
-    "a decision about a token reads that token only; one about two policies reads those two.",
-    why="A rejected sequence that keeps some of its tokens keeps training on what was rejected.",
+    statement="A decision about a sequence is the same at all its tokens. "
+    "A decision about a token reads only that token. A decision about two policies reads only those two.",
+    why="If a rejected sequence keeps some tokens, training continues on what was rejected.",
     bug="slime #1917: OPSM compared each token's advantage, "
     "so positive tokens of a rejected sequence kept their gradient.",
-    repair="Reduce to the decision's level first, decide once, then broadcast.",
+    repair="Reduce to the level of the decision, decide once, then broadcast.",
 )
 def decision_granularity(subject: Subject, case: Case) -> Violation | None:
     base = run(subject, case)
@@ -25,7 +25,7 @@ def decision_granularity(subject: Subject, case: Case) -> Violation | None:
     for name, result in of_kind(base.results, case, "keep"):
         keep = base.values[name]
         if bool(((keep != 0) & (keep != 1)).any()):
-            return Violation(f"{name} is no decision", numbers(keep), "0 or 1", effect=Effect("decision"))
+            return Violation(f"{name} is not a decision", numbers(keep), "0 or 1", effect=Effect("decision"))
         if result.level == "token" and result.scope == "sequence":
             decisions = [keep[owner == i].bool() for i in range(case.num_sequences)]
             mixed = [i for i, one in enumerate(decisions) if bool(one.any()) and not bool(one.all())]
@@ -45,7 +45,7 @@ def decision_granularity(subject: Subject, case: Case) -> Violation | None:
 
 
 def _of_other_policies(subject: Subject, case: Case, name: str, base: Result) -> Violation | None:
-    """A decision about the distance of two policies stands, whatever the others say."""
+    """A decision about the distance of two policies must not change with other log-probs."""
     if base.pair is None:
         return None
     for leaf in (n for n in LOGPS if n in case.tokens and n not in base.pair):
@@ -59,7 +59,7 @@ def _of_other_policies(subject: Subject, case: Case, name: str, base: Result) ->
 
 
 def _reads_others(subject: Subject, case: Case, name: str, base: Result, *, by_sequence: bool) -> Violation | None:
-    """Change everything about one token (one sequence); the decisions about all others must stand."""
+    """Change everything about one token (or one sequence). The decisions about all others must not change."""
     tokens = torch.tensor(places(case.trainable), dtype=torch.long)
     owner = case.segments.sequence_of_token
     units = range(case.num_sequences) if by_sequence or base.level == "sequence" else range(len(tokens))
@@ -84,13 +84,13 @@ def _reads_others(subject: Subject, case: Case, name: str, base: Result, *, by_s
 
 @invariant(
     family="I25",
-    statement="An importance is detached, above zero or at its stated bound, 1 where the two policies agree, "
-    "inside its band, and made of the two policies it names.",
-    why="An importance with gradient trains the ratio; "
-    "one that is not 1 on-policy rescales a run that needs no correction; one of the wrong pair corrects nothing.",
-    bug="OpenRLHF seq-mask-tis: documents a token-level truncation "
-    "and applies the raw ratio, 54.6 where 2 was the bound.",
-    repair="detach, clamp after aggregation, and test with equal policies and with each log-prob moved alone.",
+    statement="An importance (an off-policy factor) is detached. It is above zero or at its stated bound, it stays "
+    "inside its band, it is 1 where the two policies agree, and it depends only on the two policies it names.",
+    why="An importance with a gradient trains the ratio. One that is not 1 on-policy rescales a run that needs no "
+    "correction. One of the wrong pair of policies corrects nothing.",
+    bug="OpenRLHF seq-mask-tis: it documents a token-level truncation "
+    "and applies the raw ratio, 54.6 where the bound is 2.",
+    repair="Detach it and clamp after aggregation. Test with equal policies, and move each log-prob alone.",
 )
 def importance_contract(subject: Subject, case: Case) -> Violation | None:
     seen = run(subject, case)
@@ -99,11 +99,15 @@ def importance_contract(subject: Subject, case: Case) -> Violation | None:
         if any(bool((g != 0).any()) for g in seen.gradients.get(name, {}).values()):
             return Violation(f"{name} carries gradient", "gradient", "detached", effect=Effect("gradient"))
         low, high = result.range or subject.options.get("band", (0.0, float("inf")))
-        # A bound below which tokens are masked out shows as importance 0: allowed only where the binding says so.
+        # Tokens masked out below a bound show as importance 0. That is allowed only where the binding declares it.
         if bool((value < 0).any()) or not bool(torch.isfinite(value).all()) or (low > 0 and bool((value == 0).any())):
-            return Violation(f"{name} is not above zero and finite", numbers(value), "> 0: dropping a token is a keep")
+            return Violation(
+                f"{name} is not above zero and finite", numbers(value), "> 0: use a keep decision to drop a token"
+            )
         if result.range is None and bool((value == 0).any()):
-            return Violation(f"{name} is not above zero and finite", numbers(value), "> 0: dropping a token is a keep")
+            return Violation(
+                f"{name} is not above zero and finite", numbers(value), "> 0: use a keep decision to drop a token"
+            )
         slack = 1e-12 if value.dtype == torch.float64 else 1e-5
         if bool((value < low - slack).any()) or bool((value > high + slack * max(high, 1)).any()):
             return Violation(f"{name} leaves its band", numbers(value), [low, high])
@@ -118,7 +122,8 @@ def importance_contract(subject: Subject, case: Case) -> Violation | None:
 
 
 def _wrong_pair(subject: Subject, case: Case, name: str, result: Result) -> Violation | None:
-    """Move each policy alone from agreement: only the named two may move the importance, each its own way."""
+    """Start from agreement and move each policy alone. Only the two named ones may move the importance, each in its
+    own direction."""
     if result.pair is None:
         return None
     even = agreed(case)
@@ -134,7 +139,7 @@ def _wrong_pair(subject: Subject, case: Case, name: str, result: Result) -> Viol
             continue
         if found != owed:
             words = {-1: "falls", 0: "stays", 1: "rises"}
-            what = f"{name} {words[found]} when {leaf} falls, as {result.pair[0]} over {result.pair[1]} does not"
+            what = f"{name} {words[found]} when {leaf} falls, unlike {result.pair[0]} over {result.pair[1]}"
             return Violation(what, numbers(other), f"it {words[owed]}")
     return None
 

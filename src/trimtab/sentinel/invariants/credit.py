@@ -1,4 +1,4 @@
-"""Credit flows over the tokens the policy chose, and over nothing else."""
+"""Credit flows only over the tokens that the policy chose."""
 
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.compare import Match, apart, trainable_leaves
@@ -9,13 +9,13 @@ from trimtab.sentinel.subject import Result, Subject, run
 
 @invariant(
     family="I04",
-    statement="Tool output between and after the policy's tokens changes nothing: "
-    "results equal those of the same sequence without it.",
-    why="An observation is not an action: a return that stops at it, or takes reward, value or KL from it, "
+    statement="Tool output between or after the policy's tokens changes nothing: "
+    "the results equal those of the same sequence without it.",
+    why="An observation is not an action. A return that stops there, or that takes reward, value or KL from there, "
     "credits the wrong choices.",
-    bug="verl f773c96a7: a REINFORCE++ return was reset at every tool token, so what came before got no credit.",
-    repair="Run recursions over trainable tokens only and carry their state across the others; "
-    "put the reward on the last trainable token.",
+    bug="verl f773c96a7: a REINFORCE++ return was reset at every tool token, so earlier tokens got no credit.",
+    repair="Run recursions over trainable tokens only and carry their state across the others. "
+    "Put the reward on the last trainable token.",
 )
 def credit_over_trainable(subject: Subject, case: Case) -> Violation | None:
     if not any("o" in row for row in case.kinds):
@@ -27,6 +27,6 @@ def credit_over_trainable(subject: Subject, case: Case) -> Violation | None:
 
 
 def _about_choices(result: Result) -> bool:
-    """Not a mask, in which tool output has cells of its own, and not a number that says itself what it is of."""
+    """Leave out masks, in which tool output has its own cells, and results whose binding names their source."""
     said = result.kind in ("metric", "statistic", "observation") and result.of is not None
     return result.level != "cell" and not said

@@ -1,4 +1,4 @@
-"""Results against the long way round, and against another implementation."""
+"""Results compared with their definition in plain loops, and with another implementation."""
 
 from dataclasses import replace
 
@@ -13,28 +13,28 @@ from trimtab.sentinel.subject import SINGLE, TRAINED, Seen, Subject, run, same
 from trimtab.signal.layout import places
 
 STEP = 1e-6
-"""Half the distance of the central difference that a gradient is compared with."""
+"""Half the step of the central difference that a gradient is compared with."""
 CONSTANTS = 1e-6
-"""Relative tolerance of a result in float64: a setting that passed through single precision, or a stabiliser."""
+"""Relative tolerance of a result in float64. A setting stored in single precision, or a stabiliser, needs it."""
 ROUNDING = 1e-14
-"""Relative rounding of a loop in float64: what is left of a difference of two large numbers."""
+"""Relative rounding error of a loop in float64, as in a difference of two large numbers."""
 KINK = 1e-4
-"""Slopes to the left and right that differ by more than this lie at a kink, where a gradient may be either."""
+"""If the left and right slopes differ by more than this, the point is a kink, where either slope is a gradient."""
 
 
 @invariant(
     family="I11",
-    statement="Results equal their definition, worked out with plain loops, in every mode; "
-    "and their gradients are its slopes.",
-    why="One word has many formulas; the code must be the one its name and source say.",
+    statement="In every mode, results equal their definition, computed with plain loops, "
+    "and their gradients equal its slopes.",
+    why="One name stands for many formulas. The code must compute the one that its name and its source state.",
     bug="verl 7fc8330d9: the aggregation called seq-mean-token-sum returned the token mean.",
-    repair="Compare with a ten-line loop on small inputs, for every option; then compare slopes.",
+    repair="Compare with a ten-line loop on small inputs, for every option. Then compare slopes.",
 )
 def equals_definition(subject: Subject, case: Case) -> Violation | None:
     if subject.definition is None:
         raise case.cannot("there is no definition to compare with")
     if not bool(case.trainable.any()):
-        raise case.cannot("nothing trains: what a mean of nothing is, degenerate_bounded asks")
+        raise case.cannot("nothing trains: degenerate_bounded checks the mean over no tokens")
     seen, expected = run(subject, case), subject.definition(case, subject.options)
     for name, result in expected.items():
         if result.kind in ("observation", "metric") or name not in seen.values:
@@ -42,7 +42,7 @@ def equals_definition(subject: Subject, case: Case) -> Violation | None:
         value = seen.values[name]
         tolerance = CONSTANTS if value.dtype == torch.float64 else SINGLE
         if not same(as_numbers(value), as_numbers(result.value.detach()), tolerance=tolerance):
-            what = f"{name} is not what its definition gives"
+            what = f"{name} differs from its definition"
             return differing(what, seen.results[name], as_numbers(result.value.detach()), as_numbers(value))
         found = _slopes(subject, case, seen, name) if result.kind in ("term", "kl", "loss") else None
         if found:
@@ -65,7 +65,7 @@ def _slopes(subject: Subject, case: Case, seen: Seen, name: str) -> Violation | 
         gradient = seen.gradients[name][leaf]
         for place in places(case.trainable):
             left, middle, right = (_moved(subject, case, name, leaf, place, step) for step in (-STEP, 0.0, STEP))
-            # Differences first, sums after: a huge loss elsewhere must not swallow the slope.
+            # Take differences first and sum them afterwards: a huge loss value elsewhere must not swallow the slope.
             before, after = float((middle - left).sum()) / STEP, float((right - middle).sum()) / STEP
             slope, found = (before + after) / 2, float(gradient[place])
             allowed = KINK * max(1.0, abs(slope)) + ROUNDING * float((right - left != 0).mul(middle.abs()).sum()) / STEP
@@ -78,7 +78,7 @@ def _slopes(subject: Subject, case: Case, seen: Seen, name: str) -> Violation | 
 
 
 def _tied(subject: Subject, case: Case, name: str, leaf: str, place: int, slope: float) -> bool:
-    """Whether the gradient is right a little to both sides: at a tie, such as max(x, x), autograd may halve it."""
+    """Whether the gradient is right slightly to the left and right. At a tie, max(x, x), autograd may halve it."""
     sides: list[float] = []
     for step in (-KINK, KINK):
         moved = case.tokens[leaf].clone()
@@ -98,19 +98,19 @@ def _moved(subject: Subject, case: Case, name: str, leaf: str, place: int, step:
 
 @invariant(
     family="I23",
-    statement="Two implementations of one thing agree, in values and in gradients.",
-    why="The fused, vectorised or packed path runs in training, the plain one in tests: only one of them is checked.",
-    bug="A vectorised leave-one-out baseline that differs from the loop for a group of one sample.",
-    repair="Keep the slow path, and compare both on ragged, lone, constant and extreme inputs.",
+    statement="Two implementations of one formula agree in values and in gradients.",
+    why="Training runs the fused, vectorised or packed path. Tests run the plain one. So only one of them is tested.",
+    bug="A vectorised leave-one-out baseline differed from the loop for a group of one sample.",
+    repair="Keep the slow path. Compare both on ragged, single-sample, constant and extreme inputs.",
 )
 def twins_agree(subject: Subject, case: Case) -> Violation | None:
     if subject.twin is None:
-        raise case.cannot("its binding names no twin")
+        raise case.cannot("its binding names no second implementation (twin)")
     return apart(
         "the other implementation", run(replace(subject, call=subject.twin), case), run(subject, case), tolerance=1e-7
     )
 
 
 def as_numbers(values: Tensor) -> Tensor:
-    """Flags as 0 and 1; numbers as they are."""
+    """Booleans become 0 and 1; numbers stay as they are."""
     return values if values.dtype.is_floating_point else values.double()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
-from trimtab.sentinel.subject import Subject, called, of_kind, same
+from trimtab.sentinel.subject import Subject, call_subject, of_kind, same
 
 ACTIONS = torch.tensor([0.3, -0.2, 0.6], dtype=torch.float64)
 CREDIT = (1.0, -0.5, 0.25)
@@ -17,18 +17,18 @@ REFERENCE = (0.2, 0.5, 0.3)
 
 @invariant(
     family="I14",
-    statement="Averaged exactly over a small set of actions, the gradient of the sampled loss "
-    "is that of its objective: expected advantage, and KL to the reference.",
-    why="A stop-gradient in the wrong place leaves the value right and the expected gradient zero or biased.",
+    statement="The gradient of the sampled loss, averaged exactly over a small set of actions, "
+    "equals the gradient of its objective: expected advantage, and KL to the reference.",
+    why="With a stop-gradient in the wrong place, the loss value is right but the expected gradient is zero or biased.",
     bug="NeMo-RL 2369c0aec: the sampled KL loss had no score term, so its expected gradient was 0.",
-    repair="Enumerate three actions, weigh each by its probability, and compare autograd with the exact gradient.",
+    repair="Enumerate three actions, weight each by its probability, and compare autograd with the exact gradient.",
 )
 def expected_gradient(subject: Subject, case: Case) -> Violation | None:
     if subject.couples not in ("token", "sequence") or not subject.reading("logp_current"):
         raise case.cannot("it reads no current log-probs, or couples samples")
     if case.num_sequences < 1:
         raise case.cannot("there is no sequence")
-    of_kind(called(subject, case), case, "loss", "term")
+    of_kind(call_subject(subject, case), case, "loss", "term")
     if subject.reading("advantage", "outcome"):
         found = _objective(subject, case, CREDIT, None)
         if found:
@@ -44,7 +44,7 @@ def _objective(
     ref = torch.tensor(reference, dtype=torch.float64).log() if reference else logp.detach()
     sampled = torch.zeros((), dtype=torch.float64)
     for action in range(3):
-        out = called(subject, subject.adapt(_one_choice(case, logp[action], ref[action], credit[action])))
+        out = call_subject(subject, subject.adapt(_one_choice(case, logp[action], ref[action], credit[action])))
         found = [r.value.double().sum() for r in out.values() if r.kind in ("loss", "term")]
         if reference is not None and not found[0].requires_grad:
             return None
@@ -65,9 +65,9 @@ def _objective(
 
 
 def _reads_reference(subject: Subject, case: Case) -> bool:
-    """Whether the reference moves the loss at all, as it does not with a coefficient of 0."""
+    """Whether the reference changes the loss value at all; with a coefficient of 0 it does not."""
     moved = case.with_tokens(logp_ref=case.tokens["logp_ref"] - 0.5)
-    first, second = called(subject, subject.adapt(case)), called(subject, subject.adapt(moved))
+    first, second = call_subject(subject, subject.adapt(case)), call_subject(subject, subject.adapt(moved))
     return any(r.kind in ("loss", "term") and not same(r.value, second[n].value) for n, r in first.items())
 
 
@@ -102,6 +102,6 @@ def _aligned(gradient: Tensor, exact: Tensor, what: str, known: Mapping[str, Ten
 
 
 def _along(gradient: Tensor, exact: Tensor) -> bool:
-    """The same direction: equal up to one positive factor, such as a coefficient."""
+    """Whether two gradients have the same direction: equal up to one positive factor, such as a coefficient."""
     factor = float((gradient * exact).sum() / (exact * exact).sum())
     return factor > 0 and bool(torch.allclose(gradient, factor * exact, rtol=1e-4, atol=1e-7))

@@ -1,4 +1,4 @@
-"""Who may move whom: samples, groups, and samples that were suppressed."""
+"""Which samples may affect which others: samples, groups, and suppressed samples."""
 
 import torch
 from torch import Tensor
@@ -7,28 +7,28 @@ from trimtab.sentinel.case import Case
 from trimtab.sentinel.compare import Match, apart, differing
 from trimtab.sentinel.declare import Violation, invariant
 from trimtab.sentinel.perturb import changed, paid, silenced
-from trimtab.sentinel.subject import Seen, Subject, called, run, same, same_gradient
+from trimtab.sentinel.subject import Seen, Subject, call_subject, run, same, same_gradient
 from trimtab.signal.layout import places
 
 
 @invariant(
     family="I19",
-    statement="What one sample gets depends on no other sample outside the level that may be coupled, "
-    "and results have one entry a token or a sequence.",
-    why="A wrong broadcast mixes every advantage into every row, and the loss still looks like a loss.",
+    statement="The result for one sample depends only on that sample, or on its group or batch where the function "
+    "declares it. Results have one entry per token or one per sequence.",
+    why="A wrong broadcast mixes every advantage into every row, and the loss value still looks plausible.",
     bug="prime-rl 270b5f51c: advantages of shape (B, 1, T) against (B, T) mixed all samples into each.",
-    repair="Check shapes at the door; index by row; never rely on broadcasting between samples.",
+    repair="Check shapes on entry. Index by row. Never rely on broadcasting between samples.",
 )
 def sample_isolation(subject: Subject, case: Case) -> Violation | None:
     if subject.couples == "batch":
-        called(subject, case)  # shapes are owed by everybody
+        call_subject(subject, case)  # the shape check applies to every function
         raise case.cannot("its samples may move one another across the batch")
     groups = case.sequences["group"]
     units = [places(groups == g) for g in sorted({int(g) for g in groups})]
     if subject.couples != "group":
         units = [[i] for i in range(case.num_sequences)]
     if len(units) < 2:
-        raise case.cannot("there is nobody else in it")
+        raise case.cannot("there is no other sample in it")
     base = run(subject, case)
     for rows in units:
         other = run(subject, subject.adapt(changed(case, rows)))
@@ -40,9 +40,9 @@ def sample_isolation(subject: Subject, case: Case) -> Violation | None:
 
 @invariant(
     family="I05",
-    statement="A group's results depend on that group's samples only, "
-    "whatever the sizes of the groups and however one sample is cut into sequences.",
-    why="Prompts differ in difficulty: a baseline that mixes them rewards easy prompts and punishes hard ones.",
+    statement="The results of a group depend only on the samples of that group, "
+    "for any group sizes and however a sample is split into sequences.",
+    why="Prompts differ in difficulty. A baseline that mixes them rewards easy prompts and punishes hard ones.",
     bug="slime's _post_process_rewards: "
     "one missing sample turns per-prompt normalisation into whole-batch normalisation.",
     repair="Group by prompt identity, never by position or by a fixed group size.",
@@ -65,13 +65,13 @@ def group_isolation(subject: Subject, case: Case) -> Violation | None:
 
 
 def _one_fewer(subject: Subject, case: Case, base: Seen, rows: list[int]) -> Violation | None:
-    """One sample of a group goes missing; the other groups must not notice."""
+    """Leave out one sample of a group. The results of the other groups must not change."""
     if len(rows) < 2:
         return None
     rest = [i for i in range(case.num_sequences) if i != rows[0]]
     try:
         fewer = run(subject, case.taken(rest, as_part=False))
-    except Exception:  # refusing aloud a group that is left with one sample is an answer
+    except Exception:  # raising on a group with one sample is a valid answer
         return None
     stay = [i for i in rest if i not in rows]
     now = [rest.index(i) for i in stay]
@@ -84,7 +84,7 @@ def _one_fewer(subject: Subject, case: Case, base: Seen, rows: list[int]) -> Vio
 
 
 def _cut_up(subject: Subject, case: Case, base: Seen) -> Violation | None:
-    """One sample handed over as two training sequences: everybody's advantage stands."""
+    """Pass one sample as two training sequences. No advantage may change."""
     if not subject.reading("episode"):
         return None
     row = next((i for i, kinds in enumerate(case.kinds) if kinds.count("a") >= 1), None)
@@ -99,30 +99,32 @@ def _cut_up(subject: Subject, case: Case, base: Seen) -> Violation | None:
         sequences=(torch.tensor(everyone), torch.tensor(everyone)),
         scalars=None,
     )
-    return apart(f"handing sequence {row} over as two training sequences", base, other, match)
+    return apart(f"passing sequence {row} as two training sequences", base, other, match)
 
 
 @invariant(
     family="I06",
-    statement="A sample whose reward or loss is suppressed moves nobody: no baseline, no spread, no filter.",
-    why="A sample that is not trusted to train is not trusted to judge the others.",
+    statement="A sample whose reward or loss is suppressed affects no other sample: "
+    "it enters no baseline, no spread and no filter.",
+    why="A sample that is not good enough to train on is not good enough to judge the others.",
     bug="AReaL #1351: rewards are normalised before no-EOS rows are zeroed, "
-    "so such a row shifts everybody (-49.5 in the example).",
-    repair="Decide who votes first; take every statistic over the voters; zero the suppressed afterwards.",
+    "so such a row shifts all other rows (-49.5 in the example).",
+    repair="First decide which samples count in statistics. Compute every statistic over these samples only. "
+    "Zero the suppressed samples afterwards.",
 )
 def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
     declared = subject.reading("votes")
     if not declared and not subject.reading("reward", "token_reward"):
-        raise case.cannot("it reads neither rewards nor who is suppressed")
+        raise case.cannot("it reads neither rewards nor which samples are suppressed")
     if not declared and not subject.reading("trainable"):
-        raise case.cannot("it is not told who is suppressed")
+        raise case.cannot("it is not told which samples are suppressed")
     if declared:
         suppressed = ~case.sequences["votes"]
     else:
         case = silenced(case, [case.num_sequences - 1])
         suppressed = torch.arange(case.num_sequences) == case.num_sequences - 1
     if not bool(suppressed.any()) or bool(suppressed.all()):
-        raise case.cannot("nothing is suppressed, or everything")
+        raise case.cannot("no sample is suppressed, or all are")
     base = run(subject, case)
     for value in (100.0, -3.0):
         other = run(subject, paid(case, suppressed, value))
@@ -130,7 +132,7 @@ def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
         found = others_moved(case, base, other, places(suppressed), what)
         if found and not declared:
             return Violation(
-                "fully masked rows vote: " + found.what, found.observed, found.expected, found.positions,
+                "fully masked rows count in statistics: " + found.what, found.observed, found.expected, found.positions,
                 grade="convention", effect=found.effect,
             )  # fmt: skip
         if found:
@@ -139,7 +141,7 @@ def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
 
 
 def others_moved(case: Case, base: Seen, other: Seen, rows: list[int], what: str) -> Violation | None:
-    """Whether a result, or a loss's gradient, of an unchanged sequence moved."""
+    """Whether a result of an unchanged sequence changed, or the gradient of a loss into it."""
     moved = torch.zeros(case.num_sequences, dtype=torch.bool)
     moved[rows] = True
     stay = ~moved
@@ -159,7 +161,7 @@ def others_moved(case: Case, base: Seen, other: Seen, rows: list[int], what: str
             if found:
                 return found
     if not looked:
-        raise case.cannot("no result tells sequences apart")
+        raise case.cannot("no result has separate entries for sequences")
     return None
 
 

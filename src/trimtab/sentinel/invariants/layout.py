@@ -1,4 +1,4 @@
-"""The same samples, cut or ordered otherwise."""
+"""The same samples, split or ordered differently."""
 
 from collections.abc import Iterator
 
@@ -12,25 +12,26 @@ from trimtab.sentinel.perturb import parts
 from trimtab.sentinel.subject import Seen, Subject, run, same, same_gradient
 
 ROUNDING = 1e-6
-"""Relative difference that is no finding: a stabiliser such as / (n + 1e-8) makes parts differ by that much."""
+"""A relative difference below this is not reported: a stabiliser such as / (n + 1e-8) causes as much."""
 
 
 @invariant(
     family="I07",
     statement="Parts add up to the whole: "
-    "values and gradients do not depend on how the batch is cut into micro-batches.",
-    why="Micro-batches are a matter of memory. A mean of means weighs a token by the company it happens to keep.",
+    "values and gradients do not depend on how the batch is split into micro-batches.",
+    why="The micro-batch size is chosen for memory. With a mean of means, a token's weight depends on "
+    "the other tokens in its micro-batch.",
     bug="verl #3741, SkyRL #925, prime-rl #583, open-instruct #1137 and five more: a token mean taken per micro-batch.",
-    repair="Compute weights once over the optimiser step; let the loss only sum.",
+    repair="Compute the weights once per optimiser step. Let the loss only sum.",
 )
 def split(subject: Subject, case: Case) -> Violation | None:
     if subject.couples == "batch" and not subject.reading("whole"):
-        raise case.cannot("its samples may move one another across the batch, and it is not told of the whole")
+        raise case.cannot("its samples may move one another across the batch, and it gets no counts of the whole batch")
     whole = run(subject, case)
     by_group = subject.couples == "group" and not subject.reading("whole")
     cuts = parts(case, by_group=by_group)
     if not cuts:
-        raise case.cannot("there is nothing to cut")
+        raise case.cannot("there is nothing to split")
     for groups in cuts:
         pieces = [case.taken(chosen, as_part=True) for chosen in groups]
         found = joined(subject, case, whole, groups, pieces, [run(subject, part) for part in pieces])
@@ -42,9 +43,9 @@ def split(subject: Subject, case: Case) -> Violation | None:
 def joined(
     subject: Subject, case: Case, whole: Seen, groups: list[list[int]], pieces: list[Case], seen: list[Seen]
 ) -> Violation | None:
-    """Whether the runs over parts make the run over the whole, by the subject's own combine rule."""
+    """Whether the results of the parts combine into the result of the whole, by the subject's own combine rule."""
     tolerance = 0.0 if subject.exact else ROUNDING
-    what = f"cutting {case.num_sequences} sequences into {[len(g) for g in groups]}"
+    what = f"splitting {case.num_sequences} sequences into {[len(g) for g in groups]}"
     order = [i for group in groups for i in group]
     leaves = _leaf_places(case, order)
     weaker: Violation | None = None
@@ -68,8 +69,8 @@ def joined(
 def _scalar(
     subject: Subject, whole: Seen, name: str, pieces: list[Case], seen: list[Seen], leaves: Tensor, what: str
 ) -> Violation | None:
-    """Value and gradient by the declared rule; an undeclared mean over the call is a convention, for who knows how
-    the trainer accumulates."""
+    """Value and gradient by the declared rule. An undeclared mean over the call is a convention, because the trainer
+    may accumulate in a way that fits it."""
     result = whole.results[name]
     values = [one.values[name] for one in seen]
     first: Violation | None = None
@@ -83,8 +84,8 @@ def _scalar(
             found = _gradients(whole, name, seen, factors, leaves, what, tolerance)
         if found is None and rule:
             told = (
-                f"a mean over the call: parts make the whole only if weighed by their {rule}. "
-                "If your trainer sums or averages micro-batches as they come, say combine='sum' or 'mean'"
+                f"a mean over the call: parts combine into the whole only if weighted by their {rule}. "
+                "If your trainer sums or averages micro-batches without weights, declare combine='sum' or 'mean'"
             )
             return Violation(told, numbers(total), numbers(expected), grade="convention")
         if found is None:
@@ -94,7 +95,7 @@ def _scalar(
 
 
 def _rules(subject: Subject, values: list[Tensor], pieces: list[Case]) -> Iterator[tuple[str, Tensor, list[float]]]:
-    """Ways to put parts together: the declared one, and the known ones if none is."""
+    """Ways to combine parts: the declared one, or all known ones if none is declared."""
     yield "", *combined(subject, values, pieces)
     if subject.combine is not None or subject.reading("whole"):
         return
@@ -110,7 +111,7 @@ def _rules(subject: Subject, values: list[Tensor], pieces: list[Case]) -> Iterat
 
 
 def combined(subject: Subject, values: list[Tensor], pieces: list[Case]) -> tuple[Tensor, list[float]]:
-    """The whole's value from the parts', and the weight of each part in it."""
+    """The value of the whole from those of the parts, and the weight of each part in it."""
     held = [value.detach().double().requires_grad_() for value in values]
     if callable(subject.combine):
         total = subject.combine(held, pieces)
@@ -143,7 +144,7 @@ def _gradients(
 @invariant(
     family="I17",
     statement="Reordering the sequences reorders the results and changes none of them.",
-    why="The order of a batch carries no meaning; a result that depends on it mixes samples up.",
+    why="The order of a batch carries no meaning. A result that depends on it mixes up samples.",
     bug="TRL 941fb332c: a filter kept rows [2, 0] and did not re-index the old and reference log-probs.",
     repair="Carry index maps with the data instead of relying on position.",
 )

@@ -12,10 +12,11 @@ _SCORED = ("logp", "entropy", "kl", "loss", "term", "importance")
 
 @invariant(
     family="I16",
-    statement="Logits are divided by the temperature, once, wherever they become log-probs; critic values never are.",
-    why="A sampler at one temperature and a trainer at another differ in every ratio, with nothing stale at all.",
+    statement="Logits are divided by the temperature exactly once, wherever they become log-probs. "
+    "Critic values are never divided by it.",
+    why="If sampler and trainer use different temperatures, every ratio is wrong even when no data are stale.",
     bug="AReaL d78f6282a: proximal log-probs were taken at temperature 1 while the loss used 0.7.",
-    repair="Scale in the one place that turns logits into log-probs, and pass the temperature to it.",
+    repair="Scale in the single place that turns logits into log-probs, and pass the temperature to it.",
 )
 def temperature_consistency(subject: Subject, case: Case) -> Violation | None:
     option = subject.temperature or ("temperature" if "temperature" in subject.options else None)
@@ -24,7 +25,7 @@ def temperature_consistency(subject: Subject, case: Case) -> Violation | None:
     if not subject.reading("logits", "teacher_logits", "value"):
         raise case.cannot("it reads no logits and no values")
     plain = run(subject, case, {**subject.options, option: 1.0})
-    # Gradients differ by the factor put into the logits, so values alone are compared.
+    # Gradients differ by the factor on the logits, so only values are compared.
     bare = replace(plain, gradients={})
     for heat in (2.0, 0.5):
         hot = {**subject.options, option: heat}

@@ -1,4 +1,4 @@
-"""Metrics tell the truth, reach what they can reach, and reduce as they should."""
+"""Metrics are correct, can reach both ends of their range, and combine correctly."""
 
 import math
 
@@ -18,12 +18,12 @@ _READ = ("metric", "observation", "statistic", "kl")
 
 @invariant(
     family="I22",
-    statement="A metric equals its recomputation from raw trainable tokens, stays inside its range, "
-    "shows nothing where policies agree, and is told apart by sequence or token.",
-    why="People steer by these numbers; "
-    "one that cannot move, or shows something else than its name, hides the failure.",
+    statement="A metric equals its recomputation from raw trainable tokens, stays inside its range, and shows no "
+    "difference where the policies agree. It keeps counts of tokens and of sequences apart.",
+    why="People steer by these numbers. "
+    "A metric that cannot change, or that measures something other than its name says, hides the failure.",
     bug="TRL 488025cd8: the clip fraction counted ratios outside the band even where min() does not clip.",
-    repair="Recompute it from raw trainable tokens; craft an input that must give 0 and one that must give 1.",
+    repair="Recompute it from raw trainable tokens. Test an input that must give 0 and one that must give 1.",
 )
 def metric_truth(subject: Subject, case: Case) -> Violation | None:
     seen = run(subject, case)
@@ -39,15 +39,17 @@ def metric_truth(subject: Subject, case: Case) -> Violation | None:
             if wrong:
                 return wrong
         owed = expected[name].value.detach() if name in expected else _recomputed(case, result)
-        # A number that was read out of single precision by .item() does not tell.
+        # A number that .item() read from single precision does not show its dtype.
         tolerance = 1e-8 if value.dtype == torch.float64 and result.level != "scalar" else SINGLE
         if owed is not None and not same(as_numbers(owed).reshape(value.shape), value, tolerance=tolerance):
-            return differing(f"{name} is not what its name says", result, as_numbers(owed).reshape(value.shape), value)
+            return differing(
+                f"{name} does not measure what its name says", result, as_numbers(owed).reshape(value.shape), value
+            )
     return _where_policies_agree(subject, case, found)
 
 
 def _defined(subject: Subject, case: Case) -> Out:
-    """What its definition says of the case, which may be nothing: a metric is also what it is said to be of."""
+    """Values from the definition; empty if there is none, because a binding may also name a metric's source."""
     try:
         return subject.definition(case, subject.options) if subject.definition is not None else {}
     except CannotRepresent:
@@ -62,7 +64,7 @@ def _implausible(name: str, result: Result, value: Tensor) -> Violation | None:
     if not bool(torch.isfinite(value).all()):
         return _misread(f"{name} is not finite", numbers(value), "a finite number")
     if result.kind == "observation" and result.value.dtype != torch.bool:
-        return _misread(f"{name} is no flag, so its fraction can leave [0, 1]", str(result.value.dtype), "bool")
+        return _misread(f"{name} is not boolean, so its fraction can leave [0, 1]", str(result.value.dtype), "bool")
     if result.range is not None:
         low, high = result.range
         if bool((value < low - 1e-6).any()) or bool((value > high + 1e-6).any()):
@@ -71,7 +73,7 @@ def _implausible(name: str, result: Result, value: Tensor) -> Violation | None:
 
 
 def _recomputed(case: Case, result: Result) -> Tensor | None:
-    """The metric from what it is said to be of; None where its binding does not say."""
+    """The metric, recomputed from the source that its binding names; None where it names none."""
     if result.of is None:
         return None
     values = source(case, result)
@@ -96,10 +98,10 @@ def _where_policies_agree(subject: Subject, case: Case, found: list[tuple[str, R
 
 @invariant(
     family="I22",
-    statement="A metric moves, and comes near both ends of its range on some batch.",
-    why="A fraction that can only be 0 reassures people for months.",
+    statement="A metric changes with its input and comes near both ends of its range on some batch.",
+    why="A fraction that is always 0 looks reassuring for months.",
     bug="verl fa23b696d: the dual-clip fraction could never be anything but 0.",
-    repair="Craft an input that must give each end; keep both as tests.",
+    repair="Build an input that must give each end. Keep both as tests.",
     some=True,
 )
 def metric_reach(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
@@ -119,7 +121,7 @@ def metric_reach(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
     for name, result in read:
         finite = [v for v in reached[name] if math.isfinite(v)]
         if finite and max(finite) - min(finite) <= 1e-12:
-            what = f"{name} never moves from {finite[0]:.6g}"  # another number on another case is another claim
+            what = f"{name} never moves from {finite[0]:.6g}"  # a different number on another case is a separate claim
             claims.append(_misread(what, finite[0], "another value on some case"))
         for end, which in zip(result.range or (), ("lower", "upper"), strict=False):
             near = 0.1 * (result.range[1] - result.range[0]) if result.range else 0.0
@@ -130,7 +132,7 @@ def metric_reach(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
 
 
 def _extremes(case: Case) -> list[Case]:
-    """All policies alike, and each of them far above and below the others, with either sign of advantage."""
+    """All policies equal, and each one far above and far below the others, with both signs of the advantage."""
     found = [agreed(case)]
     even = drifted(case, 0.0)
     for leaf in (n for n in LOGPS if n in case.tokens and n != "logp_current"):
@@ -150,10 +152,10 @@ def _extremes(case: Case) -> list[Case]:
 
 @invariant(
     family="I22",
-    statement="Parts of a metric make the whole: extrema as extrema, means by weight, sums as sums.",
-    why="A maximum averaged over ranks is no maximum, and a mean of means weighs the smallest rank most.",
+    statement="Parts of a metric combine into the whole: extrema by extremum, means by weight, sums by sum.",
+    why="An average of maxima over ranks is not a maximum, and a mean of means gives too much weight to small ranks.",
     bug="miles 319716c02: cross-rank maxima and minima were averaged, so 10 and 2 showed as 6.",
-    repair="Carry (total, count) or an extremum to the end; divide once.",
+    repair="Carry (total, count) or an extremum to the end. Divide once.",
 )
 def metric_reduction(subject: Subject, case: Case) -> Violation | None:
     whole = run(subject, case)
@@ -161,7 +163,7 @@ def metric_reduction(subject: Subject, case: Case) -> Violation | None:
         (n, r) for n, r in of_kind(whole.results, case, "metric", "statistic") if r.reduction and r.level == "scalar"
     ]
     if not read:
-        raise case.cannot("no metric says how it reduces")
+        raise case.cannot("no metric declares how its parts combine")
     for groups in parts(case, by_group=subject.couples == "group"):
         pieces = [case.taken(rows, as_part=True) for rows in groups]
         filled = [p for p in pieces if bool(p.trainable.any())]
@@ -170,13 +172,13 @@ def metric_reduction(subject: Subject, case: Case) -> Violation | None:
         seen = [run(subject, piece) for piece in filled]
         for name, result in read:
             if result.population == "sequence" and len(filled) < len(pieces):
-                continue  # a part without a token has sequences too, and no value to weigh
+                continue  # a part without a trainable token has sequences, but no value to weight
             values = torch.stack([as_numbers(one.values[name]).double().reshape(()) for one in seen])
             total = _reduced(result, values, filled)
             if subject.reading("whole") and result.reduction == "mean" and _adds_up(whole, name, values):
-                continue  # each part is its share of the whole's mean, for it was handed the whole's counts
+                continue  # each part got the counts of the whole, so it is its share of the mean
             if not same(as_numbers(whole.values[name]).double().reshape(()), total, tolerance=SINGLE):
-                what = f"cutting the batch in {len(filled)} changes {name}"
+                what = f"splitting the batch in {len(filled)} changes {name}"
                 return _misread(what, float(total), float(whole.values[name]))
     return None
 

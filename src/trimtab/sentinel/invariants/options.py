@@ -1,4 +1,4 @@
-"""Options do what they say: they are live, and impossible ones are refused."""
+"""Options take effect, and impossible values are refused."""
 
 from dataclasses import replace
 
@@ -12,11 +12,11 @@ from trimtab.sentinel.subject import Seen, Subject, run, same
 
 @invariant(
     family="I21",
-    statement="Every option changes something: another value gives another result on some batch; "
-    "and so do the counts of the whole batch that a summed loss is handed.",
-    why="An option that is accepted and never read is a setting people believe in.",
+    statement="Every option takes effect: another value gives another result on some batch. "
+    "The same holds for the counts of the whole batch that a summed loss receives.",
+    why="If an option is accepted and never read, people believe in a setting that does nothing.",
     bug="slime 351e559f1: --eps-clip-c was accepted and never passed to the loss.",
-    repair="Follow the option from the command line to the formula; test that it moves the result.",
+    repair="Follow the option from the command line to the formula. Test that it changes the result.",
     some=True,
 )
 def options_live(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
@@ -28,22 +28,22 @@ def options_live(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
         for value in values:
             other = run(subject, case, {**subject.options, option: value})
             if alike(base, other):
-                what = f"{option} = {value!r} gives what {option} = {subject.options.get(option)!r} gives"
+                what = f"{option} = {value!r} gives the same as {option} = {subject.options.get(option)!r}"
                 inert.append(Violation(what, "the same on every case", "a difference on some case"))
     return tuple(inert) or None
 
 
 def _owes_counts(subject: Subject) -> bool:
-    """A loss whose parts are summed as they are and that is handed counts of the whole, so it must divide by one.
+    """Whether parts of this loss are summed and it receives the counts of the whole, so it must divide by one of them.
 
-    Where its average is declared, that is compared instead.
+    Where its average is declared, `denominator` compares that instead.
     """
     said = subject.definition is not None or "denominator" in subject.conventions
     return subject.combine == "sum" and subject.reading("whole") and not said
 
 
 def _dead_counts(subject: Subject, case: Case, base: Seen) -> list[Violation]:
-    """The same sequences as a part of twice as many: a divisor that does not notice divides by something else."""
+    """Pass the same sequences as part of a batch twice as large. The divisor must change."""
     part = run(subject, replace(case, within=doubled(case)))
     losses = [n for n, r in base.results.items() if r.kind == "loss" and r.level == "scalar"]
     return [
@@ -67,10 +67,10 @@ def alike(first: Seen, second: Seen) -> bool:
 
 @invariant(
     family="I21",
-    statement="An option value that means nothing is refused with an error.",
-    why="A misspelt mode that falls back to another one trains a method nobody chose.",
-    bug="An unknown aggregation mode that quietly became the token mean.",
-    repair="Raise on what is not known, and list what is.",
+    statement="An option value without a meaning raises an error.",
+    why="If a misspelt mode falls back to another one, the run trains with a method that was not chosen.",
+    bug="An unknown aggregation mode silently became the token mean.",
+    repair="Raise on unknown values, and list the known ones.",
 )
 def impossible_options_refused(subject: Subject, case: Case) -> Violation | None:
     if not subject.impossible:
@@ -81,7 +81,7 @@ def impossible_options_refused(subject: Subject, case: Case) -> Violation | None
                 run(subject, case, {**subject.options, option: value})
             except CannotRepresent:
                 raise
-            except Exception:  # any error is a refusal, and a refusal is what is asked for
+            except Exception:  # any error is a refusal, and a refusal is expected here
                 continue
             return Violation(f"{option} = {value!r} is accepted", "a result", "an error")
     return None

@@ -1,4 +1,4 @@
-"""The same batch on one process and on two that communicate."""
+"""The same batch on one process and on two processes that communicate."""
 
 from dataclasses import replace
 
@@ -12,17 +12,17 @@ from trimtab.sentinel.pool import Pool
 from trimtab.sentinel.subject import SINGLE, Seen, Subject, same
 
 _POOLS: dict[int, tuple[Subject, Pool, Pool]] = {}
-"""The pools of the subject at hand; `close_pools` ends them."""
+"""Worker pools of the current subject; `close_pools` ends them."""
 
 
 @invariant(
     family="I08",
     statement="Loss, gradient, statistics and decisions do not depend on how many processes share the batch.",
-    why="A mean per rank, averaged, weighs a token by the rank it landed on; "
-    "a statistic over half a batch is another one.",
+    why="If means per rank are averaged, a token's weight depends on its rank. "
+    "A statistic over half of a batch differs from one over the whole batch.",
     bug="slime c1dd9ab24: each context-parallel rank whitened its own half of a sequence.",
-    repair="Reduce sums and counts over the group that shares the data, then divide; "
-    "multiply by the group's size where gradients are averaged.",
+    repair="Reduce sums and counts over the process group that shares the data, then divide. "
+    "Multiply by the size of the group where gradients are averaged.",
 )
 def parallel_layout(subject: Subject, case: Case) -> Violation | None:
     if subject.ranks is None:

@@ -1,4 +1,4 @@
-"""Numbers that survive half precision."""
+"""Results must survive inputs in half precision."""
 
 from dataclasses import replace
 
@@ -7,17 +7,17 @@ import torch
 from trimtab.sentinel.case import Case
 from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
 from trimtab.sentinel.perturb import LOGPS
-from trimtab.sentinel.subject import Subject, called
+from trimtab.sentinel.subject import Subject, call_subject
 
 _NEAR = 0.05
-"""How far apart the policies are: so close that their KL is what half precision rounds away first."""
+"""Distance of the policies. They are so close that half precision rounds their KL away first."""
 _LOST = 0.2
-"""The relative error from which a number is no longer itself."""
+"""Relative error above which a result counts as rounded away."""
 
 
 @invariant(
     family="I11",
-    statement="Half-precision inputs give what the same numbers give in single precision.",
+    statement="Half-precision inputs give the same results as the same numbers in single precision.",
     why="Differences of close log-probs round away in bfloat16, and a KL of exactly 0 looks like perfect agreement.",
     bug="OpenRLHF f96a48ba8: the KL of bfloat16 log-probs was computed in bfloat16 and rounded to 0.",
     repair="Cast to float32 before the first difference or exponential.",
@@ -32,12 +32,12 @@ def half_precision(subject: Subject, case: Case) -> Violation | None:
     floats = {n: v.bfloat16() for n, v in rounded.tokens.items() if v.dtype.is_floating_point}
     with torch.no_grad():
         plain = replace(rounded, mask_dtype=torch.float32)
-        exact = called(subject, plain.with_tokens(**{n: v.float() for n, v in floats.items()}))
+        exact = call_subject(subject, plain.with_tokens(**{n: v.float() for n, v in floats.items()}))
         try:
-            # A mask of double precision would lift every product with it.
-            coarse = called(subject, replace(rounded, mask_dtype=torch.bfloat16).with_tokens(**floats))
+            # A mask in double precision would promote every product to double precision.
+            coarse = call_subject(subject, replace(rounded, mask_dtype=torch.bfloat16).with_tokens(**floats))
         except (RuntimeError, TypeError, ValueError):
-            return None  # refusing half precision aloud is the best answer
+            return None  # raising on half precision is the best answer
     for name, result in exact.items():
         if result.kind not in ("kl", "importance", "logp", "entropy") or result.level == "cell":
             continue

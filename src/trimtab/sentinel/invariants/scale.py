@@ -1,4 +1,4 @@
-"""What a loss is an average of, and over how many."""
+"""What a loss averages, and over how many."""
 
 import math
 
@@ -13,11 +13,11 @@ from trimtab.sentinel.subject import Seen, Subject, of_kind, run
 
 @invariant(
     family="I09",
-    statement="A loss is a mean or a sum: the same batch twice gives it once or twice, "
-    "and so do sequences of identical tokens made twice as long.",
-    why="A loss that grows or shrinks with the batch in any other way is a learning rate that nobody set.",
+    statement="A loss is a mean or a sum. If the batch is repeated, the loss value stays the same (mean) or doubles "
+    "(sum). The same holds if sequences of identical tokens become twice as long.",
+    why="If the loss value grows or shrinks with the batch in another way, it silently changes the learning rate.",
     bug="ROLL 436a5275e: the token mean was divided by the length a second time.",
-    repair="Divide once, by what was summed; then repeat the batch and compare.",
+    repair="Divide once, by the count of what was summed. Then repeat the batch and compare.",
 )
 def mean_is_a_mean(subject: Subject, case: Case) -> Violation | None:
     if subject.couples == "batch":
@@ -44,11 +44,13 @@ def mean_is_a_mean(subject: Subject, case: Case) -> Violation | None:
 
 @invariant(
     family="I10",
-    statement="The count a loss divides by is the count of what it sums, "
-    "so every token's share is one of the known averages, and the declared one.",
-    why="Masking half of the tokens must not change what the others weigh against each other or leave the old count.",
+    statement="A loss divides by the count of what it sums. "
+    "So the shares of its tokens match one of the known averages, and the declared one if there is one.",
+    why="If half of the tokens are masked, the relative weights of the others must stay the same, "
+    "and the count must become smaller.",
     bug="prime-rl 6c55a9aab: a token sum was divided by the number of sequences.",
-    repair="Take numerator and denominator from one mask; name the average and test it with half of the tokens masked.",
+    repair="Compute numerator and denominator from one mask. Name the average, and test it with half of the tokens "
+    "masked.",
 )
 def denominator(subject: Subject, case: Case) -> Violation | None:
     half = [i for i in range(case.num_sequences) if case.kinds[i].count("a") > 1][:1]
@@ -80,7 +82,7 @@ def _undeclared(subject: Subject, fitting: dict[str, float], share: Tensor) -> V
     declared = subject.conventions.get("denominator")
     if declared is None or declared in fitting or not fitting:
         return None
-    what = f"declared as {declared}, and the shares are those of {' or '.join(sorted(fitting))}"
+    what = f"declared as {declared}, but the shares are those of {' or '.join(sorted(fitting))}"
     return Violation(what, numbers(share), declared, effect=Effect("gradient", (), 1.0))
 
 
@@ -104,9 +106,9 @@ def token_shares(subject: Subject, case: Case) -> tuple[str, Tensor, Case] | Non
 
 
 def _plain(subject: Subject, case: Case) -> Case:
-    """On-policy, every token kept, one advantage a sequence and away from zero: the loss is then -A times a share."""
+    """On-policy, all tokens kept, one advantage per sequence, none near zero: then the loss is -A times a share."""
     own = case.tokens["advantage"]
-    # A loss that takes a sequence's mean advantage takes the same average of its tokens.
+    # A loss that uses the mean advantage of a sequence averages its tokens in the same way.
     own = torch.stack([own[case.owner == row].mean() for row in range(case.num_sequences)])[case.owner]
     away = torch.where(own >= 0, 0.5, -0.5).double() + own
     outcome = torch.where(case.sequences["outcome"] >= 0, 0.5, -0.5).double() + case.sequences["outcome"]
@@ -122,7 +124,7 @@ def _scalar_loss(seen: Seen, case: Case) -> str:
 
 
 def candidates(case: Case) -> dict[str, Tensor]:
-    """The shares of every known average, one entry a trainable token."""
+    """The shares of every known average, one entry per trainable token."""
     counts, owner = case.segments.token_counts.double(), case.segments.sequence_of_token
     whole = case.whole
     total, rows = float(whole.segments.num_tokens), float(whole.num_sequences)
@@ -144,7 +146,7 @@ def candidates(case: Case) -> dict[str, Tensor]:
 
 
 def _fits(case: Case, share: Tensor) -> dict[str, float]:
-    """Which averages give these shares up to one factor, and the factor."""
+    """The averages that give these shares up to one common factor, with the factor."""
     found: dict[str, float] = {}
     for name, expected in candidates(case).items():
         factor = share / expected
@@ -157,7 +159,7 @@ def _fits(case: Case, share: Tensor) -> dict[str, float]:
 
 
 def known_average(subject: Subject, case: Case) -> str | None:
-    """The average a loss takes, by name; None where it is ambiguous or none."""
+    """The name of the average that a loss uses; None where it is ambiguous or unknown."""
     found = token_shares(subject, case)
     doubled_up = token_shares(subject, doubled(case))
     if found is None or doubled_up is None:

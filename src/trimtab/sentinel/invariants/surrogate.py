@@ -1,4 +1,4 @@
-"""What a policy loss is the gradient of: on-policy, at the clip, with its penalties, and in expectation."""
+"""The gradient of a policy loss: on-policy, at the clip, and with its penalties."""
 
 import math
 from collections.abc import Mapping
@@ -15,8 +15,9 @@ from trimtab.sentinel.subject import TRAINED, Result, Seen, Subject, of_kind, ru
 
 @invariant(
     family="I12",
-    statement="Where current, old and rollout agree, a policy loss has REINFORCE's gradient: -A at every token.",
-    why="On-policy, every surrogate is the policy gradient; one that is not has another objective.",
+    statement="Where current, old and rollout log-probs agree, a policy loss has the gradient of REINFORCE: "
+    "-A at every token.",
+    why="On-policy, the gradient of every surrogate is the policy gradient. Otherwise it has another objective.",
     bug="slime e7a118711: the dual-clip bound was applied to positive advantages, "
     "so A = +1 at ratio 1 gave a loss of -3.",
     repair="Work out the derivative at ratio 1 by hand, for both signs of the advantage.",
@@ -27,7 +28,7 @@ def on_policy_identity(subject: Subject, case: Case) -> Violation | None:
     seen = run(subject, agreed(case), off(subject))
     for name, result in of_kind(seen.results, case, "term"):
         if name in seen.blocked:
-            raise case.cannot(f"the backward of {name} raises")
+            raise case.cannot(f"the backward pass of {name} raises")
         if name not in seen.gradients:
             return Violation(f"{name} is not connected to its inputs", "no gradient", "-A", effect=Effect("gradient"))
         gradient = seen.gradients[name]["logp_current"][case.trainable]
@@ -51,7 +52,7 @@ def _credit(subject: Subject) -> str:
 
 
 def _acting(subject: Subject, case: Case) -> Tensor:
-    """Tokens that owe REINFORCE's gradient: all, unless the loss reads a decision that takes some out."""
+    """Tokens that must have the gradient of REINFORCE: all, unless the loss reads a decision that drops some."""
     everything = torch.ones(case.segments.num_tokens, dtype=torch.bool)
     if subject.reading("selected"):
         return case.flat("keep") & ~case.flat("selected")
@@ -59,9 +60,9 @@ def _acting(subject: Subject, case: Case) -> Tensor:
 
 
 def into_fixed(subject: Subject, seen: Seen, name: str) -> Violation | None:
-    """Gradient into an input that a loss holds fixed: an old policy, a reference, an advantage, a return.
+    """Gradient into an input that must stay fixed: an old policy, a reference, an advantage, a return.
 
-    Asked only of functions that promise it: a trainer's batch holds these as data, without gradient.
+    Only functions that promise this are checked: in a trainer's batch these inputs are data without gradient.
     """
     if subject.promises is None:
         return None
@@ -74,11 +75,11 @@ def into_fixed(subject: Subject, seen: Seen, name: str) -> Violation | None:
 
 @invariant(
     family="I12",
-    statement="A policy loss never pushes against its advantage, and clips only where that lowers the objective: "
-    "not above 1 for A < 0 (up to a dual clip), not below 1 for A > 0.",
-    why="A clip on the wrong side removes the correction where the policy has moved the wrong way.",
-    bug="slime e7a118711: the dual-clip bound, meant for negative advantages, also bound positive ones.",
-    repair="Draw the loss over the ratio for both signs and compare with the paper's picture.",
+    statement="A policy loss never pushes against its advantage. It clips only where this lowers the objective: "
+    "not at ratios below 1 for A > 0, and not above 1 for A < 0 (except for a dual clip).",
+    why="A clip on the wrong side removes the gradient exactly where the policy has moved in the wrong direction.",
+    bug="slime e7a118711: the dual-clip bound, meant for negative advantages, also applied to positive ones.",
+    repair="Plot the loss over the ratio for both signs of the advantage and compare with the figure in the paper.",
 )
 def clip_geometry(subject: Subject, case: Case) -> Violation | None:
     if not subject.reading("logp_current") or not subject.reading("advantage", "outcome"):
@@ -94,7 +95,7 @@ def clip_geometry(subject: Subject, case: Case) -> Violation | None:
 
 
 DUAL = 1.2
-"""A dual clip bounds the loss of a negative advantage from some ratio on; published caps start above this."""
+"""Above some ratio, a dual clip bounds the loss of a negative advantage. Published caps are above this value."""
 
 
 def _at(subject: Subject, case: Case, sign: float, ratio: float) -> Violation | None:
@@ -123,9 +124,9 @@ def _at(subject: Subject, case: Case, sign: float, ratio: float) -> Violation | 
     family="I13",
     statement="More KL to the reference means more loss or less reward, more entropy means less loss, "
     "and a coefficient of 0 removes the term.",
-    why="A penalty with the wrong sign pays the policy for running away.",
+    why="A penalty with the wrong sign rewards the policy for moving away from the reference.",
     bug="verl 38ac52554: the KL loss was subtracted from the policy loss.",
-    repair="Raise the KL by hand and look at the sign of the change; then set the coefficient to 0.",
+    repair="Raise the KL by hand and look at the sign of the change. Then set the coefficient to 0.",
 )
 def penalty_direction(subject: Subject, case: Case) -> Violation | None:
     if not subject.reading("logp_ref", "kl", "entropy"):
@@ -153,7 +154,7 @@ def _stays(subject: Subject, case: Case, option: str, about: str) -> Violation |
 
 
 def _kl_costs(subject: Subject, case: Case) -> Violation | None:
-    """One sequence's policy drifts from the reference: its loss must not fall, its reward must not rise."""
+    """Move the policy of one sequence away from the reference. Its loss must not fall; its reward must not rise."""
     even = agreed(case)
     if not subject.reading("logp_ref") and not subject.reading("kl"):
         return None
@@ -177,8 +178,11 @@ def _kl_costs(subject: Subject, case: Case) -> Violation | None:
 
 
 def _has_direction(subject: Subject, result: Result) -> bool:
-    """Whether more KL moves a result one way: whitening divides by a spread that the KL widens, so what was below the
-    mean may rise; and a loss of rewards falls or rises with the log-probs that a lower advantage multiplies."""
+    """Whether more KL must move a result in one direction.
+
+    Whitening divides by a spread that the KL widens, so values below the mean may rise. A loss computed from rewards
+    may fall or rise, depending on the log-probs that a lower advantage multiplies.
+    """
     if result.kind in ("loss", "term"):
         return not subject.reading("reward", "token_reward")
     return subject.couples != "batch"
@@ -210,11 +214,11 @@ def _entropy_pays(subject: Subject, case: Case) -> Violation | None:
 
 @invariant(
     family="I15",
-    statement="Every loss is connected to the policy: it has a gradient where an advantage is not 0, "
-    "and a connected zero where nothing trains.",
-    why="A term without a gradient is logged like any other; a disconnected zero stops data-parallel training.",
+    statement="Every loss is connected to the policy: it has a gradient where an advantage is not 0. "
+    "Where nothing trains, it is a zero that still has a graph.",
+    why="A loss term without a gradient is logged like any other. A zero without a graph stops data-parallel training.",
     bug="open-instruct bdc47cd67: the gradients of all but the last micro-batch were discarded.",
-    repair="Return sums over the graph, also when they are empty; check requires_grad for each term.",
+    repair="Return sums over the graph, even when they are empty. Check requires_grad of each loss term.",
 )
 def connected(subject: Subject, case: Case) -> Violation | None:
     if not subject.reading("logp_current", "logits", "value", "token_loss"):
@@ -235,7 +239,7 @@ def connected(subject: Subject, case: Case) -> Violation | None:
                 return Violation(what, 0.0, "a gradient", effect=effect)
     try:
         silent = run(subject, silenced(case, list(range(case.num_sequences))))
-    except Exception:  # refusing an empty batch aloud is an answer
+    except Exception:  # raising on an empty batch is a valid answer
         return None
     for name, result in silent.results.items():
         if result.kind == "loss" and not result.value.requires_grad:

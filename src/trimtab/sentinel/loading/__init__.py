@@ -1,4 +1,4 @@
-"""Getting a real function out of a real checkout: import, import with stubs, or cut out of its file.
+"""Get a function out of a real checkout: by import, by import with stubs, or cut out of its file.
 
     tree = Tree.git("slime/.git", "045310b2b")
     mask = load(Spec("compute_opsm_mask", file="slime/utils/ppo_utils.py"), tree)
@@ -6,7 +6,7 @@
         mask(args, ...)
     mask.as_data()      # lines that ran, stubs that were touched
 
-Nothing here imports the rest of Trimtab, or torch: `standalone()` is the whole package as one file's text.
+This package imports neither torch nor the rest of Trimtab. `standalone()` is the whole package as the text of one file.
 """
 
 import re

@@ -17,7 +17,7 @@ from trimtab.sentinel.loading.tree import CouldNotLoad, Spec, near
 
 @dataclass
 class Call:
-    """One call: the objects themselves, copies of what they held before, and what came of it."""
+    """One call: its arguments, copies of them from before the call, and the result."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -29,7 +29,7 @@ class Call:
 
 @dataclass(repr=False, eq=False)
 class Boundary:
-    """Calls the function it holds; knows its file and lines, what stands in for absent modules, and what ran."""
+    """Calls the function it holds. It knows its file and lines, the stubs for absent modules, and executed lines."""
 
     spec: Spec
     function: Any  # the function, class or other callable itself
@@ -52,9 +52,9 @@ class Boundary:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         with self.around, _eager():
-            return self._watched(args, kwargs)
+            return self._call_watched(args, kwargs)
 
-    def _watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         calls = [Call(args, kwargs, copied(args), copied(kwargs)) for _ in self._calls]
         for into, call in zip(self._calls, calls, strict=True):
             into.append(call)
@@ -72,7 +72,7 @@ class Boundary:
         return returned
 
     def awaited(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The result of an async function."""
+        """Run an async function and return its result."""
 
         async def run() -> Any:
             was, self.record.running = self.record.running, True
@@ -85,7 +85,7 @@ class Boundary:
             return asyncio.run(run())
 
     def get(self, name: str) -> Any:
-        """Another name of the same file, dotted or not: a class to build arguments of, a constant."""
+        """Another name of the same file, dotted or not: a class for building arguments, or a constant."""
         first, *rest = name.split(".")
         try:
             with self.around:
@@ -97,18 +97,18 @@ class Boundary:
         return value
 
     def made(self, owner: str | type | None = None, /, **attributes: Any) -> Any:
-        """An object of the boundary's class, or of another of its file, without its constructor."""
+        """Make an object of the boundary's class, or of another class of its file, without its constructor."""
         chosen = self.get(owner) if isinstance(owner, str) else owner or self.owner or self.function
         return made(chosen, **attributes)
 
     @property
     def stubs(self) -> dict[str, str]:
-        """Everything stood in for so far, with the reason."""
+        """Every stub so far, with the reason."""
         return dict(sorted(self.record.replaced.items()))
 
     @property
     def stubs_used(self) -> list[str]:
-        """Stubs read or called while the boundary ran."""
+        """Stubs that were read or called while the boundary ran."""
         return sorted(self.record.used)
 
     @property
@@ -127,13 +127,13 @@ class Boundary:
 
     @contextlib.contextmanager
     def trace(self) -> Generator[set[int]]:
-        """While entered, the boundary's own lines that run are noted in `executed`; costs nothing otherwise."""
+        """While entered, executed lines of the boundary are noted in `executed`. Otherwise it costs nothing."""
         watch = _monitored if hasattr(sys, "monitoring") else _traced
         with watch(self.shown, self.first_line, self.last_line, self.executed):
             yield self.executed
 
     @contextlib.contextmanager
-    def recorded(self) -> Generator[list[Call]]:
+    def record_calls(self) -> Generator[list[Call]]:
         """While entered, every call of this boundary is kept in the list."""
         calls: list[Call] = []
         self._calls.append(calls)
@@ -143,7 +143,7 @@ class Boundary:
             self._calls = [kept for kept in self._calls if kept is not calls]
 
     def as_data(self) -> dict[str, Any]:
-        """What a report says of it."""
+        """The data for a report."""
         return {
             "boundary": f"{self.file}:{self.spec.name}",
             "how": self.spec.how,
@@ -180,7 +180,7 @@ def _monitored(file: str, first: int, last: int, executed: set[int]) -> Generato
     free = [tool for tool in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(tool) is None]
     if not free:
         raise CouldNotLoad(
-            "every tool of sys.monitoring is taken, so executed lines cannot be seen; end a profiler or debugger"
+            "every tool id of sys.monitoring is in use, so executed lines cannot be seen; end a profiler or debugger"
         )
 
     def line(code: types.CodeType, number: int) -> Any:
@@ -200,7 +200,7 @@ def _monitored(file: str, first: int, last: int, executed: set[int]) -> Generato
 
 
 def _eager() -> AbstractContextManager[Any]:
-    """Compiled functions run as written: a compiler hides lines, and needs a toolchain nobody promised."""
+    """Run compiled functions uncompiled: a compiler hides lines and needs a toolchain that may be missing."""
     torch = sys.modules.get("torch")
     if torch is None or "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
         return contextlib.nullcontext()
@@ -208,8 +208,8 @@ def _eager() -> AbstractContextManager[Any]:
 
 
 def copied(value: Any) -> Any:
-    """The same structure with every tensor and array copied; other objects stay themselves."""
-    # Asked of the type: an object that answers to every name would pass for a tensor.
+    """The same structure with copies of every tensor and array; other objects are not copied."""
+    # The type is tested, because an object that has every attribute would look like a tensor.
     kind = type(value)
     if hasattr(kind, "detach") and hasattr(kind, "clone"):
         return value.detach().clone()
@@ -230,7 +230,7 @@ def _rebuilt(like: Any, parts: list[Any]) -> Any:
 
 
 def made(owner: Any, /, **attributes: Any) -> Any:
-    """An object without its constructor, holding these attributes; properties of that name are shadowed."""
+    """Make an object without its constructor, with these attributes. They shadow properties of the same name."""
     if not isinstance(owner, type):
         raise CouldNotLoad(f"{owner!r} is not a class, so no object of it can be made")
     shadows = {

@@ -1,9 +1,9 @@
-"""Cutting a definition out of one file: the only place that runs parts of a target's file without importing it.
+"""Cut a definition out of one file: the only place that runs parts of a target's file without importing it.
 
 Each file of the tree becomes a dictionary of globals that defines a name when the name is first read, by running the
-statements of the file that bind it, at their own line numbers. What is never read never runs, so an old commit or a
-heavy file needs only what the definition needs. Imports of the target's own package are cut the same way; others are
-real where they can be had and stubs where not.
+statements of the file that bind it, at their own line numbers. Names that are never read never run, so an old commit or
+a heavy file needs only what the definition needs. Imports of the target's own package are cut in the same way. Other
+imports are real if they are installed, and stubs if not.
 """
 
 import __future__
@@ -36,7 +36,7 @@ _SKIPPED_TESTS = ("TYPE_CHECKING", "typing.TYPE_CHECKING", "__name__ == '__main_
 
 
 class _Module(types.ModuleType):
-    """A cut file as other code sees it; dataclasses and pydantic look their module up by name."""
+    """A cut file in the form of a module, because dataclasses and pydantic look up their module by name."""
 
     _cut_file: "CutFile"
     __dict__ = property(lambda self: self._cut_file)  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
@@ -101,7 +101,7 @@ class CutFile(dict[str, Any]):
         if name.startswith("__") and name not in self._binding:
             raise KeyError(name)
         record = self.cutter.record
-        was, record.running = record.running, False  # defining is not running
+        was, record.running = record.running, False  # a definition does not count as a run
         try:
             self._resolve(name)
         finally:
@@ -130,7 +130,7 @@ class CutFile(dict[str, Any]):
                 self[name] = getattr(module, name)
 
     def run(self, statement: ast.stmt) -> None:
-        """One statement of the file, once."""
+        """Run one statement of the file, once."""
         if id(statement) in self._done:
             return
         self._done.add(id(statement))
@@ -141,7 +141,7 @@ class CutFile(dict[str, Any]):
             self.execute([statement])
 
     def _define_for_classes(self, statement: ast.stmt) -> None:
-        # A class body reads globals behind the back of __missing__, so they have to be there before it runs.
+        # A class body reads globals without __missing__, so they must exist before it runs.
         for name in class_level_names(statement, annotations=self._has_fields(statement)):
             self.get(name)
 
@@ -162,7 +162,7 @@ class CutFile(dict[str, Any]):
     def define(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, names: dict[str, Any] | None = None
     ) -> Any:
-        """Run a definition, then each decorator that can be had; a class that fails is run again without its bases."""
+        """Run a definition, then each available decorator. A class that fails is run again without its bases."""
         into = self if names is None else names
         bare = changed(node, decorator_list=[])
         try:
@@ -191,7 +191,7 @@ class CutFile(dict[str, Any]):
     def _import(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         guarded = sys._getframe(1).f_lineno in self.guarded  # pyright: ignore[reportPrivateUsage]
         path = ""
-        if level:  # by folders, since a package without __init__ does not tell its full name
+        if level:  # by folders, since a package without __init__ does not show its full name
             folders = self.folder.split("/")
             path = "/".join([*folders[: len(folders) - level + 1], *name.split(".")]).rstrip("/")
             name = path.replace("/", ".").removeprefix("src.")
@@ -199,7 +199,7 @@ class CutFile(dict[str, Any]):
 
 
 class Cutter:
-    """One tree's cut files, each once, and what its imports give."""
+    """The cut files of one tree, each once, and the results of its imports."""
 
     def __init__(self, tree: Tree, record: StubRecord, named: Sequence[str] = ()) -> None:
         self.tree, self.record, self.named = tree, record, tuple(named)
@@ -223,9 +223,9 @@ class Cutter:
                 self.roots.append(root)
         dotted = ".".join(parts[start:]).removesuffix(".__init__")
         self.tops.add(parts[start])
-        return self._opened(file, dotted)
+        return self._open(file, dotted)
 
-    def _opened(self, file: str, dotted: str, folder: str = "") -> CutFile:
+    def _open(self, file: str, dotted: str, folder: str = "") -> CutFile:
         key = file or f"{folder}/"
         if key not in self.files:
             cut = self.files[key] = CutFile(self, file, dotted, folder)
@@ -245,22 +245,22 @@ class Cutter:
         return found
 
     def _elsewhere(self, path: str, dotted: str) -> types.ModuleType | None:
-        """A package spread over several folders of one repository, as packages/configs/src beside src."""
+        """A package in several folders of one repository, such as packages/configs/src and src."""
         if self._listed is None:
             self._listed = self.tree.files()
         endings = (f"/{path}.py", f"/{path}/__init__.py")
         file = next((file for file in self._listed if file.endswith(endings)), "")
-        return self._opened(file, dotted).module if file else None
+        return self._open(file, dotted).module if file else None
 
     def at(self, path: str, dotted: str, *, folders: bool = True) -> types.ModuleType | None:
-        """The module at a path without its ending; a folder is one too."""
+        """The module at a path without its file ending; a folder is a module too."""
         for file in (f"{path}.py", f"{path}/__init__.py"):
             if self.tree.has(file):
-                return self._opened(file, dotted).module
-        return self._opened("", dotted, path).module if folders and self.tree.has_folder(path) else None
+                return self._open(file, dotted).module
+        return self._open("", dotted, path).module if folders and self.tree.has_folder(path) else None
 
     def imported(self, name: str, wanted: tuple[str, ...], *, guarded: bool, path: str) -> Any:
-        """What an import statement gets: the caller's, the tree's, the real one, or a stub, in this order."""
+        """Resolve an import: the caller's object, a file of the tree, the real module, or a stub, in this order."""
         given = self.record.given
         if wanted and name in given:
             return given[name]

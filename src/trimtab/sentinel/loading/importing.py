@@ -1,7 +1,7 @@
-"""Importing a target, absent modules stood in for: the only place that touches sys.modules and sys.path.
+"""Import a target with stubs for absent modules: the only place that touches sys.modules and sys.path.
 
-The target's modules, and the stubs, are in sys.modules only while an `Imported` is entered. Two targets, or two commits
-of one, never see each other's.
+The modules of the target and the stubs are in sys.modules only while an `Imported` is entered. So two targets, or two
+commits of one target, never share modules.
 """
 
 import ast
@@ -32,7 +32,7 @@ def _guarded(file: str) -> frozenset[int]:
 
 
 class _BarePackage(types.ModuleType):
-    """A package whose __init__ was not run: its submodules are there, what __init__ would have exported is a stub."""
+    """A package without running its __init__: submodules exist, and names that __init__ would export are stubs."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -51,7 +51,7 @@ class _BarePackage(types.ModuleType):
 
 
 class _Finder:
-    """Serves stub modules and bare packages; stands first for those named, last for those merely absent."""
+    """Serves stub modules and bare packages: first in the path for named ones, last for absent ones."""
 
     def __init__(self, imported: "Imported", *, last: bool) -> None:
         self.imported, self.last = imported, last
@@ -77,7 +77,7 @@ class _Finder:
         if spec.name in record.given:
             return record.given[spec.name]
         if isinstance(sys.modules.get(spec.name.rpartition(".")[0]), StubModule):
-            return StubModule(spec.name, record)  # its parent is on record
+            return StubModule(spec.name, record)  # its parent is already recorded
         return record.module(spec.name, "absent" if self.last else "named")
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -87,7 +87,7 @@ class _Finder:
 
 
 class Imported:
-    """One target's modules; `with imported:` makes them importable, and leaving takes them out again."""
+    """The modules of one target. `with imported:` makes them importable; on exit they are removed again."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Imported:
         top = name.partition(".")[0]
         if top == self.own or top in self.named or name in self.named or top in self.bare:
             return True
-        if top not in self._tops:  # asked for every loaded module at every call
+        if top not in self._tops:  # this runs for every loaded module at every call
             self._tops[top] = self._is_top(top)
         return self._tops[top]
 
@@ -163,11 +163,11 @@ class Imported:
         return any(Path(folder) in Path(place).parents for folder in self.folders)
 
     def is_asked_by_target(self) -> bool:
-        """Whether the target itself imports, unguarded: a library's own optional import has to fail as ever."""
+        """Whether the target itself imports without a guard. An optional import of a library must fail as usual."""
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         while frame and _is_machinery(frame.f_code.co_filename):
             if frame.f_code.co_name == "find_spec" and frame.f_code.co_filename.endswith(("util.py", "util>")):
-                return False  # importlib.util.find_spec asks whether it is there
+                return False  # importlib.util.find_spec only tests whether it exists
             frame = frame.f_back
         if frame is None:
             return False
@@ -175,7 +175,7 @@ class Imported:
         return self._is_inside(file) and frame.f_lineno not in _guarded(file)
 
     def module(self, name: str) -> types.ModuleType:
-        """The target's module; with `auto`, what third parties fail to give is stood in for, one try at a time."""
+        """Import a module of the target. With `auto`, failing third-party imports become stubs, one per attempt."""
         with self:
             importlib.invalidate_caches()
             for _ in range(_RETRIES):
@@ -189,7 +189,7 @@ class Imported:
                         ) from error
                     self._forget()
             raise CouldNotLoad(
-                f"import {name}: more than {_RETRIES} modules had to be stood in for; cut the definition out"
+                f"import {name}: more than {_RETRIES} modules needed stubs; cut the definition out instead"
             )
 
     def _forget(self) -> None:
@@ -198,7 +198,7 @@ class Imported:
                 del sys.modules[name]
 
     def _stand_in(self, error: BaseException) -> bool:
-        """Name as a stub the third-party module whose import the target's file failed at."""
+        """Make a stub of the third-party module whose import failed in a file of the target."""
         absent = re.match(r"cannot import name '(\w+)' from '([\w.]+)'", str(error))
         module = sys.modules.get(absent[2]) if absent else None
         if absent and module and not self._is_mine(module):
@@ -221,7 +221,7 @@ class Imported:
         return True
 
     def give(self, given: dict[str, Any]) -> None:
-        """Put the caller's objects in the place of names the target's modules hold."""
+        """Replace names in the target's modules by the caller's objects."""
         for module in self._mine.values():
             vars(module).update({name: value for name, value in given.items() if name in vars(module)})
 
@@ -253,12 +253,12 @@ def gives(module: Any, part: str) -> bool:
         if hasattr(module, part):
             return True
         leaf(f"{module.__name__}.{part}")
-    except Exception:  # a module of theirs may raise anything on import; then it has no such part for us
+    except Exception:  # a module may raise anything on import; then it counts as not having this part
         return False
     return hasattr(module, part)
 
 
 def unregister(names: list[str]) -> None:
-    """Take modules of ours out of sys.modules again."""
+    """Remove our modules from sys.modules again."""
     for name in names:
         sys.modules.pop(name, None)

@@ -21,7 +21,7 @@ from trimtab.sentinel.loading.tree import CouldNotLoad, Spec, Tree
 
 
 def load(spec: Spec, tree: Tree, given: Mapping[str, Any] | None = None) -> Boundary:
-    """The function a spec names. `given` replaces names of the target, or modules when dotted, by the caller's."""
+    """Load the function that a spec names. `given` replaces names of the target (dotted: modules) by the caller's."""
     record = StubRecord(given)
     if spec.how != "cut":
         return _import(spec, tree, record)
@@ -46,7 +46,7 @@ def _cut(spec: Spec, tree: Tree, file: str, record: StubRecord) -> Boundary:
     known = dict(definitions(cut.syntax.body))
     try:
         if rest and isinstance(known.get(top), ast.FunctionDef | ast.AsyncFunctionDef):
-            function = cut.define(definition(cut.syntax, spec.name, where), {})  # free names are the caller's to give
+            function = cut.define(definition(cut.syntax, spec.name, where), {})  # the caller provides free names
         else:
             owner, function = _walked(cut, spec.name, where, list(known))
     except CouldNotLoad:
@@ -77,7 +77,7 @@ def _walked(cut: CutFile, name: str, where: str, known: list[str]) -> tuple[type
 
 
 def method(owner: type, name: str) -> Any:
-    """A method as the plain function, wherever in the class's ancestry it is defined."""
+    """A method as a plain function, from the class or one of its ancestors."""
     for klass in owner.__mro__:
         if name in vars(klass):
             found: Any = vars(klass)[name]
@@ -121,7 +121,7 @@ class _Returning(ast.NodeTransformer):
 
 def _ending(body: list[ast.stmt]) -> list[ast.stmt]:
     at = ast.copy_location
-    # A loop of one round, because the statements may say break or continue to a loop they were cut out of.
+    # A loop with one iteration, because the statements may contain break or continue of an outer loop.
     if any(_is_loose(part) for part in body):
         once = ast.For(ast.Name("_once", ast.Store()), ast.Tuple([ast.Constant(0)], ast.Load()), body, [])
         body = [at(once, body[0])]
@@ -137,7 +137,7 @@ def _is_loose(node: ast.AST) -> bool:
 
 
 class _Named:
-    """Statements or an expression as a function of the names they read; one code object for each set of names."""
+    """Statements or an expression as a function of the names they read; one code object per set of names."""
 
     def __init__(self, cut: CutFile, node: Definition, body: list[ast.stmt], spec: Spec, where: str) -> None:
         self.cut, self.node, self.body, self.spec, self.where = cut, node, body, spec, where
@@ -169,7 +169,7 @@ class _Named:
 
     @property
     def reads(self) -> list[str]:
-        """Names read that no global of the file and no builtin gives."""
+        """Names that are read and that are neither globals of the file nor builtins."""
         seen = [part for statement in self.body for part in ast.walk(statement) if isinstance(part, ast.Name)]
         names = dict.fromkeys(part.id for part in seen if isinstance(part.ctx, ast.Load))
         return [name for name in names if self.cut.get(name) is None and not hasattr(builtins, name)]
@@ -244,7 +244,7 @@ def _relative(module: Any, root: Path) -> str:
 
 
 def _boundary(spec: Spec, function: Any, owner: type | None, record: StubRecord, namespace: Any, file: str) -> Boundary:
-    """Where the code of the thing itself is, decorated or inherited as it may be."""
+    """The place of the code itself, behind decorators and inheritance."""
     if not callable(function):
         raise CouldNotLoad(f"{file}: {spec.name} is a {type(function).__name__}, which cannot be called")
     plain = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)

@@ -1,8 +1,8 @@
-"""Stand-ins for modules that are not here: the only place that defines how an absent thing behaves.
+"""Stubs for modules that are not installed: the only place that defines how an absent object behaves.
 
-A stub lets a file be *defined*: it decorates, is inherited from, annotated with, entered, iterated (empty) and asked
-for attributes. It does not let arithmetic pass: a stub in a sum, a comparison or a tensor raises. Nothing is an
-instance of it, and it is false, as an absent thing is.
+With a stub, a file can be *defined*: a stub can be a decorator, a base class, an annotation, a context manager or an
+empty iterable, and it has every attribute. But arithmetic fails: a stub in a sum, a comparison or a tensor raises.
+Nothing is an instance of a stub, and a stub is false.
 """
 
 import re
@@ -16,7 +16,7 @@ _ERROR_NAME = re.compile(r"[A-Z]\w*(Error|Exception)$")
 
 
 class StubRecord:
-    """What was replaced and why, and which replacements were touched while the boundary ran."""
+    """The replaced names with reasons, and the replacements that were used while the boundary ran."""
 
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
         self.given = dict(given or {})
@@ -38,7 +38,7 @@ class StubRecord:
 
 
 class Stub:
-    """One absent object; everything got from it is absent too."""
+    """One absent object. All its attributes are absent too."""
 
     def __init__(self, path: str, record: StubRecord) -> None:
         self._stub_path = path
@@ -62,7 +62,7 @@ class Stub:
         return Stub(f"{self._stub_path}()", self._stub_record)
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        """A permissive class of its own, with the plainest metaclass, so that no order of bases can conflict."""
+        """A separate permissive class with the simplest metaclass, so that no order of bases can conflict."""
         told = {"_stub_path": self._stub_path, "_stub_record": self._stub_record}
         return (type(self._stub_path.rpartition(".")[2], (StubBase,), told),)
 
@@ -73,7 +73,7 @@ class Stub:
         return cls
 
     def __or__(self, other: Any) -> Any:
-        # Only in annotations: a mask or-ed with an absent thing has to fail.
+        # This is only for annotations: `mask | stub` must fail.
         return self if isinstance(other, (*_ANNOTATION, Stub)) or _is_typing(other) else NotImplemented
 
     __ror__ = __or__
@@ -124,7 +124,7 @@ def _is_typing(value: Any) -> bool:
 
 
 def _part(path: str, name: str, record: StubRecord) -> Any:
-    """An attribute of something absent: given by the caller, an exception class by its name, or a stub."""
+    """An attribute of an absent object: given by the caller, an exception class if named so, or a stub."""
     full = f"{path}.{name}"
     if full in record.given:
         return record.given[full]
@@ -134,7 +134,7 @@ def _part(path: str, name: str, record: StubRecord) -> Any:
 
 
 class StubBase:
-    """What a class inherits when its base is absent: any constructor, and stubs for what the base would have held."""
+    """The base of a class whose real base is absent: any constructor works, and attributes of the base are stubs."""
 
     _stub_path = ""
     _stub_record = StubRecord()
@@ -158,7 +158,7 @@ class StubModule(types.ModuleType):
     """An absent module. Its attributes are stubs, the same one each time."""
 
     def __init__(self, name: str, record: StubRecord) -> None:
-        super().__init__(name, "Stands in for a module that is not here.")
+        super().__init__(name, "A stub for a module that is not installed.")
         self.__path__ = []
         self._stub_parts: dict[str, Any] = {}
         self._stub_record = record
@@ -175,7 +175,7 @@ class StubModule(types.ModuleType):
 
 
 class PatchedModule(types.ModuleType):
-    """A real module seen with some names replaced, for one import statement only."""
+    """A real module with some names replaced, for one import statement only."""
 
     def __init__(self, real: Any, replaced: Mapping[str, Any]) -> None:
         super().__init__(getattr(real, "__name__", "patched"))
@@ -187,7 +187,7 @@ class PatchedModule(types.ModuleType):
 
 
 def with_given(module: Any, name: str, given: Mapping[str, Any]) -> Any:
-    """A module seen with the parts the caller gave by dotted name; itself when none of them is inside it."""
+    """A module with the parts that the caller gave by dotted name; the module itself if there are none."""
     inside = [key.removeprefix(f"{name}.").partition(".")[0] for key in given if key.startswith(f"{name}.")]
     parts = {part: f"{name}.{part}" for part in inside}
     replaced = {

@@ -1,4 +1,4 @@
-"""Finding things in a file's syntax tree: definitions, statements, expressions, lines. Reads source, runs nothing."""
+"""Find definitions, statements, expressions and lines in the syntax tree of a file. Reads source, runs nothing."""
 
 import ast
 import inspect
@@ -12,7 +12,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 _SCOPES = (*_DEFINITIONS, ast.Lambda)
-# They compile, or check annotations, which a cut file does not have; the arithmetic is the function's own without them.
+# They compile, or check annotations, which a cut file does not have. The arithmetic is the same without them.
 _DROPPED_DECORATORS = ("torch.compile", "torch.jit", "torch._dynamo", "jaxtyped", "jaxtyping.jaxtyped", "beartype")
 _CATCHES_IMPORT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
@@ -30,7 +30,7 @@ def definitions(body: Iterable[ast.stmt], prefix: str = "") -> Iterator[tuple[st
 
 
 def bodies(statement: ast.AST) -> Iterator[list[ast.stmt]]:
-    """The lists of statements directly inside one."""
+    """The lists of statements directly inside a statement."""
     for name in ("body", "orelse", "finalbody"):
         inner = getattr(statement, name, None)
         if isinstance(inner, list) and inner:
@@ -40,7 +40,7 @@ def bodies(statement: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def definition(module: ast.Module, name: str, where: str) -> Definition:
-    """The definition with this dotted name; of several, the last, as Python would have it."""
+    """The definition with this dotted name; the last one of several, as in Python."""
     wanted = name.replace(".<locals>", "")
     known = dict(definitions(module.body))
     if wanted not in known:
@@ -78,7 +78,7 @@ def _own_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def class_level_names(statement: ast.AST, *, annotations: bool = False) -> set[str]:
-    """Names read while a class body runs; Python looks these up past any dictionary of ours."""
+    """Names that are read while a class body runs. Python looks these up without our dictionary."""
     found: set[str] = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.ClassDef):
@@ -102,7 +102,7 @@ def _body_time(nodes: Iterable[ast.AST], annotations: bool) -> Iterator[ast.AST]
 
 
 def guarded_imports(module: ast.Module) -> set[int]:
-    """Lines of imports whose failure the file itself expects: an absent module must stay absent there."""
+    """Lines of imports whose failure the file handles itself. There, an absent module must stay absent."""
     lines: set[int] = set()
     for node in ast.walk(module):
         caught = False
@@ -119,7 +119,7 @@ def guarded_imports(module: ast.Module) -> set[int]:
 
 
 class Simplified(ast.NodeTransformer):
-    """The same file without compilers and annotation checkers, and with one import statement a name."""
+    """The same file without compilers and annotation checkers, and with one import statement per name."""
 
     def _without(self, node: Any) -> Any:
         self.generic_visit(node)
@@ -168,14 +168,14 @@ def reduced(node: ast.ClassDef) -> ast.ClassDef:
 
 
 class Source:
-    """The text of one file with the pieces of it found by what they say."""
+    """The text of one file, whose pieces are found by their content."""
 
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where = text, where
         self.lines = text.splitlines()
 
     def says(self, node: ast.AST) -> str:
-        """A node's source with every run of white space made one blank."""
+        """The source of a node with every run of white space replaced by one blank."""
         return " ".join((ast.get_source_segment(self.text, node) or "").split())
 
     def statements(self, inside: Definition, first: str, last: str) -> list[ast.stmt]:
@@ -199,7 +199,7 @@ class Source:
         return []
 
     def expression(self, inside: Definition, said: str, keyword: str) -> ast.expr:
-        """The smallest expression that says this, or the value of one keyword in the call that does."""
+        """The smallest expression with this text, or the value of one keyword in a call with this text."""
         text = " ".join(said.split())
         if keyword:
             calls = [node for node in ast.walk(inside) if isinstance(node, ast.Call)]

@@ -1,4 +1,4 @@
-"""Where source comes from, and what is wanted of it: the only place that reads a target's files.
+"""The source of a target, and the spec of what to load: the only place that reads files of a target.
 
 A tree is a folder or one commit of a git directory. A spec names one thing in it. Neither runs anything.
 """
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 
 class CouldNotLoad(Exception):
-    """What was looked for, where, and what is there instead."""
+    """A name was not found. The message says where it was searched and which names exist."""
 
 
 def near(name: str, choices: Iterable[str], *, limit: int = 6) -> str:
@@ -31,18 +31,18 @@ def near(name: str, choices: Iterable[str], *, limit: int = 6) -> str:
     wanted = re.split(r"[./]", name.removesuffix(".py"))[-1].lower()
     names.sort(key=lambda choice: -difflib.SequenceMatcher(None, wanted, leaf[choice]).ratio())
     shown = ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
-    return f"there are {shown}" if names else "there is nothing of the kind"
+    return f"there are {shown}" if names else "there are none"
 
 
 def git(root: Path, *arguments: str) -> bytes:
-    """What git prints, in a repository or a bare git directory."""
-    # A hook or an outer git sets these for another repository than the one asked about.
+    """The output of git in a repository or a bare git directory."""
+    # A hook or an outer git process sets these variables for another repository.
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "-C", str(root), *arguments]
     done = subprocess.run(command, capture_output=True, check=False, env=clean)
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise CouldNotLoad(f"git {arguments[0]} in {root}: {said[-1] if said else 'failed without a word'}")
+        raise CouldNotLoad(f"git {arguments[0]} in {root}: {said[-1] if said else 'failed without a message'}")
     return done.stdout
 
 
@@ -57,7 +57,7 @@ def _blob(root: Path, commit: str, file: str) -> str:
 
 
 def unpack(archive: bytes, into: Path) -> None:
-    """Write the files of a tar archive below a folder; refuse a member that leads out of it or is no plain file.
+    """Write the files of a tar archive below a folder; refuse a member that leads out of it or is not a plain file.
 
     A repository can hold a link to anywhere. Python has a filter for such members since 3.11.4. We check them
     ourselves, so that every Python refuses the same ones with the same sentence.
@@ -72,7 +72,7 @@ def unpack(archive: bytes, into: Path) -> None:
 
 
 def _why_unsafe(member: tarfile.TarInfo, root: Path) -> str | None:
-    """What is wrong with a member. It is asked just before that member is written: earlier links count."""
+    """The problem with a member. It is checked just before the member is written, because earlier links count."""
 
     def is_outside(*parts: str) -> bool:
         return not Path(os.path.realpath(os.path.join(root, *parts))).is_relative_to(root)
@@ -141,7 +141,7 @@ class Tree:
         return f"{self.commit[:9]}:{file}" if self.commit else str(self.root / file)
 
     def extract(self, paths: Iterable[str], into: Path) -> Path:
-        """These paths of a commit as files, for import; a folder is already that."""
+        """Write these paths of a commit as files, for import. A folder needs nothing."""
         if not self.commit:
             return self.root
         unpack(git(self.root, "archive", "--format=tar", self.commit, "--", *paths), into)
@@ -152,16 +152,16 @@ class Tree:
 class Spec:
     """What to load, as plain data: `Spec("PolicyLoss.forward", file="openrlhf/models/loss.py")`.
 
-    `first` and `last` take statements out of the named function, `expression` or `keyword` one value out of it.
+    `first` and `last` select statements of the named function; `expression` or `keyword` selects one value in it.
     """
 
     name: str
     file: str = ""
-    or_files: tuple[str, ...] = ()  # where else it lived, tried in order
+    or_files: tuple[str, ...] = ()  # other places of the function, tried in order
     module: str = ""  # dotted, for import; else it follows from file and roots
-    roots: tuple[str, ...] = ()  # the folders inside the tree that go on sys.path, "src" for instance; else its root
+    roots: tuple[str, ...] = ()  # the folders inside the tree that go on sys.path, such as "src"; else its root
     how: Literal["import", "stubs", "cut"] = "cut"
-    stubs: tuple[str, ...] = ()  # modules to stand in for even when they are there; "auto": all that are absent
+    stubs: tuple[str, ...] = ()  # modules to replace by stubs even if installed; "auto": all that are absent
     bare_packages: tuple[str, ...] = ()  # packages whose __init__ is not run
     first: str = ""
     last: str = ""

@@ -1,4 +1,4 @@
-"""The recipes that ship with the sentinel, as data: one file for each bug that this tool was commissioned from."""
+"""The reproduction files that ship with the sentinel: one for each bug from which this tool started."""
 
 import json
 from importlib import resources
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def shipped() -> dict[str, dict[str, Any]]:
-    """Every shipped recipe by its bug id."""
+    """Every shipped reproduction file by its bug id."""
     files = [file for file in resources.files(__name__).iterdir() if file.name.endswith(".json")]
     recipes = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(files, key=lambda file: file.name)]
     return {recipe["bug_id"]: recipe for recipe in recipes}

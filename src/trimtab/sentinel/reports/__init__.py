@@ -22,7 +22,7 @@ RENDERERS: dict[str, Render] = {
     "sarif": sarif.render,
     "junit": junit.render,
 }
-"""By the name of the format."""
+"""Renderers by the name of their format."""
 
 __all__ = [
     "RENDERERS",

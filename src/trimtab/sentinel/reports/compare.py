@@ -10,7 +10,7 @@ from trimtab.sentinel.reports.outcome import FINDINGS
 
 @dataclass(frozen=True)
 class Unchecked:
-    """A finding of the baseline whose check said nothing this time."""
+    """A finding of the baseline whose check gave no answer this time."""
 
     verdict: VerdictData
     reason: str
@@ -18,17 +18,17 @@ class Unchecked:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Findings against a baseline's, by id; `new` and `still` as they are now, the others as they were."""
+    """Findings compared with a baseline by id. `new` and `still` are current, the others are old ones."""
 
     new: tuple[VerdictData, ...]
     fixed: tuple[VerdictData, ...]
     still: tuple[VerdictData, ...]
     gone_unchecked: tuple[Unchecked, ...]
     remark: str = ""
-    """Why "fixed" may say less than it seems, when it may."""
+    """Why "fixed" may be less certain than it seems; empty when there is no such reason."""
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data: ids, and the reason for each that was not checked."""
+        """Plain data: ids, and a reason for each finding that was not checked."""
         return {
             "new": [verdict["id"] for verdict in self.new],
             "fixed": [verdict["id"] for verdict in self.fixed],
@@ -50,10 +50,10 @@ def compare(before: Report, after: Report) -> Comparison:
     was, now = before["target"]["name"], after["target"]["name"]
     if was != now:
         raise ConfigError(
-            f"compare: the baseline is of {was!r} and this report of {now!r}. Give a baseline of {now!r}."
+            f"compare: the baseline is a report on {was!r}, and this one is on {now!r}. Give a baseline on {now!r}."
         )
     old, present = _found(before), _found(after)
-    # A finding that was hygiene and is a bug now is a new bug: nobody has accepted it as one.
+    # A finding that was hygiene and is now a bug is a new bug: it was never accepted as a bug.
     known = {key for key in present if key in old and not (_is_bug(present[key]) and not _is_bug(old[key]))}
     fixed: list[VerdictData] = []
     unchecked: list[Unchecked] = []
@@ -75,7 +75,7 @@ def compare(before: Report, after: Report) -> Comparison:
 
 
 def _found(report: Report) -> dict[str, VerdictData]:
-    """Findings by id; a bug wins where one id has several verdicts."""
+    """Findings by id. If one id has several verdicts, a bug counts first."""
     found: dict[str, VerdictData] = {}
     for verdict in report["verdicts"]:
         if verdict["status"] in FINDINGS and not (verdict["id"] in found and _is_bug(found[verdict["id"]])):
@@ -88,13 +88,13 @@ def _is_bug(verdict: VerdictData) -> bool:
 
 
 def _not_checked(verdict: VerdictData, after: Report) -> str:
-    """Why the check behind an old finding says nothing about it now; empty when it ran and found nothing."""
+    """Why the check behind an old finding gives no answer now; empty when it ran and found nothing."""
     same = (verdict["subject"], verdict["invariant"])
     again = [v for v in after["verdicts"] if v["id"] == verdict["id"] or (v["subject"], v["invariant"]) == same]
     if not again:
         return _missing(verdict, after)
     if any(v["status"] in FINDINGS for v in again):
-        return "the check stops at another finding now, which may hide this one"
+        return "the check now stops at another finding, which may hide this one"
     silent = next((v for v in again if v["status"] not in ("holds", "convention")), None)
     return f"{silent['status']}: {silent['reason'] or 'no reason was given'}" if silent else ""
 
@@ -113,6 +113,6 @@ def _remark(before: Report, after: Report) -> str:
     if after["examples"] >= before["examples"]:
         return ""
     return (
-        f"the baseline tried {before['examples']} examples a check and this run {after['examples']}, "
-        "so a fixed finding was searched for less"
+        f"the baseline tried {before['examples']} examples per check and this run only {after['examples']}, "
+        "so a finding may count as fixed because the search was shorter"
     )

@@ -1,6 +1,6 @@
 """The only place that knows how a report is stored: its schema, reading it back, writing it, and the JSON format.
 
-A report is plain data. Numbers that JSON has no word for are written as words: "nan", "inf", "-inf".
+A report is plain data. Numbers that JSON cannot hold are written as strings: "nan", "inf", "-inf".
 """
 
 import json
@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, cast
 
-from typing_extensions import TypedDict  # pydantic reads typing's own only from Python 3.12 on
+from typing_extensions import TypedDict  # pydantic accepts typing.TypedDict only from Python 3.12 on
 
 from trimtab.errors import ConfigError
 
@@ -25,7 +25,7 @@ VERSION = 1
 Status = Literal["holds", "bug", "convention", "hygiene", "waived", "could not exercise", "could not run"]
 Severity = Literal["high", "medium", "low", "none"]
 Teaching = Mapping[str, Mapping[str, str]]
-"""Of each invariant: statement, why, bug (a real one), repair."""
+"""For each invariant: statement, why, bug (a real one), repair."""
 
 
 class Target(TypedDict):
@@ -38,7 +38,7 @@ class Target(TypedDict):
 
 
 class Boundary(TypedDict):
-    """One piece of the target's code, how it was loaded, and which of its lines ran."""
+    """One piece of code of the target, how it was loaded, and which of its lines ran."""
 
     boundary: str
     """file:qualname, the file relative to the target's root."""
@@ -64,7 +64,7 @@ class SubjectData(TypedDict):
 
 
 class Unbound(TypedDict):
-    """A function that was looked for and not found, or not as expected."""
+    """A function that was not found, or that does not look as expected."""
 
     subject: str
     looked_for: str
@@ -105,7 +105,7 @@ class CaseData(TypedDict):
 
 
 class VerdictData(TypedDict):
-    """One invariant held against one subject."""
+    """One invariant checked on one subject."""
 
     id: str
     """The same finding has the same id in every run."""
@@ -141,41 +141,43 @@ class Report(TypedDict):
 
 
 def render(report: Report, invariants: Teaching, comparison: "Comparison | None" = None) -> str:
-    """The JSON format; with a baseline it says what is new, fixed, still there and not checked any more."""
-    del invariants  # they are the program's, not the run's; `trimtab explain` has them
+    """The JSON format. With a baseline, it lists what is new, fixed, still there and not checked any more."""
+    del invariants  # they belong to the program and not to the run; `trimtab explain` shows them
     return dump(report if comparison is None else cast("Report", {**report, "comparison": comparison.as_data()}))
 
 
 def dump(report: Report) -> str:
-    """As JSON that is the same for the same report: sorted keys, words for nan and infinity, a newline at the end."""
+    """JSON that is identical for identical reports: sorted keys, strings for nan and infinity, a final newline."""
     return json.dumps(finite(report), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def load(path: Path) -> Report:
-    """Read a report back; a file that is not one is refused with the place and the reason."""
+    """Read a report. Any other file is refused, with the place and the reason."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"report {path}: cannot be read ({error.strerror}). Give a file of --format json.") from error
+        raise ConfigError(
+            f"report {path}: cannot be read ({error.strerror}). Give a file written with --format json."
+        ) from error
     except ValueError as error:
         raise ConfigError(f"report {path}: is not JSON ({error}). Write it again with --format json.") from error
     fields = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     if fields.get("kind") != KIND:
         raise ConfigError(
-            f"report {path}: its kind is {fields.get('kind')!r}, not {KIND!r}, so it is some other file. "
-            "Give what `trimtab check --format json --out FILE` wrote."
+            f"report {path}: its kind is {fields.get('kind')!r}, not {KIND!r}, so it is another kind of file. "
+            "Give a file that `trimtab check --format json --out FILE` wrote."
         )
     if fields.get("version") != VERSION:
         raise ConfigError(
             f"report {path}: its version is {fields.get('version')!r}; this trimtab reads version {VERSION}. "
-            "Write it again with the trimtab that is to read it."
+            "Write it again with this version of trimtab."
         )
     _check(path, fields)
     return cast("Report", fields)
 
 
 def _check(path: Path, found: object) -> None:
-    """Refuse what does not have the schema's shape. Keys the schema does not know are left alone."""
+    """Refuse data that does not fit the schema. Unknown keys are allowed."""
     from pydantic import ValidationError
 
     try:
@@ -185,7 +187,7 @@ def _check(path: Path, found: object) -> None:
         place = ".".join(str(step) for step in first["loc"])
         others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise ConfigError(
-            f"report {path}: {place}: {first['msg']}{others}, so the file is damaged or edited. "
+            f"report {path}: {place}: {first['msg']}{others}, so the file was damaged or edited. "
             "Write it again with --format json."
         ) from error
 
@@ -198,7 +200,7 @@ def _schema() -> "TypeAdapter[Report]":
 
 
 def finite(value: object) -> object:
-    """What JSON can hold, with words for numbers that it cannot."""
+    """Data that JSON can hold, with strings for numbers that it cannot hold."""
     if isinstance(value, Mapping):
         return {str(key): finite(content) for key, content in cast("Mapping[object, object]", value).items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The only place that draws what stands behind one cell of the page: numbers side by side, the case, the teaching."""
+"""The only place that draws the details of one cell of the page: numbers side by side, the case, the explanation."""
 
 from collections.abc import Sequence
 from html import escape
@@ -9,7 +9,7 @@ from trimtab.sentinel.reports.outcome import boundary_of, subject_of
 from trimtab.sentinel.reports.wording import effect_words, few, happened, loaded, one_line, plural, ran, words
 
 COLUMNS = 24
-"""Positions of a result that are drawn side by side."""
+"""Number of positions of a result that are drawn side by side."""
 KINDS = {"a": "action: chosen by the policy, trained", "p": "prompt", "o": "observation"}
 
 
@@ -25,14 +25,14 @@ def line(verdict: VerdictData) -> str:
 def finding(
     report: Report, verdict: VerdictData, invariants: Teaching, anchor: str, fresh: set[str] | None, *, full: bool
 ) -> str:
-    """One fold: what, observed against expected, the smallest case, the teaching, the code, how to replay it."""
+    """One fold: what happened, observed against expected, the smallest case, the explanation, the code, the replay."""
     status = verdict["status"]
     since = "" if fresh is None or status == "convention" else " · new" if verdict["id"] in fresh else " · known"
     severity = f" · {verdict['severity']}" if verdict["severity"] != "none" else ""
     badge = f'<span class="badge {status}-cell">{status}{severity}{since}</span>'
     verb = "differs on" if status == "convention" else "breaks"
     head = f"{badge}{_code(verdict['subject'])} {verb} {_code(verdict['invariant'])}"
-    # The name is on the inside: a browser that follows a link into a closed fold opens it.
+    # The anchor is inside the fold, because a browser opens a closed fold when it follows a link into it.
     opened = " open" if status == "bug" and full else ""
     what = f'<p class="what">{_text(happened(verdict))}</p>'
     body = what + (_evidence(report, verdict, invariants) if full else "")
@@ -40,7 +40,7 @@ def finding(
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
-    """A list of names and what they say; empty ones are left out."""
+    """A list of names and values without the empty ones."""
     told = "".join(f"<dt>{_text(name)}</dt><dd>{_text(said)}</dd>" for name, said in pairs if said)
     return f"<dl>{told}</dl>" if told else ""
 
@@ -59,7 +59,7 @@ def _evidence(report: Report, verdict: VerdictData, invariants: Teaching) -> str
 
 
 def _against(violation: ViolationData) -> str:
-    """Observed over expected, position by position where there are positions."""
+    """Observed above expected, position by position where there are positions."""
     lined = places(violation)
     if not lined:
         at = differing(violation)
@@ -78,7 +78,7 @@ def _against(violation: ViolationData) -> str:
 
 
 def _chosen(lined: list[Place]) -> list[Place]:
-    """All positions if they fit, else those that differ first, in their order."""
+    """All positions if they fit; else the differing ones are preferred. The order stays."""
     if len(lined) <= COLUMNS:
         return lined
     ranked = sorted(lined, key=lambda place: (not place.differs, place.at))[:COLUMNS]
@@ -90,7 +90,7 @@ def _apart(place: Place) -> str:
 
 
 def _case(case: CaseData) -> str:
-    """The smallest case: one row a sequence, tokens as letters, numbers under the letters' order."""
+    """The smallest case: one row per sequence, tokens as letters, numbers in the order of the letters."""
     drawing = drawn(case)
     names = [*drawing.per_sequence, *drawing.per_token]
     top = "".join(f"<th>{_text(name)}</th>" for name in names)
@@ -118,7 +118,7 @@ def _kinds(kinds: str) -> str:
 
 
 def _numbers(cells: list[str], kinds: str) -> str:
-    """One number a token; those nobody may read are faint."""
+    """One number per token. Numbers at untrainable tokens are faint."""
     shown = [
         f'<span class="t{"" if kind == "a" else " t-quiet"}">{_text(cell)}</span>'
         for cell, kind in zip(cells[:40], kinds, strict=False)

@@ -1,4 +1,4 @@
-"""The only place that decides what of a counter-example is drawn: fields that matter, numbers that differ."""
+"""The only place that decides which parts of a counter-example are drawn: fields that matter, numbers that differ."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from trimtab.sentinel.reports.data import CaseData, ViolationData
 from trimtab.sentinel.reports.wording import number, one_line, plural
 
 BOOKKEEPING = frozenset({"token_key", "length", "group"})
-"""Fields the search adds to find its way; a length can be seen, and the group has a place of its own."""
+"""Fields that are not drawn: internal ones, the length, which is visible, and the group, which is shown elsewhere."""
 CLOSE = 1e-9
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A case as a table, one row a sequence: kinds[i] are its tokens' letters, and each field has one cell a row.
+    """A case as a table, one row per sequence: kinds[i] holds the letters of its tokens, a field has one cell per row.
 
     per_sequence = {"reward": ["1", "100"]}, per_token = {"logp_old": [["-1", "-2"], ["-1"]]}
     """
@@ -25,13 +25,13 @@ class Drawing:
     per_sequence: dict[str, list[str]]
     per_token: dict[str, list[list[str]]]
     everywhere: dict[str, str]
-    """Fields with one value, not zero, at every token or sequence."""
+    """Fields that have the same value, not zero, at every token or sequence."""
     padding: str
     size: str
 
 
 def drawn(case: CaseData) -> Drawing:
-    """What a person needs to see: fields that vary, and what the others hold unless that is nothing."""
+    """The parts that a person needs to see: fields that vary, and the values of constant fields that are not zero."""
     kinds = case["kinds"]
     per_sequence: dict[str, list[str]] = {}
     per_token: dict[str, list[list[str]]] = {}
@@ -53,12 +53,12 @@ def drawn(case: CaseData) -> Drawing:
 
 
 def _told(fields: Mapping[str, list[object]], count: int) -> list[tuple[str, list[object]]]:
-    """Fields with one entry for each token or sequence; a report of another program's may hold others."""
+    """Fields with one entry per token or per sequence. A report of another program may hold others."""
     return [(one_line(k), v) for k, v in fields.items() if k not in BOOKKEEPING and len(v) == count]
 
 
 def _varies(values: Sequence[object]) -> bool:
-    """One entry alone is drawn as if it varied: the reader has nothing else to look at."""
+    """Whether a field varies. A single entry counts as varying, because there is nothing else to show."""
     return len({number(value) for value in values}) > 1 or (len(values) == 1 and not _is_nothing(values[0]))
 
 
@@ -78,7 +78,7 @@ def _size(kinds: list[str]) -> str:
 
 
 def _padding(case: CaseData) -> str:
-    """How cells without a token look, when that is not the usual."""
+    """How padding differs from the default."""
     parts: list[str] = []
     if case["side"] == "left":
         parts.append("on the left")
@@ -91,7 +91,7 @@ def _padding(case: CaseData) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """One position of a result: what was seen there and what was owed."""
+    """One position of a result with its observed and expected value."""
 
     at: int
     observed: str
@@ -100,7 +100,7 @@ class Place:
 
 
 def places(violation: ViolationData) -> list[Place]:
-    """Observed against expected, position by position; empty when they are not two lists of one length."""
+    """Observed against expected, position by position; empty unless they are two lists of the same length."""
     seen, owed = violation["observed"], violation["expected"]
     if isinstance(seen, list) and isinstance(owed, bool | int | float):
         owed = [owed] * len(cast("list[object]", seen))
@@ -117,7 +117,7 @@ def places(violation: ViolationData) -> list[Place]:
 
 
 def differing(violation: ViolationData) -> list[int]:
-    """Positions at which observed and expected differ: as reported, else as seen."""
+    """Positions at which observed and expected differ: those reported, else those that the numbers show."""
     return violation["positions"] or [place.at for place in places(violation) if place.differs]
 
 

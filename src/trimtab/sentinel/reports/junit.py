@@ -1,4 +1,4 @@
-"""The only place that writes JUnit XML: a suite for each function, a test case for each invariant."""
+"""The only place that writes JUnit XML: one suite per function, one test case per invariant."""
 
 from xml.etree import ElementTree
 
@@ -13,11 +13,11 @@ NOT_PASSED = {
     "waived": "skipped",
     "could not exercise": "skipped",
 }
-"""What each status becomes; the others have passed. Hygiene and conventions pass, and say so in their output."""
+"""The JUnit element of each status; all others count as passed. The output of hygiene and conventions names them."""
 
 
 def render(report: Report, invariants: Teaching, comparison: Comparison | None = None) -> str:
-    """One XML document. A bug the baseline knows is still a failure, and its message says that it is known."""
+    """One XML document. A bug that is in the baseline is still a failure, and its message says that it is known."""
     known = {verdict["id"] for verdict in comparison.still} if comparison else set[str]()
     root = ElementTree.Element("testsuites", name=f"trimtab check {target_name(report)}")
     by_subject: dict[str, list[VerdictData]] = {}
@@ -67,7 +67,7 @@ def _body(verdict: VerdictData, invariants: Teaching) -> str:
 
 
 def _count(element: ElementTree.Element, suites: list[ElementTree.Element], seconds: float) -> None:
-    """Totals, as readers of this format expect them on suites and on the whole."""
+    """Totals for each suite and for the whole document, as readers of this format expect."""
     element.set("tests", str(sum(len(suite.findall("testcase")) for suite in suites)))
     for tag, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         element.set(name, str(sum(len(suite.findall(f"testcase/{tag}")) for suite in suites)))

@@ -1,4 +1,4 @@
-"""The only place that writes a report as a comment for a pull request: Markdown with one fold for each finding."""
+"""The only place that writes a report as a comment for a pull request: Markdown with one fold per finding."""
 
 import re
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from trimtab.sentinel.reports.wording import (
 )
 
 ROOM = 60_000
-"""Characters; a comment on the large forges may hold 65,536."""
+"""Largest number of characters. Large code hosts allow 65,536 in a comment."""
 
 
 def render(report: Report, invariants: Teaching, comparison: Comparison | None = None) -> str:
-    """The whole report; findings that do not fit into a comment are counted."""
+    """The whole report. Findings that do not fit into a comment are only counted."""
     fresh = {verdict["id"] for verdict in comparison.new} if comparison else None
     end = f"<sub>{code(report['command'])} · trimtab {prose(report['trimtab'])}, torch {prose(report['torch'])}</sub>"
     head = [f"### trimtab check: {prose(target_name(report))}", prose(summary(report)), *_compared(comparison)]
@@ -43,13 +43,13 @@ def render(report: Report, invariants: Teaching, comparison: Comparison | None =
 
 
 def prose(text: str) -> str:
-    """Foreign text that must not become markup, a link, or a call to somebody."""
+    """Escape foreign text, so that it becomes no markup, no link and no mention of a person."""
     plain = escape(one_line(text), quote=False)
     return re.sub(r"([\\`*_\[\]|~#])", r"\\\1", plain).replace("@", "@\u200b").replace("://", ":\u200b//")
 
 
 def code(text: str) -> str:
-    """A code span that holds any text, backticks included."""
+    """A code span for any text, including backticks."""
     plain = one_line(text)
     ticks = "`" * (max((len(run) for run in re.findall("`+", plain)), default=0) + 1)
     gap = " " if plain.startswith("`") or plain.endswith("`") else ""
@@ -57,7 +57,7 @@ def code(text: str) -> str:
 
 
 def block_of_code(lines: Sequence[str]) -> str:
-    """A fence that holds any text."""
+    """A fenced block for any text."""
     text = clean("\n".join(lines))
     ticks = "`" * max(3, max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     return f"{ticks}text\n{text}\n{ticks}"

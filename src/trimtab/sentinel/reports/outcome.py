@@ -1,4 +1,4 @@
-"""The only place that weighs verdicts: which are findings, which come first, what to exit with."""
+"""The only place that ranks verdicts: which are findings, which come first, and the exit code."""
 
 import math
 from collections import Counter
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 FINDINGS: tuple[Status, ...] = ("bug", "hygiene")
 RAN: tuple[Status, ...] = ("holds", "bug", "convention", "hygiene")
-"""Verdicts that say something about the function; the others say that nothing was learned."""
+"""Statuses that say something about the function. The others mean that nothing was learned."""
 SEVERITIES = ("high", "medium", "low", "none")
 
 CLEAN, FOUND, COULD_NOT_RUN = 0, 1, 2
@@ -42,14 +42,14 @@ def exit_code(report: Report, comparison: "Comparison | None" = None) -> int:
         return FOUND
     verdicts = report["verdicts"]
     learned = {verdict["subject"] for verdict in verdicts if verdict["status"] in RAN}
-    # A function that takes no case at all was not checked; one that cannot take some invariant's cases was.
+    # A function that accepts no case at all was not checked. One that lacks cases for some invariants was.
     idle = {verdict["subject"] for verdict in verdicts if verdict["status"] == "could not exercise"} - learned
     broken = any(verdict["status"] == "could not run" for verdict in verdicts)
     return COULD_NOT_RUN if not learned or idle or broken or report["could_not_bind"] else CLEAN
 
 
 def counted(report: Report) -> Counter[str]:
-    """How many verdicts of each status."""
+    """The number of verdicts per status."""
     return Counter(verdict["status"] for verdict in report["verdicts"])
 
 

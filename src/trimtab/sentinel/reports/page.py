@@ -1,6 +1,6 @@
-"""The only place that lays out the page of a check: one self-contained file, a matrix and what is behind each cell.
+"""The only place that lays out the page of a check: one self-contained file, a matrix and the details of each cell.
 
-No scripts: a cell is a link, and what it leads to shows itself when it is the target.
+There are no scripts: a cell is a link, and its details become visible when they are the target of the link.
 """
 
 import re
@@ -26,21 +26,21 @@ from trimtab.sentinel.reports.wording import (
 
 LETTERS: dict[Status, tuple[str, str, str]] = {
     "bug": ("B", "bug-cell", "bug"),
-    "hygiene": ("H", "hygiene-cell", "hygiene: right results, bad manners"),
+    "hygiene": ("H", "hygiene-cell", "hygiene: right results, but unsafe for careless callers"),
     "convention": ("C", "convention-cell", "convention, named"),
     "holds": ("✓", "holds", "holds"),
     "waived": ("W", "waived", "waived, with a reason"),
     "could not exercise": ("–", "unexercised", "could not exercise"),
     "could not run": ("!", "failed", "could not run"),
 }
-"""Of each status: its letter, its class, what the legend says."""
+"""For each status: its letter, its CSS class and its text in the legend."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 FULL = 300
-"""Findings that are drawn; a page with more is read from the top, and the JSON has them all."""
+"""Largest number of findings drawn on a page. The JSON report holds all of them."""
 
 
 def render(report: Report, invariants: Teaching, comparison: Comparison | None = None) -> str:
-    """The whole page as text; it asks nothing of the network and runs nothing."""
+    """The whole page as text. It uses no network and runs no script."""
     title = f"trimtab check · {target_name(report)}"
     anchors = _anchors(report["verdicts"])
     blocks = [
@@ -68,7 +68,7 @@ def shown(text: str) -> str:
 
 
 def _anchors(verdicts: Sequence[VerdictData]) -> list[str]:
-    """A name for each verdict's place, from its id, so that a link to a finding outlives the run."""
+    """An anchor per verdict, made from its id, so that a link to a finding stays valid in later runs."""
     taken: set[str] = set()
     names: list[str] = []
     for i, verdict in enumerate(verdicts):
@@ -119,7 +119,7 @@ def _tile_row(tiles: Sequence[tuple[str, int, str]]) -> str:
 
 
 def _matrix(report: Report, anchors: list[str]) -> str:
-    """Functions down, invariants across; where a check did not apply the cell is empty."""
+    """One row per function, one column per invariant. Where a check did not apply, the cell is empty."""
     columns, idle = _names(report)
     rows: dict[str, dict[str, int]] = {subject["label"]: {} for subject in report["subjects"]}
     for i, verdict in enumerate(report["verdicts"]):
@@ -150,11 +150,11 @@ def _idle(names: list[str]) -> str:
     if not names:
         return ""
     links = ", ".join(f'<a href="#law-{shown(name)}">{shown(name)}</a>' for name in names)
-    return f'<p class="note">Nothing of the kind to look at in any function: {links}.</p>'
+    return f'<p class="note">These invariants apply to none of the functions: {links}.</p>'
 
 
 def _names(report: Report) -> tuple[list[str], list[str]]:
-    """Invariants of this report, those with findings first; and those that no function gave anything to look at."""
+    """Invariants of this report, those with findings first; and the invariants that apply to none of the functions."""
     order: Sequence[Status] = tuple(LETTERS)
     worst: dict[str, int] = {}
     for verdict in report["verdicts"]:
@@ -173,18 +173,18 @@ def _cell(report: Report, anchors: list[str], i: int) -> str:
 
 
 def _checks(report: Report, anchors: list[str]) -> str:
-    """What stands behind the cells that are no findings: a line each, seen when its cell is clicked."""
+    """One line for each cell without a finding, visible after a click on the cell."""
     lines = [
         f'<p class="check" id="{anchors[i]}">{detail.line(verdict)}</p>\n'
         for i, verdict in enumerate(report["verdicts"])
         if not _is_folded(verdict)
     ]
-    hint = '<p class="note hint">Choose a cell to see what stands behind it.</p>'
+    hint = '<p class="note hint">Click on a cell to see its details.</p>'
     return f'<div class="checks">{hint}\n{"".join(lines)}</div>'
 
 
 def _is_folded(verdict: VerdictData) -> bool:
-    """Whether a verdict has a fold of its own among the findings."""
+    """Whether a verdict has its own fold among the findings."""
     return verdict["status"] in FINDINGS or (verdict["status"] == "convention" and verdict["violation"] is not None)
 
 
@@ -201,7 +201,7 @@ def _findings(report: Report, invariants: Teaching, comparison: Comparison | Non
 
 
 def _gone(comparison: Comparison | None) -> str:
-    """Findings of the baseline that are not among these: fixed, or not looked for."""
+    """Findings of the baseline that are not in this report: fixed, or not checked."""
     if comparison is None or not (comparison.fixed or comparison.gone_unchecked):
         return ""
     lines = [f"<b>fixed</b> {shown(one['subject'])}, {shown(one['invariant'])}" for one in comparison.fixed]
@@ -211,7 +211,7 @@ def _gone(comparison: Comparison | None) -> str:
         for one in comparison.gone_unchecked
     ]
     lines += [f"<b>note</b> {shown(comparison.remark)}"] if comparison.remark else []
-    return f'<h3>Of the baseline</h3><ul class="plain">{"".join(f"<li>{line}</li>" for line in lines)}</ul>'
+    return f'<h3>Only in the baseline</h3><ul class="plain">{"".join(f"<li>{line}</li>" for line in lines)}</ul>'
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:
@@ -224,7 +224,7 @@ def _conventions(report: Report) -> str:
 
 
 def _silent(report: Report) -> str:
-    """What was not learned, and why."""
+    """What was not checked, and why."""
     statuses: tuple[Status, ...] = ("could not run", "could not exercise", "waived")
     lines = [
         f"<b>{status}</b>, {len(group.verdicts)} ×: {shown(group.reason)} "
@@ -242,7 +242,7 @@ def _silent(report: Report) -> str:
 
 
 def _sources(report: Report) -> str:
-    """Each function: its options, the code behind it, which lines ran, what stood in for missing modules."""
+    """Each function: its options, its code, the lines that ran, and the stubs for missing modules."""
     known = {found["boundary"]: found for found in report["boundaries"]}
     blocks: list[str] = []
     for i, subject in enumerate(report["subjects"]):
@@ -272,7 +272,7 @@ def _replay(report: Report) -> str:
     facts = [
         ("command", report["command"]),
         ("seed", str(report["seed"])),
-        ("examples", f"{report['examples']} a check"),
+        ("examples", f"{report['examples']} per check"),
     ]
     facts += [("trimtab", report["trimtab"]), ("torch", report["torch"]), ("python", report["python"])]
     facts += [("seconds", f"{report['seconds']:.1f}")]

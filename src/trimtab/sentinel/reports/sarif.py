@@ -1,4 +1,4 @@
-"""The only place that writes SARIF 2.1.0: one result for each bug and each hygiene finding."""
+"""The only place that writes SARIF 2.1.0: one result per bug and per hygiene finding."""
 
 import json
 from typing import Any, Literal
@@ -17,7 +17,7 @@ Level = Literal["error", "warning", "note"]
 
 
 def render(report: Report, invariants: Teaching, comparison: Comparison | None = None) -> str:
-    """A SARIF log with one run; with a baseline each result says whether it is new."""
+    """A SARIF log with one run. With a baseline, each result says whether it is new."""
     found = findings(report)
     rules = sorted({verdict["invariant"] for verdict in found})
     results = [_result(report, verdict, rules, comparison) for verdict in found]
@@ -38,7 +38,7 @@ def render(report: Report, invariants: Teaching, comparison: Comparison | None =
 
 
 def level(verdict: VerdictData) -> Level:
-    """A bug is an error; hygiene is a warning, or a note when little depends on it."""
+    """A bug is an error. Hygiene is a warning, or a note when its severity is low."""
     if verdict["status"] == "bug":
         return "error"
     return "warning" if verdict["severity"] in ("high", "medium") else "note"
@@ -94,12 +94,12 @@ def _message(verdict: VerdictData) -> str:
         parts.append(f"Observed {seen}, expected {owed}.")
         effect = effect_words(violation["effect"])
         parts += [f"Effect: {effect}."] if effect else []
-    # Braces are placeholders in a SARIF message, and [text](place) a link.
+    # In a SARIF message, braces are placeholders and [text](place) is a link.
     return " ".join(parts).translate(str.maketrans("{}", "()")).replace("](", "] (")
 
 
 def _location(report: Report, verdict: VerdictData) -> dict[str, Any]:
-    """File and first line of the boundary; a function without a known file is named only."""
+    """File and first line of the boundary; only the name if the file is unknown."""
     subject = subject_of(report, verdict)
     name = one_line(verdict["subject"])
     if subject is None or not subject["boundary"]:
@@ -115,7 +115,7 @@ def _location(report: Report, verdict: VerdictData) -> dict[str, Any]:
 
 
 def _invocation(report: Report) -> dict[str, Any]:
-    """Whether everything could be checked, and what could not."""
+    """Whether everything was checked, and what was not."""
     failed = [v for v in report["verdicts"] if v["status"] == "could not run"]
     told = [f"could not run {v['invariant']} on {v['subject']}: {v['reason']}" for v in failed]
     told += [

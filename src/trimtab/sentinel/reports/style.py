@@ -1,4 +1,4 @@
-"""How the page of a check looks, on top of the style of all pages. Every status has a letter; colour only helps."""
+"""How the page of a check looks, on top of the style of all pages. Every status also has a letter."""
 
 from trimtab.report.style import CSS as PAGE
 

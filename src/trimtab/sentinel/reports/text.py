@@ -22,12 +22,12 @@ from trimtab.sentinel.reports.wording import (
 
 WIDTH = 110
 LABEL = 10
-"""Columns of the words on the left: observed, expected, case."""
+"""Width of the labels on the left: observed, expected, case."""
 _COLOURS = {"bug": "\033[1;31m", "hygiene": "\033[1;33m"}
 
 
 def render(report: Report, invariants: Teaching, comparison: Comparison | None = None, *, colour: bool = False) -> str:
-    """The whole report as lines of text; `colour` only for a terminal."""
+    """The whole report as lines of text. Use `colour` only for a terminal."""
     fresh = {verdict["id"] for verdict in comparison.new} if comparison else None
     blocks = [_finding(verdict, invariants, fresh, colour) for verdict in findings(report)]
     blocks += [_conventions(report), _waived(report), _unexercised(report), _failed(report), _unbound(report)]
@@ -51,7 +51,7 @@ def _finding(verdict: VerdictData, invariants: Teaching, fresh: set[str] | None,
 
 
 def evidence(verdict: VerdictData) -> list[str]:
-    """Observed and expected under each other, the effect, and the smallest case drawn."""
+    """Observed above expected, the effect, and a drawing of the smallest case."""
     lines: list[str] = []
     violation = verdict["violation"]
     if violation is not None:
@@ -72,7 +72,7 @@ def _case(case: CaseData) -> list[str]:
 
 
 def drawn_lines(drawing: Drawing, width: int = WIDTH - LABEL - 2) -> list[str]:
-    """A case as lines: one row a sequence, as many columns side by side as fit, the others below."""
+    """A case as lines: one row per sequence, as many columns side by side as fit, the others below."""
     rows = [str(i) for i in range(len(drawing.kinds))]
     room = width - len("row   ")
     columns = [_column("tokens", [row or "(none)" for row in _aligned([list(kinds) for kinds in drawing.kinds], room)])]
@@ -90,7 +90,7 @@ def drawn_lines(drawing: Drawing, width: int = WIDTH - LABEL - 2) -> list[str]:
 
 
 def _aligned(rows: list[list[str]], room: int) -> list[str]:
-    """What one field holds, with tokens under each other, as many as there is room for."""
+    """The values of one field, tokens below each other, as many as fit."""
     wide = max((len(cell) for row in rows for cell in row), default=0)
     limit = max(1, (room - len(" … 10000 more")) // (wide + 1))
     return [" ".join(cell.rjust(wide) for cell in few(row, limit)) for row in rows]
@@ -102,7 +102,7 @@ def _column(name: str, cells: Sequence[str]) -> list[str]:
 
 
 def _said(label: str, text: str) -> list[str]:
-    """`label     text`, wrapped under itself."""
+    """`label     text`, wrapped with a hanging indent."""
     if not text:
         return []
     first = f"{label:<{LABEL}}"
@@ -111,7 +111,7 @@ def _said(label: str, text: str) -> list[str]:
 
 
 def _listed(title: str, lines: Sequence[str]) -> list[str]:
-    """A title over indented lines; nothing when there are none."""
+    """A title above indented lines; empty when there are no lines."""
     wrapped = [part for line in lines for part in _wrapped(line)]
     return [title, *wrapped] if lines else []
 
@@ -126,7 +126,7 @@ def _conventions(report: Report) -> list[str]:
 
 
 def conventions_found(report: Report) -> list[str]:
-    """What was detected, once for all the functions that share it."""
+    """Each detected convention once, with all functions that share it."""
     shared: dict[str, list[str]] = {}
     for subject in report["subjects"]:
         if subject["conventions"]:
@@ -183,4 +183,4 @@ def _compared(comparison: Comparison | None) -> list[str]:
         for one in comparison.gone_unchecked
     ]
     lines += [f"note: {comparison.remark}"] if comparison.remark else []
-    return _listed("AGAINST THE BASELINE", lines or [f"{plural(0, 'finding')} then or now"])
+    return _listed("AGAINST THE BASELINE", lines or [f"{plural(0, 'finding')} in either report"])

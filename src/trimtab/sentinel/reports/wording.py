@@ -10,9 +10,9 @@ from trimtab.sentinel.reports.data import Boundary, Effect, Report, VerdictData
 from trimtab.sentinel.reports.outcome import RAN, counted
 
 SHOWN = 12
-"""Entries of a list that are shown before the rest is only counted."""
+"""Number of entries of a list that are shown; the rest is only counted."""
 LONGEST = 400
-"""Characters of one value."""
+"""Largest number of characters of one value."""
 
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
@@ -20,12 +20,12 @@ _UNPRINTABLE = re.compile(
 
 
 def clean(text: str) -> str:
-    """Without characters that move a cursor, turn text around or may not stand in XML; texts come from foreign code."""
+    """Remove characters that move a cursor, reverse text or are illegal in XML. The texts come from foreign code."""
     return _UNPRINTABLE.sub("", text.replace("\r\n", "\n"))
 
 
 def one_line(text: str) -> str:
-    """Clean, and on one line."""
+    """Clean text on one line."""
     return " ".join(clean(text).split())
 
 
@@ -43,7 +43,7 @@ def number(value: object) -> str:
 
 
 def words(value: object, positions: Sequence[int] = ()) -> str:
-    """Any value in one line; of a long list the entries at `positions`, else the first ones.
+    """Any value on one line. Of a long list, the entries at `positions`, else the first ones.
 
     >>> words([0.0] * 20), words([0.0] * 19 + [1.0], [19])
     ('[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, … 8 more]', '[at 19: 1, … 19 more]')
@@ -55,7 +55,7 @@ def words(value: object, positions: Sequence[int] = ()) -> str:
         text = "[" + ", ".join(_entries(cast("Sequence[object]", value), positions)) + "]"
     else:
         text = number(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… {len(text) - LONGEST} characters more"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… {len(text) - LONGEST} more characters"
 
 
 def _entries(values: Sequence[object], positions: Sequence[int]) -> list[str]:
@@ -67,7 +67,7 @@ def _entries(values: Sequence[object], positions: Sequence[int]) -> list[str]:
 
 
 def few(entries: Sequence[str], limit: int = SHOWN) -> list[str]:
-    """The first entries, and how many more there are; never "1 more" in place of the one."""
+    """The first entries, and how many more there are. A single remaining entry is shown instead of "1 more"."""
     if len(entries) <= limit + 1:
         return list(entries)
     return [*entries[:limit], f"… {len(entries) - limit} more"]
@@ -83,7 +83,7 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 
 def ranges(executed: Sequence[int], missed: Sequence[int]) -> str:
-    """Executed lines as ranges; lines that are neither (blank, comments, the rest of a statement) break nothing.
+    """Executed lines as ranges. Lines that cannot run (blank, comments, the rest of a statement) do not end a range.
 
     >>> ranges([100, 102, 103, 107], [105]), ranges([], [3])
     ('100–103, 107', 'none')
@@ -104,7 +104,7 @@ def ran(boundary: Boundary) -> str:
 
 
 def loaded(boundary: Boundary) -> str:
-    """How the code was loaded, and what stood in for missing modules."""
+    """How the code was loaded, and the stubs for missing modules."""
     how = {"cut": "cut from source", "import": "imported", "stubs": "imported with stubs"}.get(boundary["how"], "")
     stubs, used = boundary["stubs"], boundary["stubs_used"]
     if not stubs:
@@ -134,7 +134,7 @@ def effect_words(effect: Effect | None) -> str:
 
 
 def happened(verdict: VerdictData) -> str:
-    """What a verdict has to say for itself, in one line."""
+    """The explanation of a verdict on one line."""
     violation = verdict["violation"]
     return one_line(violation["what"] if violation else verdict["reason"])
 
@@ -156,7 +156,7 @@ def options_words(options: Mapping[str, object]) -> str:
 
 
 def summary(report: Report) -> str:
-    """The last line of a report: counts of what was found and of what was looked at."""
+    """The last line of a report: counts of findings, checks, functions and cases."""
     count = counted(report)
     verdicts = report["verdicts"]
     found = [

@@ -1,1 +1,1 @@
-"""Bindings of frameworks: how each one's functions are called on a case."""
+"""Bindings of frameworks: how the functions of each framework are called on a case."""

@@ -1,8 +1,8 @@
 """AReaL (areal-project/AReaL): rewards to advantages, normalisation, KL, actor and critic losses, rejection, log-probs.
 
-What its trainer guarantees, and the bindings rely on: batches are padded on the right to their longest sequence, what
-belongs to a token stands one cell before it, the sequences of a prompt are next to each other, and micro-batch losses
-are means that the engine weighs by their tokens.
+The bindings rely on guarantees of its trainer. Batches are padded on the right to their longest sequence. The value of
+a token is one cell before the token. The sequences of a prompt are next to each other. Micro-batch losses are means
+that the engine weights by their tokens.
 """
 
 from trimtab.sentinel.targets import areal_advantage, areal_loss

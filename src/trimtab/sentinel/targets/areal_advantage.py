@@ -25,7 +25,7 @@ from trimtab.sentinel.targets.target import Binding
 
 
 def _longest_did_not_end(case: Case) -> Case:
-    """Who filled the row is taken for not ended, and with the option on gets no task reward: nobody told who ended."""
+    """A sequence that fills its row counts as not ended. With the option on, it gets no task reward."""
     width = max((len(row) for row in case.kinds), default=0) + case.extra_columns
     shorter = torch.tensor([len(row) < width for row in case.kinds], dtype=torch.bool)
     return case.with_sequences(votes=shorter, ended=shorter)
@@ -42,7 +42,7 @@ def _norm(boundary: Boundary, case: Case, mean: str | None, std: str | None) -> 
 
 
 def _actor(boundary: Boundary, case: Case, chosen: Mapping[str, Any]) -> Any:
-    """An actor as its constructor leaves it, without an engine."""
+    """An actor in the state after its constructor, without an engine."""
     config = Settings(use_decoupled_loss=True, recompute_logprob=True, overlong_reward_penalty=False)
     made: dict[str, Any] = {
         "config": config,
@@ -77,7 +77,7 @@ def _batch(case: Case, *, values: bool) -> dict[str, Any]:
 
 
 def _values(case: Case) -> Tensor:
-    """A critic's output: at each token the value of what follows it, at the last that of the state it ends in."""
+    """The output of a critic: at each token the value of the next state, at the last one that of the final state."""
     found = case.padded("value_old", **SHIFTED).float()
     rows = torch.arange(case.num_sequences)
     ends = torch.tensor([len(row) - 1 for row in case.kinds])
@@ -88,7 +88,7 @@ def _advantages(boundary: Boundary) -> list[Subject]:
     def subject(options: Mapping[str, Any], **facts: Any) -> Subject:
         def call(case: Case, chosen: Mapping[str, Any]) -> Out:
             if any(len(row) < 2 or row[0] != "p" or row[-1] != "a" for row in case.kinds) or not case.kinds:
-                raise case.cannot("a sequence has a prompt, and ends with what the policy wrote")
+                raise case.cannot("a sequence must have a prompt and end with a token of the policy")
             if chosen["mask_no_eos_with_zero"]:
                 case.sequence("votes")
             groups = contiguous_groups(case)
@@ -127,7 +127,7 @@ def _advantages(boundary: Boundary) -> list[Subject]:
 
 
 def _normalization(boundary: Boundary) -> list[Subject]:
-    """Reward normalisation by its own class, with the sizes of the groups where a version takes them."""
+    """Reward normalisation by its own class, with group sizes for versions that take them."""
     from inspect import signature
 
     def subject(mean: str | None, std: str | None, *, leave_one_out: bool = False, **facts: Any) -> Subject:
@@ -164,12 +164,12 @@ def _normalization(boundary: Boundary) -> list[Subject]:
 
 
 def _no_lone(define: Call) -> Call:
-    """What a sequence alone in its group gets is a rule of its own, and has changed between releases."""
+    """A group of one sequence has a separate rule, which changed between releases."""
     return lambda case, options: define(handed.no_lone(case), options)
 
 
 def _kl(boundary: Boundary) -> list[Subject]:
-    no_mask = "it takes no mask: what it reads was multiplied by the loss mask before"
+    no_mask = "it takes no mask: its inputs were already multiplied by the loss mask"
     waived = {"mask_content": no_mask, "nonfinite_isolation": no_mask}
     return [
         bind(
@@ -202,7 +202,7 @@ def _overlong(boundary: Boundary) -> Subject:
         options={"overlong_tokens": 2, "overlong_penalty_factor": 1.0, "max_response_length": 4},
         returns={"reward": at((), "reward", level="sequence")},
         variants={"overlong_tokens": (3,), "overlong_penalty_factor": (0.5,), "max_response_length": (3,)},
-        waived={"credit_over_trainable": "a length is of what was generated"},
+        waived={"credit_over_trainable": "the length counts all generated tokens"},
     )
 
 

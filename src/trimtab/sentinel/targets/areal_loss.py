@@ -24,13 +24,13 @@ from trimtab.sentinel.targets.target import Binding
 
 
 def _weighed(values: list[Tensor], parts: list[Case]) -> Tensor:
-    """As the engine puts micro-batches together: each loss by its share of trainable tokens."""
+    """Combine micro-batches as the engine does: each loss value by its share of trainable tokens."""
     tokens = [float(part.segments.num_tokens) for part in parts]
     return torch.stack([v * (n / max(sum(tokens), 1.0)) for v, n in zip(values, tokens, strict=True)]).sum()
 
 
 def _packed(case: Case, names: Mapping[str, str]) -> dict[str, Any]:
-    """One row of every token, each field at the cell before its token, as micro-batches are packed."""
+    """One row with all tokens, each field one cell before its token, as in packed micro-batches."""
     shifted = {n: _before(case, case.packed(field)) for n, field in names.items()}
     return {
         **shifted,
@@ -65,7 +65,7 @@ FIELDS = {
 
 
 def _loss(boundary: Boundary, options: Mapping[str, Any], fields: Mapping[str, str] = FIELDS, **facts: Any) -> Subject:
-    """A policy loss over one packed micro-batch, with what it says was clipped."""
+    """A policy loss over one packed micro-batch, with the clip mask that it reports."""
 
     def call(case: Case, chosen: Mapping[str, Any]) -> Out:
         told = dict(chosen)
@@ -137,14 +137,14 @@ def _band(options: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _rejecting(chosen: dict[str, Any]) -> Settings | None:
-    """The rejection config among a subject's options, taken out of them."""
+    """Take the rejection config out of the options of a subject."""
     names = ("level", "action", "metric", "agg", "upper", "lower")
     found = {n: chosen.pop(n) for n in names if n in chosen}
     return Settings(**{"agg": "mean", "lower": None, **found}) if found else None
 
 
 def _decided(boundary: Boundary, kind: str, options: Mapping[str, Any], **facts: Any) -> Subject:
-    """What the rejection makes of each token: a keep, or a factor."""
+    """The result of the rejection per token: a keep, or a factor."""
 
     def call(case: Case, chosen: Mapping[str, Any]) -> Out:
         fields = {"proximal_logprobs": "logp_old", "old_logprobs": "logp_rollout"}

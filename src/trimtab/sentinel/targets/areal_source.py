@@ -9,7 +9,7 @@ ACTOR = ("areal/trainer/ppo/actor.py", "areal/engine/ppo/actor.py")
 FUNCTIONAL = ("areal/utils/functional/functional.py", "areal/utils/functional.py")
 DATA = "areal/utils/data.py"
 SHIFTED: dict[str, Any] = {"side": "right", "shift": True}
-"""Cell t holds what belongs to token t + 1."""
+"""Cell t holds the value of token t + 1."""
 OWN_FORWARD = (
     "log-probs at untrainable cells are the trainer's own forward pass or the 0 that rollouts write for prompts "
     "and tool output"
@@ -22,7 +22,7 @@ def places_of(name: str, files: tuple[str, ...]) -> tuple[Spec, ...]:
 
 
 def uncompiled() -> dict[str, object]:
-    """No accelerator here, and nothing to compile for."""
+    """There is no accelerator and no compiler here."""
     return {"is_npu_available": True}
 
 

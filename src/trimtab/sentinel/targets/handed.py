@@ -1,6 +1,6 @@
-"""What callers hand over that is no field of a case: rewards on a token, names of groups, counts, settings, records.
+"""Inputs that are not fields of a case: rewards on a token, names of groups, counts, settings, records.
 
-The only place that says how a target's caller lays these out; a target says which of them its caller uses.
+The only place that knows their layout in the callers of a target. A target chooses which of them its caller uses.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from trimtab.sentinel.targets.target import CouldNotBind
 
 
 class Settings(SimpleNamespace):
-    """A config object: read by attribute, by `get` or by key, as dataclasses and dictionaries of configs are."""
+    """A config object that can be read by attribute, by `get` or by key."""
 
     def get(self, name: str, default: Any = None) -> Any:
         return getattr(self, name, default)
@@ -35,7 +35,7 @@ class Settings(SimpleNamespace):
 
 
 class Record(dict[str, Any]):
-    """A batch object: tensors by key, and the few attributes that readers of batches ask for."""
+    """A batch object: tensors by key, and the few attributes that readers need."""
 
     def __init__(self, *given: Any, **tensors: Any) -> None:
         super().__init__(*given, **tensors)
@@ -47,7 +47,7 @@ class Record(dict[str, Any]):
 
 
 def reward_on_last(case: Case, *, reward: str = "reward", trained: bool = False, **view: Any) -> Tensor:
-    """[rows, width]: each sequence's reward on its last trainable token (its last, if none is), 0 in every other cell.
+    """[rows, width]: the reward of each sequence on its last trainable token (or last token, if none trains), else 0.
 
     trained  leave out cases in which some sequence has no trainable token
     """
@@ -55,7 +55,7 @@ def reward_on_last(case: Case, *, reward: str = "reward", trained: bool = False,
     trains, answer = (case.padded(name, dtype=torch.bool, **view) for name in ("trainable", "response"))
     flags = torch.where(trains.any(1, keepdim=True), trains, answer)
     if not bool((trains if trained else flags).any(1).all()):
-        raise case.cannot("a sequence without a token has no cell that could hold its reward")
+        raise case.cannot("a sequence without tokens has no cell for its reward")
     spot = torch.zeros_like(flags)
     if flags.numel():
         spot[torch.arange(len(flags)), flags.shape[1] - 1 - flags.int().flip(1).argmax(1)] = True
@@ -63,9 +63,9 @@ def reward_on_last(case: Case, *, reward: str = "reward", trained: bool = False,
 
 
 def ending_ids(case: Case, **view: Any) -> Tensor:
-    """Token ids of which every sequence's last is an end id, for mask builders that look for one."""
+    """Token ids with an end id at the end of every sequence, for functions that build masks from it."""
     if any("o" in row for row in case.kinds):
-        raise case.cannot("ids alone do not tell tool output from answers")
+        raise case.cannot("ids alone do not separate tool output from answers")
     ids = case.padded("token_id", with_prompt=True, side="right").clone()
     for row, kinds in enumerate(case.kinds):
         if kinds and int(ids[row, len(kinds) - 1]) not in case.eos_ids:
@@ -84,12 +84,12 @@ def no_lone(case: Case) -> Case:
 
 
 def group_names(case: Case) -> Any:
-    """One text a sequence, the same within a group, as an object array."""
+    """One text per sequence, the same within a group, as an object array."""
     return case.sequence("group").numpy().astype(str).astype(object)
 
 
 def counts(case: Case) -> tuple[int, int]:
-    """Trainable tokens and sequences of the whole batch, which a trainer counts before it cuts it up."""
+    """Trainable tokens and sequences of the whole batch, which a trainer counts before it splits the batch."""
     return case.whole.segments.num_tokens, case.whole.num_sequences
 
 
@@ -109,12 +109,12 @@ def named(boundary: Boundary, *choices: str) -> str:
 
 
 def accepted(boundary: Boundary, **values: Any) -> dict[str, Any]:
-    """Those of the values that this version takes."""
+    """The values that this version accepts."""
     return {name: value for name, value in values.items() if name in parameters(boundary)}
 
 
 def simply(define: Call) -> Call:
-    """A definition where everybody votes and has ended, nothing is rejected, and the reward is paid last."""
+    """A definition where all samples vote and ended, none is rejected, and the reward is on the last token."""
 
     def defined(case: Case, options: Mapping[str, Any]) -> Out:
         yes = torch.ones(case.num_sequences, dtype=torch.bool)
@@ -131,7 +131,7 @@ def simply(define: Call) -> Call:
 
 
 def normalised(*, tokens: bool = True, lone_over: float | None = None, **settings: Any) -> Call:
-    """Rewards less a mean, over a spread, as advantages; `lone_over`: alone in its group, a reward over this number."""
+    """Rewards minus a mean, over a spread, as advantages. `lone_over` divides the reward of a group of one."""
 
     def define(case: Case, options: Mapping[str, Any]) -> Out:
         chosen = {n: s(options) if callable(s) else s for n, s in settings.items()}
@@ -144,7 +144,7 @@ def normalised(*, tokens: bool = True, lone_over: float | None = None, **setting
 
 
 def lone_keeps_reward(define: Call, over: float = 1.0) -> Call:
-    """A definition in which a sequence alone in its group keeps its reward: a rule, and not everybody's."""
+    """A definition in which the sequence of a group of one keeps its reward. Other frameworks have other rules."""
 
     def defined(case: Case, options: Mapping[str, Any]) -> Out:
         groups = case.sequences["group"]
@@ -164,10 +164,10 @@ def lone_keeps_reward(define: Call, over: float = 1.0) -> Call:
 def whitened(
     define: Call, *, eps: float, ddof: int = 1, inside_root: bool = True, counted: float = 0.0, keep_mean: bool = False
 ) -> Call:
-    """A definition's advantage with mean 0 and spread 1 over all trainable tokens of the batch.
+    """The advantage of a definition, with mean 0 and spread 1 over all trainable tokens of the batch.
 
     eps      added to the variance, or to its root
-    counted  a stabiliser beside each count, as in masked means that divide by n + 1e-8
+    counted  a stabiliser added to each count, as in masked means that divide by n + 1e-8
     """
 
     def defined(case: Case, options: Mapping[str, Any]) -> Out:
@@ -184,5 +184,5 @@ def whitened(
 
 
 def one_per_sequence(field: str) -> Callable[[Case], Case]:
-    """Advantages that do not vary inside a sequence, as an outcome reward gives them."""
+    """Advantages that are constant in each sequence, as with an outcome reward."""
     return lambda case: case.with_tokens(**{field: case.sequences["outcome"][case.owner]})

@@ -1,4 +1,4 @@
-"""miles (radixark/miles): a child of slime with its own parallel state, GAE and rewards per rollout."""
+"""miles (radixark/miles): a fork of slime with its own parallel state, GAE and rewards per rollout."""
 
 import inspect
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def alone() -> dict[str, object]:
 
 
 def scoring() -> dict[str, object]:
-    """The same, with the case's numbers where logits would be scored."""
+    """The same, with numbers of the case instead of scored logits."""
     return {**batch.given(), **alone()}
 
 
@@ -51,7 +51,7 @@ def shaped(fn: Boundary) -> list[Subject]:
         if estimator == "reinforce_plus_plus" and any("a" not in kinds for kinds in case.kinds):
             raise case.cannot("it refuses a sequence that is fully masked")
         kl = case.list("kl", with_prompt=False)
-        # A trainer's KL is no leaf; where no gradient is asked for, it is the case's own memory.
+        # The KL of a trainer is not a leaf. Without gradients, it is the memory of the case itself.
         kl = [k.clone() for k in kl] if torch.is_grad_enabled() else kl
         mask = case.list("trainable", with_prompt=False)
         values = case.list("value_old", with_prompt=False) if estimator == "ppo" else None
@@ -75,14 +75,14 @@ def shaped(fn: Boundary) -> list[Subject]:
 
 
 def rewards_by_rollout(fn: Boundary) -> list[Subject]:
-    """One reward a rollout, less its prompt's mean; the segments of a rollout share it."""
+    """One reward per rollout, minus the mean of its prompt; all segments of a rollout share it."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         groups = by_group(case)
         episodes: list[int] = case.sequence("episode").tolist()
         most = max(len({episodes[i] for i in rows}) for rows in groups)
         if most == 1:
-            raise case.cannot("one sample a prompt switches the spread off")
+            raise case.cannot("with one sample per prompt, the spread is off")
         args = Settings(
             rewards_normalization=True, n_samples_per_prompt=most, rollout_batch_size=len(groups), **options
         )
@@ -115,7 +115,7 @@ def rewards_by_rollout(fn: Boundary) -> list[Subject]:
 
 
 def gathered(fn: Boundary) -> Subject:
-    """Numbers of two ranks as one: a mean by count, and extrema."""
+    """Combine numbers of two ranks: a mean by count, and extrema."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         reward: list[float] = case.sequence("reward").tolist()
@@ -146,7 +146,7 @@ def _at(name: str, *files: str) -> tuple[Spec, ...]:
 
 
 def bindings() -> tuple[Binding, ...]:
-    """slime's functions where miles keeps them, and what is its own."""
+    """Functions of slime at their places in miles, and functions of miles itself."""
     one = partial(Binding, given=alone)
     math = {
         "compute_approx_kl": token.approx_kl, "compute_opsm_mask": token.opsm, "compute_gspo_kl": token.gspo_kl,

@@ -1,7 +1,7 @@
 """NeMo-RL (NVIDIA-NeMo/RL): losses over [rows, width] with counts of the whole batch, estimators, KL, metrics.
 
-Rows hold prompt and response; position 0 of everything but the log-probs is dropped by the loss. Parts of a batch are
-summed, each divided by what the trainer counted over all of it.
+Rows hold prompt and response. The loss drops position 0 of everything except the log-probs. Parts of a batch are
+summed, each divided by counts of the whole batch.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from trimtab.sentinel.targets.target import Binding, Target
 
 
 def kl(fn: Boundary) -> list[Subject]:
-    """k1, k2, k3; bounded on the way in and out unless told not to."""
+    """k1, k2, k3; inputs and outputs are bounded unless this is switched off."""
     taken = inspect.signature(fn.function).parameters
     if "kl_type" not in taken:
         args = {"logprobs_policy": "logp_current", "logprobs_reference": "logp_ref"}
@@ -42,13 +42,13 @@ def kl(fn: Boundary) -> list[Subject]:
 
 
 def baseline(fn: Boundary) -> list[Subject]:
-    """A baseline and a spread a prompt, over valid samples only."""
+    """A baseline and a spread per prompt, over valid samples only."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         reward, valid = case.sequence("reward").float(), case.sequence("votes").float()
         mean, spread = fn(case.sequence("group")[:, None], reward, valid, **options)
         acts = case.sequence("votes")
-        # What is not valid is masked out of the loss, so nobody reads what it gets.
+        # Invalid samples are masked out of the loss, so their results are never read.
         mean, spread = torch.where(acts, mean, reward), torch.where(acts, spread, torch.zeros_like(spread))
         return {"advantage": Result.sequence(reward - mean, "advantage"), "std": Result.sequence(spread, "statistic")}
 
@@ -101,7 +101,7 @@ def estimator(fn: Boundary, name: str) -> list[Subject]:
 
 
 def gae(fn: Boundary) -> list[Subject]:
-    """GAE with the reward on the last trainable token; masked tokens are stepped over."""
+    """GAE with the reward on the last trainable token; masked tokens are skipped."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         held = fn.made(
@@ -129,7 +129,7 @@ def gae(fn: Boundary) -> list[Subject]:
 
 
 def masked_mean(fn: Boundary) -> list[Subject]:
-    """A mean over a mask, or a sum over the whole batch's count."""
+    """A mean over a mask, or a sum divided by the count of the whole batch."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         factor = {"global_normalization_factor": float(case.whole.segments.num_tokens)} if options["whole"] else {}
@@ -149,7 +149,7 @@ def masked_mean(fn: Boundary) -> list[Subject]:
 
 
 def rollout_metrics(fn: Boundary) -> Subject:
-    """Numbers of several groups as one."""
+    """Combine numbers of several groups."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         reward: list[float] = case.sequence("reward").tolist()
@@ -166,10 +166,10 @@ def rollout_metrics(fn: Boundary) -> Subject:
 
 
 def scaled_rewards(fn: Boundary) -> Subject:
-    """Rewards from one range to another, clamped."""
+    """Map rewards from one range to another, with a clamp."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
-        batch = {"total_reward": case.sequence("reward").clamp(0, 1)}  # it prints a warning at each reward outside
+        batch = {"total_reward": case.sequence("reward").clamp(0, 1)}  # it prints a warning for each reward outside
         cfg = Settings(enabled=True, source_min=0.0, source_max=1.0, target_min=-1.0, target_max=1.0)
         return {"reward": Result.sequence(fn(batch, cfg)["total_reward"], "reward")}
 

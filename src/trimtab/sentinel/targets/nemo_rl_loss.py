@@ -29,19 +29,19 @@ def given() -> dict[str, object]:
 
 
 def lead(values: Tensor) -> Tensor:
-    """One position in front, which the loss drops: a first token that nothing predicts."""
+    """Add one position in front, which the loss drops: a first token that is never predicted."""
     return torch.cat([values.new_zeros(values.shape[0], 1), values], 1)
 
 
 def data(case: Case, **fields: str) -> Batch:
-    """What the loss reads of a batch."""
+    """The fields of a batch that the loss reads."""
     mask = case.padded("trainable", dtype=torch.float64)
     held = {name: lead(case.padded(own).detach()) for name, own in fields.items()}
     return Batch(token_mask=lead(mask), sample_mask=torch.ones(case.num_sequences, dtype=torch.float64), **held)
 
 
 def counts(case: Case) -> dict[str, Tensor]:
-    """What the trainer counts over the whole batch before it cuts it up."""
+    """Counts over the whole batch, which the trainer takes before it splits the batch."""
     if not case.whole.segments.num_tokens:
         raise case.cannot("nothing trains in the whole batch")
     return {
@@ -63,7 +63,7 @@ SUMMED = {
     "probs_ratio": 1.0, "gen_kl_error": 0.0, "policy_kl_error": 0.0, "js_divergence_error": 0.0,
     "token_mult_prob_error": 1.0,
 }  # fmt: skip
-"""Means over the whole batch's tokens: parts add up, and this is what they are where all policies agree."""
+"""Means over the tokens of the whole batch. Parts add up; the value is the one where all policies agree."""
 
 
 def clipped(fn: Boundary) -> list[Subject]:
@@ -97,7 +97,7 @@ def clipped(fn: Boundary) -> list[Subject]:
 
 
 def variants() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Options with what is known of the loss they make."""
+    """Options, with facts about the loss that they select."""
     band = lambda o: (1 - o["ratio_clip_min"], 1 + o["ratio_clip_max"])  # noqa: E731
     tokens = {"conventions": {"denominator": "token_mean"}}
     shared = {**FINITE, "denominator": "the sequence ratio shares a token's gradient among its sequence"}

@@ -19,7 +19,7 @@ LOGITS = {"nonfinite_isolation": "logits that are not finite are a broken model,
 
 
 def masked_mean(fn: Boundary) -> list[Subject]:
-    """A mean over a mask, or a sum over the count of the whole step, as the loss is taken."""
+    """A mean over a mask, or a sum divided by the count of the whole step, as in the loss."""
     taken = inspect.signature(fn.function).parameters
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
@@ -111,7 +111,7 @@ def correction(fn: Boundary) -> list[Subject]:
 
 
 def gae(fn: Boundary) -> Subject:
-    """GAE over one packed row; boundaries and prompts are told by two masks."""
+    """GAE over one packed row; two masks mark boundaries and prompts."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         dones = torch.zeros(case.trainable.numel(), dtype=torch.long)
@@ -148,7 +148,7 @@ def packed(fn: Boundary) -> Subject:
         kept, trains = torch.cat(found.response_masks), case.trainable
         order = torch.cat([torch.full((len(kinds),), 10 + i) for i, kinds in enumerate(case.kinds)])
         if not torch.equal(owner, order):
-            raise case.cannot("its rows come back in another order")
+            raise case.cannot("it returns the rows in another order")
         carried = Result(flat.double()[trains], "token", "carried", of="logp_rollout")
         return {"logp": carried, "count": Result((kept[trains] > 0).double(), "token", "count")}
 

@@ -1,8 +1,8 @@
 """OpenRLHF (OpenRLHF/OpenRLHF): policy, value and SFT losses, KL, rewards, advantages, length penalties, log-probs.
 
-What its trainer guarantees, and the bindings rely on: everything a token has stands in [rows, width - 1] without the
-first token, prompts included and masked; counts of the whole batch are handed to every micro-batch's loss; the samples
-of a prompt are equally many and next to each other.
+The bindings rely on guarantees of its trainer. Token fields are [rows, width - 1] without the first token, with masked
+prompts. The loss of every micro-batch gets counts of the whole batch. All prompts have the same number of samples, and
+these are next to each other.
 """
 
 from trimtab.sentinel.targets import openrlhf_advantage, openrlhf_loss, openrlhf_token

@@ -69,7 +69,7 @@ def _within(define: Call, reach: float) -> Call:
 def _reward(boundary: Boundary) -> Subject:
     def shaped(case: Case, kl_coef: float) -> Any:
         if any("a" not in row or row[0] != "p" for row in case.kinds):
-            raise case.cannot("a rollout has a prompt and an answer")
+            raise case.cannot("a rollout must have a prompt and an answer")
         kl = case.padded("kl", **NEXT) * case.padded("trainable", **NEXT)  # the maker masks it
         return boundary(case.sequence("reward"), kl_coef, kl, action_mask=case.padded("trainable", **NEXT))
 
@@ -118,7 +118,7 @@ def _returns(boundary: Boundary) -> Subject:
 
 
 def _maker(boundary: Boundary, estimator: str, samples: int, chosen: Mapping[str, Any]) -> Any:
-    """An experience maker as its constructor leaves it; options lived flat before they lived in sections."""
+    """An experience maker in the state after its constructor. Old versions have flat options, new ones sections."""
     advantage = Settings(estimator=estimator, gamma=1.0, lambd=0.9, no_std_norm=False)
     flat = {"n_samples_per_prompt": samples, "advantage_estimator": estimator, "gamma": 1.0, "lambd": 0.9}
     sections = {"rollout": Settings(n_samples_per_prompt=samples), "algo": Settings(advantage=advantage)}
@@ -133,9 +133,9 @@ def _shaped(boundary: Boundary, estimator: str, couples: Literal["group", "batch
     def call(case: Case, chosen: Mapping[str, Any]) -> Out:
         groups = contiguous_groups(case)
         if len({len(g) for g in groups}) != 1 or any("a" not in row or row[0] != "p" for row in case.kinds):
-            raise case.cannot("prompts have equally many samples, and every sample a prompt and an answer")
+            raise case.cannot("prompts must have the same number of samples, and every sample a prompt and an answer")
         if estimator != "gae" and len(groups[0]) < 2:
-            raise case.cannot("the command line refuses one sample a prompt for this estimator")
+            raise case.cannot("the command line refuses one sample per prompt for this estimator")
         mask = case.padded("trainable", **NEXT)
         one = Settings(
             rewards=case.sequence("reward"),
@@ -164,7 +164,7 @@ def _shaped(boundary: Boundary, estimator: str, couples: Literal["group", "batch
 
 
 def _shaping(boundary: Boundary) -> list[Subject]:
-    """All of it: penalties, baseline, KL, returns and normalisation, over a batch of experiences."""
+    """The whole path: penalties, baseline, KL, returns and normalisation, over a batch of experiences."""
 
     over_std = handed.normalised(mean="group", std="group", ddof=1, eps=1e-9)
     mean_only = handed.normalised(mean="group", std="none", ddof=1, eps=0.0)
@@ -207,7 +207,7 @@ def _overlong(boundary: Boundary) -> Subject:
         options={"max_new_tokens": 4, "overlong_buffer_len": 2, "overlong_penalty_factor": 1.0},
         returns={"reward": at((), "reward", level="sequence")},
         variants={"max_new_tokens": (3,), "overlong_buffer_len": (3,), "overlong_penalty_factor": (0.5,)},
-        waived={"credit_over_trainable": "a length is of everything after the prompt"},
+        waived={"credit_over_trainable": "the length counts everything after the prompt"},
     )
 
 

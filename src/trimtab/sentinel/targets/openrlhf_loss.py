@@ -126,7 +126,7 @@ def _settings(boundary: Boundary) -> dict[str, dict[str, Any]]:
 
 
 def _importance(boundary: Boundary) -> list[Subject]:
-    """The correction's factor a token: the corrected loss's gradient over the plain one's, on-policy and with A = 1."""
+    """The factor of the correction per token: corrected gradient over plain gradient, on-policy and with A = 1."""
 
     def weight(case: Case, chosen: Mapping[str, Any]) -> Tensor:
         slopes: list[Tensor] = []
@@ -144,7 +144,7 @@ def _importance(boundary: Boundary) -> list[Subject]:
 
     found: list[Subject] = []
     for kind, settings in _settings(boundary).items():
-        # The comment beside seq-mask-tis promises the truncated factor; the later options promise the raw one.
+        # The comment at seq-mask-tis promises the truncated factor. Later options promise the raw one.
         ceiling = float("inf") if kind == "sequence mask" else 2.0
         facts: dict[str, Any] = {
             "range": (0.5 if kind == "tis" else 0.0, ceiling),

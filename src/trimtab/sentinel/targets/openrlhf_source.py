@@ -19,7 +19,7 @@ OWN = {"nonfinite_isolation": OWN_FORWARD}
 
 
 def built(boundary: Boundary, owner: str, settings: Mapping[str, Any]) -> Any:
-    """An object of a class of the file by its constructor, with those of the settings that this version takes."""
+    """Construct an object of a class of the file, with the settings that this version accepts."""
     from inspect import signature
 
     build = boundary.get(owner)

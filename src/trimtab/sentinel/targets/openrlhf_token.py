@@ -39,7 +39,7 @@ def _masked_normalize(boundary: Boundary) -> Subject:
 
 def _logp(boundary: Boundary) -> Subject:
     def score(case: Case, temperature: float) -> Any:
-        # The caller hands over a model's output, which nobody reads again: dividing it in place is its own affair.
+        # The caller passes the output of a model and does not read it again, so dividing it in place is harmless.
         return boundary(
             case.padded("logits", side="right").clone(), case.padded("token_id", side="right"), temperature=temperature
         )

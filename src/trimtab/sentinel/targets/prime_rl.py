@@ -101,7 +101,7 @@ def scores(fn: Boundary, name: str) -> Subject:
 
 
 def shifts(fn: Boundary) -> Subject:
-    """Left and right again: every token's value is back at its own place."""
+    """Shift left and right again: the value of every token is back at its place."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         back = fn.get("shift_tensor_right")(fn(case.padded("logp_current")))
@@ -113,7 +113,7 @@ def shifts(fn: Boundary) -> Subject:
 
 
 def scored_groups(fn: Boundary, name: str) -> Subject:
-    """The credit that a group's episodes get, one group at a time."""
+    """The credit of the episodes of a group, one group at a time."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         out = torch.zeros(case.num_sequences)
@@ -136,7 +136,7 @@ def scored_groups(fn: Boundary, name: str) -> Subject:
 
 
 def trainable(episodes: Any) -> list[tuple[Any, Any]]:
-    """In the place of the filter over an episode's traces: each episode's one trace."""
+    """A stand-in for the filter over traces: the single trace of each episode."""
     return [(episode, episode.traces[0]) for episode in episodes]
 
 

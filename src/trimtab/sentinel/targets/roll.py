@@ -84,12 +84,12 @@ def scores(fn: Boundary, name: str) -> Subject:
 
 
 def rewards(fn: Boundary) -> list[Subject]:
-    """Rewards less a mean over a spread, of the group or of the batch; groups are known by position and equal size."""
+    """Rewards minus a mean, over a spread, of group or batch. Groups have equal size and are found by position."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         sizes = {len(rows) for rows in contiguous_groups(case)}
         if len(sizes) != 1 or sizes == {1}:
-            raise case.cannot("its groups are of one size, of two or more")
+            raise case.cannot("its groups must have the same size, two or more")
         found = fn(case.sequence("reward"), n_sample=sizes.pop(), **options)
         return {"advantage": Result(found, "sequence", "advantage")}
 
@@ -106,7 +106,7 @@ def rewards(fn: Boundary) -> list[Subject]:
 
 
 def paid(case: Case) -> Any:
-    """Token rewards as compute_advantage hands them on: times the mask."""
+    """Token rewards times the mask, as compute_advantage passes them on."""
     mask = case.padded("trainable", with_prompt=False, dtype=torch.float64)
     return case.padded("token_reward", with_prompt=False) * mask
 
@@ -144,7 +144,7 @@ def whiten(fn: Boundary) -> Subject:
 
 
 def eos_mask(fn: Boundary) -> Subject:
-    """The response up to and with its first end token; it knows one end token."""
+    """The response up to and including its first end token. It knows only one end token."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         first, *others = case.eos_ids
@@ -152,7 +152,7 @@ def eos_mask(fn: Boundary) -> Subject:
             raise case.cannot("it knows one end token")
         ids, there = (case.padded(n, with_prompt=False) for n in ("token_id", "attention"))
         if not ids.numel() or any("o" in kinds or "a" not in kinds for kinds in case.kinds):
-            raise case.cannot("it is handed answers, without tool output")
+            raise case.cannot("it gets answers without tool output")
         last = there.sum(1).long() - 1
         full = last == ids.shape[1] - 1
         if not bool((full | case.sequence("ended")).all()):

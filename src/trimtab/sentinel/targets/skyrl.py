@@ -1,8 +1,8 @@
 """SkyRL (NovaSky-AI/SkyRL): estimators, KL, policy and value losses, off-policy correction, batches, metrics.
 
-What its trainer guarantees, and the bindings rely on: tensors of a batch are right-aligned (padding on the left), token
-rewards are 0 but on the last token, estimators get the mask of the whole answer and losses that of what trains, and
-advantages are scaled once over the mini-batch so that micro-batch losses add up.
+The bindings rely on guarantees of its trainer. Tensors of a batch are right-aligned (padding on the left). Token
+rewards are 0 except on the last token. Estimators get the mask of the whole answer, losses that of trained tokens.
+Advantages are scaled once over the mini-batch, so that micro-batch losses add up.
 """
 
 from trimtab.sentinel.targets import skyrl_advantage, skyrl_batch, skyrl_correction, skyrl_loss

@@ -18,7 +18,7 @@ from trimtab.sentinel.targets.target import Binding
 
 
 def estimator(boundary: Boundary, options: Mapping[str, Any], **facts: Any) -> Subject:
-    """An advantage estimator, on the mask of the whole answer as the trainer hands it over."""
+    """An advantage estimator, with the mask of the whole answer that the trainer passes."""
     own = handed.parameters(boundary)
 
     def call(case: Case, chosen: Mapping[str, Any]) -> Out:
@@ -29,7 +29,7 @@ def estimator(boundary: Boundary, options: Mapping[str, Any], **facts: Any) -> S
         if "values" in own:
             inputs["values"] = single(case, "value_old")
         advantages, returns = boundary(**inputs, **chosen)
-        # What stands at tool output is taken out by the loss mask, so only padding has to be 0.
+        # The loss mask removes values at tool output, so only padding has to be 0.
         facts_of = {"advantage": (advantages, "advantage"), "returns": (returns, "return")}
         return {n: Result(case.from_padded(v, **LEFT), "token", kind) for n, (v, kind) in facts_of.items()}  # type: ignore[arg-type]
 

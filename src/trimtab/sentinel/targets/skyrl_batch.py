@@ -1,4 +1,4 @@
-"""SkyRL: KL, off-policy correction, log-probs, whole batches and the numbers logged of them."""
+"""SkyRL: KL, off-policy correction, log-probs, whole batches and their logged numbers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -115,7 +115,7 @@ def _entropy(boundary: Boundary) -> Subject:
 
 
 class _Rows(Record):
-    """A batch that can be cut by rows."""
+    """A batch that can be split by rows."""
 
     def __getitem__(self, chosen: Any) -> Any:
         if isinstance(chosen, slice):

@@ -1,4 +1,4 @@
-"""SkyRL: the off-policy correction, its factors, its masks and the numbers logged of them."""
+"""SkyRL: the off-policy correction, its factors, its masks and their logged numbers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +31,7 @@ def _ratios(case: Case) -> dict[str, Tensor]:
 
 
 def _decision(boundary: Boundary, kind: str, scope: str, options: Mapping[str, Any], **facts: Any) -> Subject:
-    """A factor or a mask of the correction, one a token or one a sequence."""
+    """A factor or a mask of the correction, one per token or one per sequence."""
     direct = [n for n in ("tis_ratio_type", "sequence_mask_metric") if n in handed.parameters(boundary)]
 
     def call(case: Case, chosen: Mapping[str, Any]) -> Out:

@@ -40,7 +40,7 @@ REDUCTIONS = {"token_mean": "token_mean", "sequence_mean": "sequence_mean_token_
 
 
 def algorithm(chosen: Mapping[str, Any]) -> Settings:
-    """The algorithm's settings: what is chosen, wherever it belongs, and nothing switched on beside."""
+    """The settings of the algorithm: the chosen ones at their places, all others off."""
     parts: dict[str, dict[str, Any]] = {
         "sapo": {"tau_pos": 1.0, "tau_neg": 1.05},
         "cispo": {"cispo_eps_clip_low": 0.2, "cispo_eps_clip_high": 0.28, "cispo_anchor": "old"},
@@ -67,14 +67,14 @@ def algorithm(chosen: Mapping[str, Any]) -> Settings:
 
 
 def _scaled(boundary: Boundary, case: Case, chosen: Mapping[str, Any]) -> Tensor:
-    """The part's advantages as the trainer scales them once, over the whole mini-batch."""
+    """The advantages of a part, scaled once over the whole mini-batch as the trainer does."""
     whole = case.whole
     groups = whole.sequences["group"].tolist()
     edges = [i for i in range(len(groups)) if i == 0 or groups[i] != groups[i - 1]] + [len(groups)]
     extra = {"prompt_boundaries": list(pairwise(edges))}
     scale = boundary.get("apply_loss_reduction_to_advantages_minibatch")
     config = algorithm(chosen)
-    share = scale(  # advantages are only ever divided, so what becomes of 1 is each token's factor
+    share = scale(  # advantages are only divided, so the result for 1 is the factor of each token
         advantages=torch.ones_like(single(whole, "trainable")),
         loss_mask=single(whole, "trainable"),
         loss_reduction=config.loss_reduction,

@@ -28,7 +28,7 @@ LOSS = "slime/backends/megatron_utils/loss.py"
 
 
 def bindings() -> tuple[Binding, ...]:
-    """Every function of the path, with one process in the place of a cluster."""
+    """Every function of the path, with one process instead of a cluster."""
     one = partial(Binding, given=one_process)
     return (
         one("compute_approx_kl", _place("compute_approx_kl", PPO), token.approx_kl),

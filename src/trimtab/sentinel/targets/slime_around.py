@@ -50,17 +50,17 @@ def whiten(fn: Boundary) -> Subject:
     return bind(
         fn, role="whitening", layout="packed", name="distributed_masked_whiten", args={"values": "advantage"},
         returns={"advantage": at((), "advantage")}, options={"shift_mean": True}, variants={"shift_mean": (False,)},
-        waived={"mask_content": "what it leaves at untrainable tokens is masked by every loss"},
+        waived={"mask_content": "every loss masks its values at untrainable tokens"},
     )  # fmt: skip
 
 
 def post_processed_rewards(fn: Boundary) -> list[Subject]:
-    """Rewards of a rollout batch, less their group's mean, over its spread; groups are known by position."""
+    """Rewards of a rollout batch, minus the mean of the group, over its spread. Groups are found by position."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         blocks = contiguous_groups(case)
         if max(map(len, blocks)) == 1:
-            raise case.cannot("one sample a prompt switches the spread off")
+            raise case.cannot("with one sample per prompt, the spread is off")
         args = Settings(
             rewards_normalization=True, n_samples_per_prompt=max(map(len, blocks)), rollout_batch_size=len(blocks),
             global_batch_size=case.num_sequences, **options,

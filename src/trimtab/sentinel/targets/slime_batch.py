@@ -1,4 +1,4 @@
-"""slime's functions of a whole training batch: advantages as they are stored, and losses as Megatron takes them."""
+"""Functions of slime on a whole training batch: stored advantages, and losses in the form that Megatron expects."""
 
 import inspect
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from trimtab.sentinel.subject import Out, Result, Subject
 from trimtab.sentinel.targets.stand_in import Alone, OneProcess, Settings, answers
 
 MICRO_BATCHES = 2
-"""How many micro-batches the trainer says there are; Megatron divides by them, so their number must not matter."""
+"""The number of micro-batches that the trainer reports. Megatron divides by it, so it must not matter."""
 
 
 FINITE = "log-probs of every response token come from the model, and nothing is padded"
 
 
 def stored(case: Case, **fields: str) -> dict[str, Any]:
-    """A rollout batch as the trainer stores it: its own copies of these fields."""
+    """A rollout batch as the trainer stores it, with copies of these fields."""
     return {
         **{name: [v.clone() for v in case.list(own, with_prompt=False)] for name, own in fields.items()},
         "loss_masks": case.list("trainable", with_prompt=False), "response_lengths": case.response_lengths,
@@ -63,19 +63,19 @@ def raw_kl(case: Case) -> Tensor:
 
 
 class Scored(dict[str, Any]):
-    """What scoring returns: a mapping, or before and after it a pair whose second is the mapping."""
+    """The return value of scoring: a mapping, or in some versions a pair whose second entry is the mapping."""
 
     def __iter__(self) -> Any:
         return iter((None, self))
 
 
 def scored_already(logits: Any, *, args: Settings, **_: Any) -> Scored:
-    """In the place of the model's head: the case's own numbers."""
+    """A stand-in for the head of the model: numbers of the case."""
     return Scored(log_probs=args.case_logp, entropy=args.case_entropy, values=args.case_values)
 
 
 def given() -> dict[str, object]:
-    """One process, and the case's numbers where logits would be turned into log-probs or values."""
+    """One process, with numbers of the case instead of log-probs or values from logits."""
     return {
         "mpu": OneProcess(), "dist": Alone(), "get_log_probs_and_entropy": scored_already, "get_values": scored_already,
         "load_function": lambda path: path,
@@ -92,7 +92,7 @@ POLICY: dict[str, Any] = {
 def scaled(
     fn: Boundary, case: Case, options: Mapping[str, Any], kind: str, batch: dict[str, Any]
 ) -> tuple[Tensor, Mapping[str, Any]]:
-    """The loss as the optimiser sees it, and the logged numbers."""
+    """The loss value at the optimiser, and the logged numbers."""
     whole, per_token = case.whole, options.get("calculate_per_token_loss")
     args = Settings(
         loss_type=kind, global_batch_size=whole.num_sequences, rollout_top_p=1.0, qkv_format="thd",
@@ -112,7 +112,7 @@ def scaled(
 
 
 def engine_gap(case: Case) -> Tensor:
-    """Distance of the policy that was scored before the update from the sampler's, a mean each sequence, summed."""
+    """Distance of the old policy from the sampler: a mean per sequence, summed."""
     gap, owner = (case.flat("logp_old") - case.flat("logp_rollout")).abs(), case.segments.sequence_of_token
     rows = [gap[owner == i].mean() for i in range(case.num_sequences) if bool((owner == i).any())]
     return torch.stack(rows).sum() if rows else gap.sum()

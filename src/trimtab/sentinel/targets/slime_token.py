@@ -1,4 +1,4 @@
-"""slime's functions of one token or one sequence: KL, sequence masking, surrogates, returns. miles keeps them too."""
+"""Functions of slime on one token or one sequence: KL, sequence masking, surrogates, returns. miles has them too."""
 
 import inspect
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def band(options: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def log_ratio(case: Case) -> Tensor:
-    """Old less current, as the trainer hands it over: what was stored carries no gradient."""
+    """Old minus current, as the trainer passes it: stored values have no gradient."""
     return case.flat("logp_old").detach() - case.flat("logp_current")
 
 
@@ -78,7 +78,7 @@ def gspo_kl(fn: Boundary) -> Subject:
 
 
 def policy_term(fn: Boundary, dtype: torch.dtype = torch.float64) -> list[Subject]:
-    """The clipped surrogate a token, with and without a dual clip."""
+    """The clipped surrogate per token, with and without a dual clip."""
     taken = inspect.signature(fn.function).parameters
     if "ppo_kl" in taken:
         args: dict[str, Any] = {"ppo_kl": lambda c: log_ratio(c).to(dtype)}
@@ -108,7 +108,7 @@ def policy_term(fn: Boundary, dtype: torch.dtype = torch.float64) -> list[Subjec
 
 
 def clipped_flags(case: Case, options: Mapping[str, Any]) -> Tensor:
-    """Where the clipped side of the surrogate is the one that counts, the long way."""
+    """Tokens at which the clipped side of the surrogate counts, as a plain loop."""
     low, high = band(options)
     flags: list[float] = []
     for gap, advantage in zip(
@@ -142,7 +142,7 @@ def grpo_returns(fn: Boundary) -> Subject:
 
 
 def togo(fn: Boundary) -> Subject:
-    """REINFORCE++: reward on the last trainable token less the KL penalty, summed from the right."""
+    """REINFORCE++: reward on the last trainable token minus the KL penalty, summed from the right."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         if any("a" not in kinds for kinds in case.kinds):
@@ -169,7 +169,7 @@ def togo(fn: Boundary) -> Subject:
 
 
 def baseline_advantages(fn: Boundary) -> Subject:
-    """REINFORCE++ with a baseline: the sequence's reward less the KL penalty of each token."""
+    """REINFORCE++ with a baseline: the reward of the sequence minus the KL penalty of each token."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         kl, mask = case.list("kl", with_prompt=False), case.list("trainable", with_prompt=False)
@@ -187,7 +187,7 @@ def baseline_advantages(fn: Boundary) -> Subject:
 
 
 def gae(fn: Boundary) -> Subject:
-    """Generalised advantage estimation; slime's is handed no mask, miles' is."""
+    """Generalised advantage estimation. The one of slime gets no mask, the one of miles gets one."""
     taken = inspect.signature(fn.function).parameters
 
     def call(case: Case, options: Mapping[str, Any], **more: Any) -> Out:

@@ -1,4 +1,4 @@
-"""What bindings need in the place of a cluster: one process, options that are off, cases within bounds."""
+"""Stand-ins for a cluster: one process, options that are off, cases within bounds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -18,15 +18,15 @@ __all__ = [
 ]  # fmt: skip
 
 BOUND = 20.0
-"""Log-ratios beyond this are bounded by some and not by others; definitions say nothing there."""
+"""Some frameworks bound log-ratios beyond this and others do not, so definitions do not apply there."""
 
 
 Settings = Lenient
-"""Options as attributes; one that a version reads and the binding does not know is off."""
+"""Options as attributes. An option that the binding does not know is off."""
 
 
 def bounded(definition: Call, *names: str) -> Call:
-    """A definition that says nothing where policies are so far apart that implementations bound the ratio."""
+    """A definition that does not apply where policies are so far apart that implementations bound the ratio."""
     read = names or LOGPS
 
     def define(case: Case, options: Mapping[str, Any]) -> Out:
@@ -42,11 +42,11 @@ def bounded(definition: Call, *names: str) -> Call:
 
 
 def normalised(mean: str, std: str, *, ddof: int = 1, eps: float = 1e-6) -> Call:
-    """Rewards less a mean over a spread, every sample voting: for functions that are not told who is suppressed."""
+    """Rewards minus a mean, over a spread, where all samples vote: for functions that know no suppressed samples."""
 
     def define(case: Case, options: Mapping[str, Any]) -> Out:
         if std != "none" and any(len(rows) == 1 for rows in by_group(case)):
-            raise case.cannot("the spread of a lone sample is anybody's choice")
+            raise case.cannot("the spread of a single sample is not defined")
         voting = case.with_sequences(votes=torch.ones(case.num_sequences, dtype=torch.bool))
         values, _ = DEFINITIONS["normalize.mean_std"](plain(voting), mean=mean, std=std, ddof=ddof, eps=eps)
         return {"advantage": Result.sequence(values, "advantage")}
@@ -55,13 +55,13 @@ def normalised(mean: str, std: str, *, ddof: int = 1, eps: float = 1e-6) -> Call
 
 
 def by_group(case: Case) -> list[list[int]]:
-    """The rows of each group, wherever they stand."""
+    """The rows of each group, at any position."""
     group = cast("list[int]", case.sequence("group").tolist())
     return [[i for i, g in enumerate(group) if g == name] for name in sorted(set(group))]
 
 
 def answers(case: Case, values: Tensor | Sequence[Tensor], kind: Kind, *, masked: bool = True, **facts: Any) -> Result:
-    """A result over everything after the prompts, as a list or in one row; `masked`: every reader masks it again."""
+    """A result over all tokens after the prompts, as a list or in one row; with `masked`, readers mask it again."""
     rows = list(values.split(case.response_lengths)) if isinstance(values, Tensor) else list(values)
     if masked:
         return Result(case.from_list(rows, with_prompt=False), "token", kind, **facts)
@@ -69,17 +69,17 @@ def answers(case: Case, values: Tensor | Sequence[Tensor], kind: Kind, *, masked
 
 
 def row(case: Case, name: str, dtype: torch.dtype | None = None) -> Tensor:
-    """Everything after the prompts in one row."""
+    """All tokens after the prompts in one row."""
     return torch.cat(case.list(name, with_prompt=False, dtype=dtype))
 
 
 def model_logits(case: Case, name: str = "logits") -> Tensor:
-    """[tokens, vocabulary] over one packed row as a model gives them: position t predicts token t + 1."""
+    """[tokens, vocabulary] over one packed row like the output of a model: position t predicts token t + 1."""
     return torch.roll(case.packed(name), -1, 0)
 
 
 def contiguous_groups(case: Case) -> list[list[int]]:
-    """Rows of each group, for frameworks that know groups by position only."""
+    """Rows of each group, for frameworks that find groups only by position."""
     group = cast("list[int]", case.sequence("group").tolist())
     blocks: list[list[int]] = []
     for i, g in enumerate(group):

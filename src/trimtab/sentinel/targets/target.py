@@ -1,7 +1,7 @@
-"""A target: a framework whose functions are bound, at any version of it.
+"""A target: a framework with bindings for its functions, at any version.
 
-A binding names where a function lives (in order of preference, since functions move) and makes subjects of what was
-loaded. What cannot be found is told with what was looked for; it never becomes a pass.
+A binding names the places of a function (in order of preference, since functions move) and makes subjects of the loaded
+function. A function that is not found is reported with the searched places; it never counts as a pass.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ Make = Callable[[Boundary], Subject | Sequence[Subject]]
 
 
 class CouldNotBind(Exception):
-    """The function is there, and is no longer what the binding was written for."""
+    """The function exists, but it no longer fits its binding."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class Unbound:
-    """A binding that found nothing to bind, and what it looked for."""
+    """A binding that found no function, and where it looked."""
 
     binding: str
     looked_for: str

@@ -1,4 +1,4 @@
-"""Trimtab itself as a target: every formula and every recipe, held to what it promises."""
+"""Trimtab itself as a target: every formula and every recipe, checked for its promises."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -65,7 +65,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 """The settings each formula is checked with; one without settings is checked as it is."""
 
 
-REFUSED = "a batch of half-precision log-probs is refused at the door, and by token_loss, so no formula is handed one"
+REFUSED = "SignalBatch and token_loss refuse half-precision log-probs, so no formula gets them"
 
 
 def formula_subjects() -> list[Subject]:
@@ -81,7 +81,7 @@ def named_subjects(name: str) -> list[Subject]:
 
 
 def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject:
-    """A formula as a subject; `fn` puts another function in its place, such as a planted bug."""
+    """A formula as a subject. `fn` replaces the function, for example by a planted bug."""
     function = fn or entry.fn
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
@@ -112,7 +112,7 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
 
 
 def _constant_inside(case: Case) -> Case:
-    """A sequence-gradient loss is never handed advantages that vary inside a sequence."""
+    """A policy loss with sequence gradients never gets advantages that vary inside a sequence."""
     return case.with_tokens(advantage=case.sequences["outcome"][case.owner])
 
 
@@ -128,7 +128,7 @@ def _reads(entry: Formula) -> frozenset[str]:
 
 
 def _inputs(entry: Formula, given: Case) -> dict[str, Any]:
-    """What the pipeline would hand over, from the case's leaves."""
+    """The inputs that the pipeline would pass, from the leaves of the case."""
     flat = {name: given.flat(name) for name in given.tokens}
     if "keep" in entry.inputs and entry.stage == "policy_loss":
         for name in ("logp_current", "logp_old", "advantage"):
@@ -142,7 +142,7 @@ def _inputs(entry: Formula, given: Case) -> dict[str, Any]:
 
 
 SECOND = {"advantage": "returns", "normalize": "has_signal"}
-"""What the formulas of a stage return beside their value, where it is one tensor."""
+"""The second return value of the formulas of a stage, where it is one tensor."""
 
 
 def _results(entry: Formula, returned: object) -> Out:
@@ -184,7 +184,7 @@ def recipe_subjects() -> list[Subject]:
 
 
 def bind_recipe(chosen: Recipe, name: str | None = None) -> Subject:
-    """A whole recipe as a subject: the padded door, prepare, decide, token_loss."""
+    """A whole recipe as a subject: from_padded, prepare, decide, token_loss."""
     wide = chosen.whiten or "batch" in chosen.normalize.settings.values()
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
@@ -218,13 +218,13 @@ def _run_recipe(chosen: Recipe, case: Case) -> Out:
     own = case.token_places([mine.index(int(s)) for s in micro.sequences])
     extra = {"value": case.flat("value")[own]} if chosen.value else {}
     out = token_loss(micro, case.flat("logp_current")[own], **extra)
-    # The advantage of a sequence that does not train is read by nobody.
+    # The advantage of a sequence that does not train is never read.
     trained = prepared.trains[batch.segments.sequence_of_token]
     advantage = torch.where(trained, prepared.advantage, 0.0)[whole.token_places(mine)]
     return {
         "loss": Result(out.loss, "scalar", "loss"),
         "advantage": Result(advantage, "token", "advantage"),
         "metric:loss/policy": Result(out.metrics["loss/policy"].value()[0], "scalar", "metric"),
-        # No metric that must move: the weights of the mean family sum to one by definition.
+        # These metrics need not change: the weights of a mean sum to one by definition.
         "weight/policy": Result(out.metrics["weight/policy"].value()[0], "scalar", "statistic"),
     }

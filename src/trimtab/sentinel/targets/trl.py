@@ -1,8 +1,8 @@
 """TRL (huggingface/trl): the losses of GRPO and RLOO, rewards to advantages, masks, log-probs, distillation.
 
-What its trainers guarantee, and the bindings rely on: completions are padded on the right, prompts apart; an advantage
-belongs to a completion; the completions of a prompt are equally many and next to each other; micro-batches have equally
-many completions, so a mean over completions is weighed by them; a reward that no function gave is NaN.
+The bindings rely on guarantees of its trainers. Completions are padded on the right, separate from prompts. There is
+one advantage per completion. All prompts have the same number of completions, next to each other. All micro-batches
+have the same number of completions, so a mean over completions is weighted correctly. A missing reward is NaN.
 """
 
 from trimtab.sentinel.targets import trl_advantage, trl_loss, trl_token

@@ -23,12 +23,12 @@ from trimtab.sentinel.targets.trl_source import (
 
 
 def _advantages(boundary: Boundary, options: Mapping[str, Any], **facts: Any) -> Subject:
-    """The statements between the rewards of every function and the advantages; a reward nobody gave is NaN."""
+    """The statements between the rewards of every function and the advantages; a missing reward is NaN."""
 
     def call(case: Case, chosen: Mapping[str, Any]) -> Out:
         groups = contiguous_groups(case)
         if len({len(g) for g in groups}) != 1:
-            raise case.cannot("prompts have equally many completions")
+            raise case.cannot("prompts must have the same number of completions")
         votes = case.sequence("votes")
         given = torch.where(votes, case.sequence("reward"), float("nan"))[:, None].clone()
         trainer = Settings(
@@ -61,7 +61,7 @@ def normalized(std: str) -> Call:
 
     def everybody(case: Case, options: Mapping[str, Any]) -> Out:
         if not bool(case.sequences["votes"].all()):
-            raise case.cannot("the plain definition is for batches in which everybody was scored")
+            raise case.cannot("the plain definition needs batches in which all completions have a reward")
         return define(handed.no_lone(case), options)
 
     return everybody

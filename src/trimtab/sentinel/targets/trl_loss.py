@@ -61,7 +61,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def _trainer(boundary: Boundary, case: Case, chosen: Mapping[str, Any]) -> Any:
-    """A trainer as its constructor leaves it, whose model gives the case's log-probs."""
+    """A trainer in the state after its constructor, whose model returns the log-probs of the case."""
     own = {n: v for n, v in chosen.items() if n not in ARGS}
     told = Settings(**{**ARGS, **{n: v for n, v in chosen.items() if n in ARGS}})
     logp, entropy = case.padded("logp_current", **RIGHT), case.padded("entropy", **RIGHT)
@@ -118,11 +118,11 @@ def loss(
     population: str = "token",
     **facts: Any,
 ) -> Subject:
-    """A trainer's loss over one micro-batch; metrics are read from what it appends to its own record."""
+    """The loss of a trainer over one micro-batch. Metrics are read from the trainer's own log."""
 
     def call(case: Case, chosen: Mapping[str, Any]) -> Out:
         if not case.padded("response", **RIGHT).shape[1]:
-            raise case.cannot("a completion has a token")
+            raise case.cannot("a completion must have a token")
         if "tool_mask" not in boundary.source and any("o" in row for row in case.kinds):
             raise case.cannot("this version has no tools")
         trainer = _trainer(boundary, case, chosen)
@@ -158,7 +158,7 @@ def band(options: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def one_advantage(define: Call, *names: str) -> Call:
-    """A definition with one advantage a sequence."""
+    """A definition with one advantage per sequence."""
     held = handed.simply(define)
     return bounded(
         lambda case, o: held(handed.one_per_sequence("advantage")(case), o), *(names or ("logp_current", "logp_old"))

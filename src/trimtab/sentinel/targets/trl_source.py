@@ -1,4 +1,4 @@
-"""TRL: where its functions live, a process that is alone, and what every caller guarantees."""
+"""TRL: the places of its functions, a single process, and guarantees of every caller."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ class Alone:
 
 
 def by_row(values: list[Tensor], parts: list[Case]) -> Tensor:
-    """As equal micro-batches add up when each is a mean over its completions."""
+    """Combine equal micro-batches that are each a mean over their completions."""
     rows = [float(part.num_sequences) for part in parts]
     return torch.stack([v * (n / max(sum(rows), 1.0)) for v, n in zip(values, rows, strict=True)]).sum()
 

@@ -145,7 +145,7 @@ def _entropy(boundary: Boundary) -> Subject:
 def _flush_left(boundary: Boundary) -> Subject:
     def call(case: Case, _: Mapping[str, Any]) -> Out:
         if not case.kinds or any(not row for row in case.kinds):
-            raise case.cannot("a sequence has a token")
+            raise case.cannot("a sequence must have a token")
         mask = case.padded("attention", dtype=torch.long, side="left")
         flushed = boundary(mask, case.padded("logp_old", side="left"), case.padded("token_reward", side="left"))
         rows = [torch.arange(len(row)) for row in case.kinds]

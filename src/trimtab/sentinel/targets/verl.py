@@ -1,7 +1,7 @@
 """verl (verl-project/verl): estimators, KL, policy and value losses, aggregation, correction, log-probs, metrics.
 
-What its trainer guarantees, and the bindings rely on: token rewards are 0 but on the last response token; counts of the
-whole batch are handed to every micro-batch's loss (workers/utils/losses.py), and micro-batch losses are summed.
+The bindings rely on guarantees of its trainer. Token rewards are 0 except on the last response token. The loss of every
+micro-batch gets counts of the whole batch (workers/utils/losses.py), and micro-batch losses are summed.
 """
 
 from trimtab.sentinel.targets import verl_advantage, verl_loss, verl_token

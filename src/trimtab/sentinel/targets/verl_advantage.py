@@ -1,4 +1,4 @@
-"""verl: advantage estimators, on token rewards that are 0 but on the last trainable token."""
+"""verl: advantage estimators, on token rewards that are 0 except on the last trainable token."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -33,7 +33,7 @@ def _config(case: Case, chosen: Mapping[str, Any]) -> Settings:
 def policy_loss(
     boundary: Boundary, options: Mapping[str, Any], *, metrics: tuple[str, ...] = (), **facts: Any
 ) -> Subject:
-    """A registered policy loss, with the config and the counts that the trainer hands over."""
+    """A registered policy loss, with the config and the counts that the trainer passes."""
     if "config" not in handed.parameters(boundary):
         raise CouldNotBind(f"{boundary.spec.name} takes no config: it is from before the registry of policy losses")
     mode = str(options.get("loss_agg_mode", "token-mean"))

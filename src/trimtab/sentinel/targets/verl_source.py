@@ -26,16 +26,16 @@ MODES = {
 
 
 LONE = float(torch.tensor(1.0) + 1e-6)
-"""What a reward alone in its group is divided by: a spread of 1 in single precision, and the stabiliser."""
+"""The divisor of the reward in a group of one: a spread of 1 in single precision, plus the stabiliser."""
 OWN = {"nonfinite_isolation": OWN_FORWARD}
 OPTIMAL = {
     "nonfinite_isolation": OWN_FORWARD,
-    "credit_over_trainable": "tool use is the multi-turn variant's, tir_optimal_token_baseline",
+    "credit_over_trainable": "tool use belongs to the multi-turn variant, tir_optimal_token_baseline",
 }
 
 
 class _Algorithm:
-    """Stands for the algorithm's config class, which losses refuse."""
+    """A stand-in for the config class of the algorithm, which losses refuse."""
 
 
 def given() -> dict[str, object]:

@@ -162,7 +162,7 @@ def _entropy(boundary: Boundary) -> Subject:
 
 
 def _masked_mean(boundary: Boundary) -> Subject:
-    # Callers average what trains (losses, log-probs), so the field that reads it must be one with a gradient.
+    # Callers average trained values (losses, log-probs), so the field must have a gradient.
     returns = {"mean": at((), "statistic", level="scalar", of="token_loss", reduction="mean")}
     define = average("token_mean", result="mean")
     return bind(
@@ -175,7 +175,7 @@ def _masked_mean(boundary: Boundary) -> Subject:
 
 
 def _whiten(boundary: Boundary) -> Subject:
-    # Estimators whiten under no_grad, so what flows back through it reaches nobody.
+    # Estimators whiten under no_grad, so its gradient is never used.
     return bind(
         torch.no_grad()(boundary),
         role="whitening",
