@@ -130,8 +130,8 @@ def test_the_seed_of_a_run_reaches_random_selection(policy: Policy, small: Train
 
 
 @pytest.mark.parametrize(("name", "said"), [
-    ("dapo", "begins at 16384 tokens (max_length 20480, buffer 4096) and an answer has at most 8, so it never acts"),
-    ("dr_grpo", "divides by divisor=3000, 375 times the longest answer (8 tokens)"),
+    ("dapo", "begins at 16384 tokens (max_length 20480, buffer 4096) and an answer has at most 4, so it never acts"),
+    ("dr_grpo", "divides by divisor=3000, 750 times the longest answer (4 tokens)"),
     ("grpo", ""),
 ])  # fmt: skip
 def test_lengths_that_no_answer_reaches_are_cautioned_against(name: str, said: str, small: TrainSettings) -> None:

@@ -63,7 +63,7 @@ def _text(console: Console) -> None:
         "metrics to watch": ("name", "means"),
         "metrics": ("name", "means"),
     }
-    for title, (first, second) in columns.items():
+    for title, (first, second) in ((name, pair) for name, pair in columns.items() if name in data):
         table = Table(
             title=f"{title} ({len(data[title])})",
             title_justify="left",
