@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -22,7 +23,11 @@ from mutants import Mutant
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "trimtab" / "signal"
-PRELOADED = ("numpy", "torch", "torch.testing", "torch.distributed", "pydantic", "hypothesis", "rich", "typer", "jaxtyping", "beartype", "pytest")  # fmt: skip
+PRELOADED = (
+    "numpy", "torch", "torch.testing", "torch.distributed", "torch.distributed.tensor", "pydantic",
+    "hypothesis.strategies", "rich.console", "typer", "jaxtyping", "beartype", "pytest", "sympy",
+    "_hypothesis_pytestplugin", "unittest.mock",
+)  # fmt: skip
 QUIET = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=no", "-W", "ignore")
 SLOWEST = 600.0
 """Seconds that one file of tests may take on a very busy machine."""
@@ -275,15 +280,11 @@ def _fork(work: Callable[[], int]) -> int:
 
 def _kill_group(pid: int) -> None:
     """What a test of this fork left running; the fork leads a group of its own."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _end(pid: int) -> None:
     _kill_group(pid)
-    try:
+    with suppress(ChildProcessError):
         _ = os.waitpid(pid, 0)
-    except ChildProcessError:
-        pass

@@ -130,7 +130,7 @@ def main() -> int:
     for one in outcomes:
         if one.result == "survived":
             print(
-                f"\n{one.mutant.where} {one.mutant.kind} survived: {one.mutant.old!r} -> {one.mutant.new!r}\n{one.mutant.diff}"
+                f"\n{one.mutant.where} {one.mutant.kind}: {one.mutant.old!r} -> {one.mutant.new!r}\n{one.mutant.diff}"
             )
     if given.out:
         write_json(given.out, given, outcomes)
