@@ -31,6 +31,11 @@ PRELOADED = (
 QUIET = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=no", "-W", "ignore")
 SLOWEST = 600.0
 """Seconds that one file of tests may take on a very busy machine."""
+QUICK = 20
+NOT_FOUND, NO_TESTS = 4, 5
+"""Exit codes of pytest where a test does not exist or its file could not be imported, and where none was chosen."""
+BROKEN = 70
+"""Exit code of a fork that raised outside of pytest."""
 LEFT_OUT = ("tests/signal/test_parallel.py",)
 """Tests that compute in processes of their own, which would read the file on disk and not the mutant."""
 
@@ -180,12 +185,13 @@ class _FirstFailure:
 @dataclass
 class _Running:
     outcome: Outcome
+    tests: list[str]
     pid: int
     started: float
     limit: float
     said: Path
-    then: list[str]
-    """Tests to run next if these pass."""
+    then: list[list[str]]
+    """Tests to run next if these pass, each lot in a fork of its own."""
 
 
 def run_all(mutants: list[Mutant], reach: Reach, workers: int, limit: float) -> Iterator[Outcome]:
@@ -198,29 +204,31 @@ def run_all(mutants: list[Mutant], reach: Reach, workers: int, limit: float) -> 
                 while waiting and len(running) < workers:
                     mutant = waiting.pop()
                     near, far = reach.of(mutant)
-                    first, then = (near, far) if near else (far, [])
-                    running.append(_start(Outcome(mutant), first, then, reach, limit, Path(folder)))
+                    # Most mutants die at once: a few quick tests first, so that not every file is imported in vain.
+                    lots = [lot for lot in (near[:QUICK], near[QUICK:], far) if lot]
+                    running.append(_start(Outcome(mutant), lots, reach, limit, Path(folder)))
                 time.sleep(0.02)
                 for one in list(running):
-                    finished = _look(one)
-                    if finished is None:
+                    result = _look(one)
+                    if result is None:
                         continue
                     running.remove(one)
-                    if finished == "survived" and one.then:
-                        running.append(_start(one.outcome, one.then, [], reach, limit, Path(folder)))
+                    if result == "survived" and one.then:
+                        running.append(_start(one.outcome, one.then, reach, limit, Path(folder)))
                         continue
-                    one.outcome.result = finished
+                    one.outcome.result = result
                     yield one.outcome
         finally:
             for one in running:
                 _end(one.pid)
 
 
-def _start(outcome: Outcome, tests: list[str], then: list[str], reach: Reach, limit: float, folder: Path) -> _Running:
+def _start(outcome: Outcome, lots: list[list[str]], reach: Reach, limit: float, folder: Path) -> _Running:
+    tests, *then = lots
     mutant, said = outcome.mutant, folder / f"{id(outcome)}"
     expected = sum(reach.seconds.get(test, 0.0) for test in tests)
     pid = _fork(lambda: _run(mutant, tests, said))
-    return _Running(outcome, pid, time.monotonic(), limit + 10 * expected, said, then)
+    return _Running(outcome, tests, pid, time.monotonic(), limit + 10 * expected, said, then)
 
 
 def _run(mutant: Mutant, tests: list[str], said: Path) -> int:
@@ -231,23 +239,27 @@ def _run(mutant: Mutant, tests: list[str], said: Path) -> int:
 
 
 def _look(one: _Running) -> str | None:
-    """killed, timed out or survived; None while it runs. Only tests that pass, or are not found, let a mutant live."""
+    """killed, timed out or survived; None while it runs."""
     pid, status = os.waitpid(one.pid, os.WNOHANG)
     spent = time.monotonic() - one.started
-    if pid == 0:
-        if spent < one.limit:
-            return None
-        _end(one.pid)
-        result = "timed out"
-    else:
-        _kill_group(one.pid)
-        lives = os.waitstatus_to_exitcode(status) in (0, 4, 5)
-        result = "survived" if lives else "killed"
+    if pid == 0 and spent < one.limit:
+        return None
+    _kill_group(one.pid)
     one.outcome.seconds += spent
-    if one.said.exists():
-        one.outcome.by = one.said.read_text(encoding="utf-8") if result == "killed" else ""
-        one.said.unlink()
-    return result
+    failed = one.said.exists()
+    one.outcome.by = one.said.read_text(encoding="utf-8") if failed else ""
+    one.said.unlink(missing_ok=True)
+    if pid == 0:
+        _end(one.pid)
+        return "timed out"
+    code = os.waitstatus_to_exitcode(status)
+    if code == BROKEN:
+        raise SystemExit(f"mutate: {one.outcome.mutant.where}: the tests could not be started at all.")
+    if code == NOT_FOUND and not failed:  # the mutant changes how tests are named: run them by file
+        files = list(dict.fromkeys(test.partition("::")[0] for test in one.tests))
+        one.then = [files, *one.then] if files != one.tests else one.then
+        return "survived"
+    return "survived" if code in (0, NO_TESTS) else "killed"
 
 
 def _forked(work: Callable[[], int], limit: float) -> int:
@@ -266,7 +278,7 @@ def _fork(work: Callable[[], int]) -> int:
     pid = os.fork()
     if pid:
         return pid
-    code = 70
+    code = BROKEN
     try:
         os.setsid()
         os.chdir(ROOT)
