@@ -48,17 +48,14 @@ class Reach:
     lines: dict[tuple[str, int], set[str]] = field(default_factory=dict[tuple[str, int], set[str]])
     """Of file name and line: tests by name; the name of a test's file where the line runs while that is imported."""
 
-    def of(self, mutant: Mutant) -> tuple[list[str], list[str]]:
-        """The tests that run the mutant's line; and those of its whole file, where the line runs in no test by name: at
-        import, in a default argument. Fastest first."""
+    def of(self, mutant: Mutant) -> list[str]:
+        """The tests that run the mutant's line, fastest first. A line that runs in no test by name (at import, in a
+        default argument) belongs to every test that runs anything of its file."""
         last = mutant.line + mutant.old.count("\n")
-        named = {test for line in range(mutant.line, last + 1) for test in self.lines.get((mutant.file.name, line), ())}
-        near = {test for test in named if "::" in test}
-        if near == named and near:
-            return self._sorted(near), []
+        lines = {(mutant.file.name, line) for line in range(mutant.line, last + 1)}
+        near = {test for line in lines for test in self.lines.get(line, ()) if "::" in test}
         every = {test for (file, _), tests in self.lines.items() if file == mutant.file.name for test in tests}
-        every = {test for test in every if "::" in test} or set(self.seconds)
-        return self._sorted(near), self._sorted(every - near)
+        return self._sorted(near or {test for test in every if "::" in test} or set(self.seconds))
 
     def _sorted(self, tests: set[str]) -> list[str]:
         return sorted(tests, key=lambda test: (self.seconds.get(test, 0.0), test))
@@ -203,9 +200,9 @@ def run_all(mutants: list[Mutant], reach: Reach, workers: int, limit: float) -> 
             while waiting or running:
                 while waiting and len(running) < workers:
                     mutant = waiting.pop()
-                    near, far = reach.of(mutant)
+                    tests = reach.of(mutant)
                     # Most mutants die at once: a few quick tests first, so that not every file is imported in vain.
-                    lots = [lot for lot in (near[:QUICK], near[QUICK:], far) if lot]
+                    lots = [lot for lot in (tests[:QUICK], tests[QUICK:]) if lot]
                     running.append(_start(Outcome(mutant), lots, reach, limit, Path(folder)))
                 time.sleep(0.02)
                 for one in list(running):
