@@ -7,8 +7,9 @@ annotations, assertions, imports, what only a type checker reads.
 import ast
 import copy
 import random
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -49,6 +50,8 @@ class Mutant:
     new: str
     text: str
     """The line it begins on, without indentation: how a mutant is known when lines have moved."""
+    nth: int = 0
+    """Which of the line's mutants with this old and new text it is, counted from 0."""
 
     @cached_property
     def source(self) -> bytes:
@@ -83,7 +86,12 @@ def mutants_of(file: Path) -> list[Mutant]:
         mutant = Mutant(file, node.lineno, kind, start, stop, old, new, text)
         if (start, stop, new) not in found and old != new and _compiles(mutant):
             found[start, stop, new] = mutant
-    return sorted(found.values(), key=lambda one: (one.start, one.stop, one.new))
+    seen = Counter[tuple[int, str, str]]()
+    numbered: list[Mutant] = []
+    for one in sorted(found.values(), key=lambda one: (one.start, one.stop, one.new)):
+        numbered.append(replace(one, nth=seen[one.line, one.old, one.new]))
+        seen[one.line, one.old, one.new] += 1
+    return numbered
 
 
 def sample(mutants: dict[Path, list[Mutant]], num: int, seed: int) -> list[Mutant]:

@@ -1,6 +1,6 @@
 """Plant small bugs in `signal/` and see whether the tests notice.
 
-    .venv/bin/python scripts/mutate.py --seed 0 --mutants 300    a sample; about 10 minutes on two cores
+    .venv/bin/python scripts/mutate.py --seed 0 --mutants 300    a sample; 10 to 20 minutes on two cores
     .venv/bin/python scripts/mutate.py --only vote.py --list     the mutants of one file, without running them
     .venv/bin/python scripts/mutate.py --seed 1 --out score.json
 
@@ -38,10 +38,11 @@ class Equivalent:
     was: str
     becomes: str
     derivation: str
+    nth: int = 0
 
     def fits(self, mutant: Mutant) -> bool:
-        named = (mutant.file.name, mutant.text, " ".join(mutant.old.split()), mutant.new)
-        return named == (self.file, self.line, self.was, self.becomes)
+        named = (mutant.file.name, mutant.text, " ".join(mutant.old.split()), mutant.new, mutant.nth)
+        return named == (self.file, self.line, self.was, self.becomes, self.nth)
 
 
 def equivalents() -> list[Equivalent]:
