@@ -86,3 +86,9 @@ def test_merging_with_nothing_changes_nothing() -> None:
 
 def test_ess_of_weights_that_are_all_zero_is_zero() -> None:
     assert numbers_of([0.0, 0.0])["ess"] == 0.0
+
+
+def test_no_metric_holds_on_to_the_graph() -> None:
+    values = torch.ones(3, requires_grad=True) * 2
+    for metric in (Mean.of(values), Sum.of(values), Extremum.of(values, 1), Spread.of(values), SampleSize.of(values)):
+        assert not metric.value()[0].requires_grad

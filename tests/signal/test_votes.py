@@ -74,3 +74,10 @@ def test_a_kl_in_the_loss_leaves_the_advantage_alone() -> None:
     prepared, _ = prepare(batch, recipe("reinforce", kl=KL(part("kl.k1"), 0.5, "loss")))
     assert_near(prepared.advantage, 3, 3, 1, 1)
     assert prepared.kl is None
+
+
+def test_a_kl_in_the_sequence_reward_is_not_counted_again_on_its_way_to_the_tokens() -> None:
+    # reward to go with nothing but the sequence's reward: every token gets all of it, the KL in it once
+    batch = batch_of([3.0, 1.0], [0, 0], 2, logp_old=OLD, logp_ref=REF)
+    chosen = recipe("reinforce_plus_plus", kl=KL(part("kl.k1"), 0.5, "sequence_reward"), whiten=False)
+    assert_near(prepare(batch, chosen)[0].advantage, *(3 - LOG2 / 2,) * 2, *(1 - LOG2 / 2,) * 2)
