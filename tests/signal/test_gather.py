@@ -1,0 +1,123 @@
+"""Two ranks in two threads: what `gather` gives is the batch that one process would have built."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.golden.exact import assert_is
+from torch import Tensor
+
+from trimtab.errors import SignalError
+from trimtab.signal import SignalBatch
+from trimtab.signal.parallel import ProcessGroup, gather
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A reducer whose ranks are threads that wait for one another."""
+
+    rank: int
+    slots: list[Any]
+    barrier: threading.Barrier
+
+    def concat(self, local: Tensor) -> list[Tensor]:
+        self.slots[self.rank] = local
+        _ = self.barrier.wait()
+        found = list(self.slots)
+        _ = self.barrier.wait()
+        return found
+
+    def sum(self, local: Tensor) -> Tensor:
+        return torch.stack(self.concat(local)).sum(0)
+
+
+def on_every_rank(work: Callable[[int, Meeting], Any], ranks: int) -> list[Any]:
+    slots, barrier = [None] * ranks, threading.Barrier(ranks, timeout=20)
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(lambda rank: work(rank, Meeting(rank, slots, barrier)), range(ranks)))
+
+
+# Rank 0 has three sequences of two episodes, rank 1 one, rank 2 two; group 7 lies on two ranks.
+MASKS = ([[1, 1], [0, 1], [1, 0]], [[1, 1]], [[0, 0], [0, 1]])
+LOGP = [-1.0 - 0.1 * i for i in range(12)]
+PLACES = (range(6), range(6, 8), range(8, 12))
+
+
+def batch_on(rank: int, **changes: object) -> SignalBatch:
+    values = torch.tensor([LOGP[i] for i in PLACES[rank]], dtype=torch.float64).reshape(-1, 2)
+    given: dict[str, Any] = {
+        "reward": ([1.0, 2.0], [3.0], [4.0, 5.0])[rank],
+        "group": ([7, 3], [7], [9, 9])[rank],
+        "episode": ([0, 1, 1], [0], [0, 1])[rank],
+        "scored": ([1, 1], [0], [1, 1])[rank],
+        "ended": ([1, 0, 1], [1], [1, 1])[rank],
+        "logp_old": values,
+        "extra": {"mine": values + 5},
+    }
+    return SignalBatch.from_padded(MASKS[rank], **(given | changes))
+
+
+def test_the_gathered_batch_is_the_whole_one_on_every_rank() -> None:
+    found = on_every_rank(lambda rank, reducer: gather(batch_on(rank), reducer, rank), 3)
+    for rank, (whole, mine) in enumerate(found):
+        assert_is(whole.segments.token_counts, 2, 1, 1, 2, 0, 1)
+        assert_is(whole.levels.episode_of_sequence, 0, 1, 1, 2, 3, 4)
+        assert_is(whole.group, 7, 3, 7, 9, 9)
+        assert_is(whole.levels.group_of_episode, 1, 0, 1, 2, 2)
+        assert whole.levels.num_groups == 3
+        assert_is(whole.reward, 1, 2, 3, 4, 5)
+        assert_is(whole.scored, 1, 1, 0, 1, 1)
+        assert_is(whole.ended, 1, 0, 1, 1, 1, 1)
+        kept = [LOGP[i] for i in (0, 1, 3, 4, 6, 7, 11)]
+        assert_is(whole.logp_old, *kept)
+        torch.testing.assert_close(whole.extra["mine"], whole.logp_old + 5, rtol=0, atol=0)
+        assert (whole.cells.shape, whole.dtype, whole.num_tokens) == ((7,), torch.float64, 7)
+        assert_is(whole.cells.index, *range(7))
+        # every rank counted its sequences from 0, so in the whole they are named by their place
+        assert_is(whole.sequence_id, *range(6))
+        assert_is(mine, *([0, 1, 2], [3], [4, 5])[rank])
+
+
+def test_ids_that_are_distinct_over_all_ranks_stay() -> None:
+    ids = ([40, 10, 30], [20], [50, 5])
+    found = on_every_rank(lambda rank, reducer: gather(batch_on(rank, sequence_id=ids[rank]), reducer, rank), 3)
+    assert_is(found[0][0].sequence_id, 40, 10, 30, 20, 50, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"ended": None}, "in ended,"),
+        ({"logp_rollout": torch.full((1, 2), -1.0, dtype=torch.float64)}, "in logp_rollout,"),
+        ({"extra": {"mien": torch.zeros(1, 2, dtype=torch.float64)}}, "in extra,"),
+        ({"logp_old": torch.full((1, 2), -1.0), "extra": {"mine": torch.zeros(1, 2)}}, "in dtype,"),
+    ],
+)
+def test_ranks_that_carry_different_fields_are_told_which(changes: dict[str, Any], names: str) -> None:
+    def work(rank: int, reducer: Meeting) -> str:
+        with pytest.raises(SignalError) as caught:
+            gather(batch_on(rank, **(changes if rank == 1 else {})), reducer, rank)
+        return str(caught.value)
+
+    first, second = on_every_rank(work, 2)
+    assert f"rank 1 differs from this one {names}" in first
+    assert f"rank 0 differs from this one {names}" in second
+
+
+def test_a_process_group_returns_what_it_was_given() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = ProcessGroup()
+        for local in (torch.tensor([True, False]), torch.tensor([3, 4, 5]), torch.zeros(0), torch.tensor([0.5])):
+            (found,) = group.concat(local)
+            torch.testing.assert_close(found, local, rtol=0, atol=0)
+        local = torch.tensor([2.0])
+        assert_is(group.sum(local), 2)
+        assert group.sum(local).data_ptr() != local.data_ptr()
+    finally:
+        dist.destroy_process_group()

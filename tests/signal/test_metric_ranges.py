@@ -1,0 +1,94 @@
+"""Each metric's range, derived from what its name says; each kind of metric on no value and on one."""
+
+import math
+
+import pytest
+import torch
+
+from trimtab.signal.metrics import METRICS, WATCH, Extremum, Histogram, Mean, Metrics, SampleSize, Spread, Sum, declared
+
+INF = math.inf
+ANY_SIGN = {
+    "reward/episode_mean", "advantage/token_mean", "kl_ref/token_mean", "k1_*/token_mean", "loss/*",
+}  # fmt: skip
+SHARES = ("_fraction", "_tokens", "_sequences")
+COUNTS = {"effective_batch/tokens", "effective_batch/sequences"}
+
+
+@pytest.mark.parametrize("spec", METRICS, ids=lambda spec: spec.name)
+def test_a_metric_has_the_range_of_its_kind(spec: object) -> None:
+    """A share lies in [0, 1]; a mean of something signed anywhere; everything else is at least 0."""
+    name = spec.name
+    share = (name.endswith(SHARES) or name.startswith("ess_")) and name not in COUNTS
+    assert (spec.low, spec.high) == ((-INF, INF) if name in ANY_SIGN else (0.0, 1.0) if share else (0.0, INF))
+
+
+def test_what_is_worth_watching_is_declared() -> None:
+    assert len(WATCH) == 10
+    assert all(any(spec.name == name for spec in METRICS) or declared(name) for name in WATCH)
+    assert declared("nothing/like_it") is None
+
+
+def test_a_histogram_has_a_bin_between_any_two_edges_and_one_on_either_side() -> None:
+    # Edges at ±0.01, 0.03, 0.1, 0.3, 1, 3, 10: one value inside each of the fifteen bins, and a value on every edge,
+    # which belongs to the bin below it.
+    inside = [-11.0, -5, -2, -0.5, -0.2, -0.05, -0.02, 0, 0.02, 0.05, 0.2, 0.5, 2, 5, 11]
+    edges = [-10.0, -3, -1, -0.3, -0.1, -0.03, -0.01, 0.01, 0.03, 0.1, 0.3, 1, 3, 10]
+    for values, counts in ((inside, [1] * 15), (edges, [1] * 14 + [0])):
+        assert Histogram.of(torch.tensor(values, dtype=torch.float64)).counts.tolist() == counts
+    above = [edge + 1e-9 for edge in edges]
+    assert Histogram.of(torch.tensor(above, dtype=torch.float64)).counts.tolist() == [0] + [1] * 14
+
+
+def numbers_of(values: list[float], among: list[bool] | None = None) -> dict[str, float]:
+    given = torch.tensor(values, dtype=torch.float64)
+    chosen = None if among is None else torch.tensor(among, dtype=torch.bool)
+    kinds = {
+        "mean": Mean.of(given, chosen),
+        "max": Extremum.of(given, 1, chosen),
+        "min": Extremum.of(given, -1, chosen),
+        "std": Spread.of(given, chosen),
+        "ess": SampleSize.of(given, chosen),
+        "sum": Sum.of(given),
+        "share": Mean.fraction(given > 0, chosen),
+    }
+    return Metrics(kinds, {}).numbers()
+
+
+def test_of_nothing_only_a_sum_and_a_share_are_reported() -> None:
+    assert numbers_of([]) == {"sum": 0.0, "share": 0.0}
+    assert numbers_of([3.0, 4.0], [False, False]) == {"sum": 7.0, "share": 0.0}
+
+
+@pytest.mark.parametrize("among", [[True], None])
+def test_of_one_value_everything_is_reported(among: list[bool] | None) -> None:
+    one = {"mean": 4.0, "max": 4.0, "min": 4.0, "std": 0.0, "ess": 1.0, "sum": 4.0, "share": 1.0}
+    assert numbers_of([4.0], among) == one
+
+
+def test_only_the_chosen_count() -> None:
+    # of 1, 3, 9: the first two. mean 2, std 1, ess (1 + 3)^2 / (2 * 10)
+    found = numbers_of([1.0, 3.0, 9.0], [True, True, False])
+    assert found == {"mean": 2.0, "max": 3.0, "min": 1.0, "std": 1.0, "ess": 0.8, "sum": 13.0, "share": 1.0}
+
+
+def test_merging_with_nothing_changes_nothing() -> None:
+    one, nothing = torch.tensor([2.0, 4.0], dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    for kind in (Mean, Spread, SampleSize, Sum):
+        whole = kind.of(one).value()[0].item()
+        assert kind.of(one).merge(kind.of(nothing)).value()[0].item() == whole
+        assert kind.of(nothing).merge(kind.of(one)).value()[0].item() == whole
+    # two halves of different means: 2, 4 and 8, 10 have mean 6 and squares 16 + 4 + 4 + 16 = 40, 40 / 4 = 10
+    joined = Spread.of(one).merge(Spread.of(one + 6))
+    assert joined.value()[0].item() == pytest.approx(math.sqrt(10), rel=1e-15)
+    assert joined.mean.item() == 6.0
+
+
+def test_ess_of_weights_that_are_all_zero_is_zero() -> None:
+    assert numbers_of([0.0, 0.0])["ess"] == 0.0
+
+
+def test_no_metric_holds_on_to_the_graph() -> None:
+    values = torch.ones(3, requires_grad=True) * 2
+    for metric in (Mean.of(values), Sum.of(values), Extremum.of(values, 1), Spread.of(values), SampleSize.of(values)):
+        assert not metric.value()[0].requires_grad

@@ -1,0 +1,66 @@
+"""A field of a recipe holds what it is declared to hold; nothing that looks like it is taken for it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import trimtab
+from trimtab.errors import SignalError
+from trimtab.signal import Part, Stage, part, recipe
+from trimtab.signal.catalogue import of
+from trimtab.signal.layout import Keep, PerToken, TokenIndex
+
+CLIP = part("policy_loss.clipped")
+BAND = Stage(part("keep.token_band", band=(0.5, 2.0)), ratio="engine")
+WRONG: list[tuple[str, Any]] = [
+    ("name", 3), ("source", None), ("summary", 3),
+    ("filter_constant_groups", "false"), ("whiten", "no"), ("whiten", 1), ("allow_double_count", None),
+    ("not_ended", "supress"), ("old", "recomputed"),
+    ("weighting", "token_mean"), ("normalize", None), ("advantage", Stage(CLIP, anchor="old")),
+    ("loss", CLIP), ("reward", part("reward.affine")), ("reward", (BAND,)), ("reward", [part("reward.affine")]),
+    ("correction", BAND), ("correction", [BAND]), ("correction", (BAND.part,)),
+    ("kl", 0.04), ("kl", part("kl.k3")), ("entropy", 0.01), ("value", 0.5), ("nll", 1.0),
+    ("clip_advantage", "5"), ("clip_advantage", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG, ids=[f"{f}-{type(v).__name__}" for f, v in WRONG])
+def test_a_field_of_the_wrong_kind_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(SignalError, match=field):
+        replace(recipe("tis"), **{field: value})
+
+
+def test_fields_of_the_right_kind_are_taken() -> None:
+    right = {
+        "reward": (part("reward.affine"), part("reward.clip", low=0.0, high=1.0)), "correction": (BAND, BAND),
+        "whiten": True, "clip_advantage": 5, "kl": None, "not_ended": "suppress",
+    }  # fmt: skip
+    made = replace(recipe("tis"), **right)
+    assert {name: getattr(made, name) for name in right} == right
+
+
+@trimtab.formula(source="a test", stage="keep", scope="token", promises=())
+def young(version: TokenIndex) -> tuple[Keep, dict[str, torch.Tensor]]:
+    """Reads no policy at all."""
+    return version > 3, {}
+
+
+@trimtab.formula(source="a test", stage="keep", scope="token", promises=())
+def likely(logp_old: PerToken) -> tuple[Keep, dict[str, torch.Tensor]]:
+    """Reads the old policy by name, without a ratio."""
+    return logp_old > -9, {}
+
+
+@pytest.mark.parametrize(
+    ("formula", "old", "late"),
+    [(young, "recompute", False), (young, "current", False), (likely, "recompute", False), (likely, "current", True)],
+)
+def test_without_a_ratio_a_stage_is_late_when_it_reads_an_old_policy_that_moves(
+    formula: Any, old: str, late: bool
+) -> None:
+    chosen = recipe("reinforce", correction=(Stage(Part(of(formula), {})),), old=old)
+    assert chosen.is_late(chosen.correction[0]) is late
+    assert ("logp_old" in chosen.needs) is (formula is likely and old == "recompute")
+    assert ("version" in chosen.needs) is (formula is young)
