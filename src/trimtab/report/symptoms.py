@@ -248,7 +248,7 @@ _ALL = (
     Symptom(
         "learned-nothing",
         "The run learned nothing, or diverged",
-        "`summary.json` says `learned_nothing` (exit code 3) or `diverged` (exit code 1); the first warning has the "
+        "`summary.json` says `learned_nothing` (exit code 3) or `diverged` (exit code 2); the first warning has the "
         "cause.",
         "`learned_nothing`: all steps were made and none had a gradient other than 0. No answer got a reward, or no "
         "group held two different ones, or all was rejected. `diverged`: the parameters are not finite, or their norm "

@@ -184,7 +184,7 @@ def from_logits(*, chunk: int = 1000, twin: bool = False, defined: bool = True) 
         logits = case.flat("logits")
         model: Any = _Model(None, logits.shape[-1])
         held = 4 * chunk * logits.shape[-1]
-        logp, entropy = _chunked(model, logits, case.flat("token_id"), options["temperature"], held)
+        logp, entropy = _chunked(model, logits, case.flat("token_id"), options["temperature"], held, None, True)
         return {"logp": Result(logp, "token", "logp"), "entropy": Result(entropy, "token", "entropy")}
 
     return Subject(
@@ -203,7 +203,13 @@ def passed() -> Subject:
             raise case.cannot("nothing trains")
         rows = _assembled(case).rows(range(case.num_sequences))
         logits = case.logits(side="right")
-        out = token_pass(_Model(logits, logits.shape[-1]), rows, **options)  # type: ignore[arg-type]
+        out = token_pass(
+            _Model(logits, logits.shape[-1]),
+            rows,
+            with_state=True,
+            entropy_graph=True,
+            **options,  # type: ignore[arg-type]
+        )
         return {
             "logp": Result(out.logp, "token", "logp"), "entropy": Result(out.entropy, "token", "entropy"),
             "value": Result(out.state.sum(-1), "token", "value"),
