@@ -129,6 +129,15 @@ def test_an_own_advantage_splits_groups_where_the_recipe_cannot() -> None:
     torch.testing.assert_close(got, gradient(given, "tis", WHOLE), rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_plain_lists_are_read_in_the_precision_of_the_log_probs(dtype: torch.dtype) -> None:
+    given = {name: value.to(dtype) if value.is_floating_point() else value for name, value in rows().items()}
+    leaves = [(given["logp_old"] - 0.03).clone().requires_grad_() for _ in range(2)]
+    for leaf, fields in zip(leaves, (given, {name: value.tolist() for name, value in given.items()}), strict=True):
+        trimtab.loss(leaf, recipe="tis", **fields)[0].backward()
+    assert torch.equal(leaves[0].grad, leaves[1].grad)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "counts of another step": ({"counts": Counts(tokens=3, sequences=1)}, "this call alone has 56"),
     "counts that are a number": ({"counts": 128}, "counts is int. Add up trimtab.count"),

@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from trimtab.signal.batch import SignalBatch
 from trimtab.signal.composition import Recipe
 from trimtab.signal.counts import Counts, check_groups, share_of
 from trimtab.signal.decision import decide
-from trimtab.signal.door import check_floats, check_tokens
+from trimtab.signal.door import FLOATS, check_floats, check_tokens
 from trimtab.signal.layout import Cells, PerToken, Scalar
 from trimtab.signal.objective import TokenLoss, step, token_loss
 from trimtab.signal.preparation import Prepared, prepare
@@ -62,7 +62,7 @@ def loss(
     _ = as_count(ranks, "loss", "ranks")
     says = "It is what the loss is multiplied by before backward: a number other than 0."
     _ = as_number(grad_scale, "loss", "grad_scale", lambda scale: 0 < abs(scale) < float("inf"), says)
-    prepared = _prepare(chosen, mask, reward, group, advantage, fields)
+    prepared = _prepare(chosen, mask, reward, group, advantage, _in_precision_of(logp, fields))
     for warning in prepared.warnings:
         warnings.warn(warning, stacklevel=2)
     update = next(prepared.updates(1))
@@ -132,6 +132,24 @@ def _prepare(
     )
     given = None if advantage is None else _advantage(advantage, batch)
     return prepare(batch, recipe, advantage=given)[0]
+
+
+def _in_precision_of(logp: Tensor, fields: dict[str, Any]) -> dict[str, Any]:
+    """Plain numbers have no precision of their own: they are read in that of the current log-probs."""
+    dtype: torch.dtype | None = getattr(logp, "dtype", None)
+    dtype = dtype if dtype in (torch.float32, torch.float64) else None
+    plain = {n: v for n, v in fields.items() if n in (*FLOATS, "value_after", "token_reward") and _holds_numbers(v)}
+    return {
+        **fields,
+        **{name: as_tensor(values, f"SignalBatch: {name}", dtype=dtype) for name, values in plain.items()},
+    }
+
+
+def _holds_numbers(values: object) -> bool:
+    """A list of numbers, or of lists of them; tensors and arrays know their precision."""
+    while isinstance(values, list | tuple) and values:
+        values = cast("list[object]", values)[0]
+    return isinstance(values, int | float)
 
 
 def _advantage(advantage: Numbers, batch: SignalBatch) -> PerToken:
