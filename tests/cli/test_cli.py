@@ -120,6 +120,7 @@ def test_the_same_seed_finds_the_same_counter_example() -> None:
     assert [{**v, "seconds": 0} for v in first] == [{**v, "seconds": 0} for v in second]
 
 
+@pytest.mark.slow
 def test_a_baseline_takes_known_bugs_out_of_the_exit_code(tmp_path: Path) -> None:
     known = tmp_path / "known.json"
     words = ("check", "outside_formulas.leaky", "--jobs", "1")

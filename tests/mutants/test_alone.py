@@ -62,7 +62,10 @@ def test_every_invariant_has_a_planted_bug_of_its_own() -> None:
     assert set(ALONE) == set(INVARIANTS)
 
 
-@pytest.mark.parametrize("invariant", sorted(ALONE))
+@pytest.mark.parametrize(
+    "invariant",
+    [pytest.param(name, marks=() if i % 3 == 0 else pytest.mark.slow) for i, name in enumerate(sorted(ALONE))],
+)
 def test_the_bug_is_missed_when_the_invariant_is_switched_off(invariant: str) -> None:
     found = findings(_mutant(invariant).subject, CASES[: FEW.get(invariant, len(CASES))])
     assert set(found) == {invariant}, found

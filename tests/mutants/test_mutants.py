@@ -74,10 +74,12 @@ ELSEWHERE = ("recipe.", "loss(", "ranked(", *STAGES)
 """Formulas and recipes are held to everything in tests/sentinel/test_invariants.py, all of them by slow tests here."""
 
 
+HERE = {one.name: one for one in ORIGINALS.values() if not one.name.startswith(ELSEWHERE)}
+
+
 @pytest.mark.parametrize(
     "original",
-    {one.name: one for one in ORIGINALS.values() if not one.name.startswith(ELSEWHERE)}.values(),
-    ids=lambda s: s.label,
+    [pytest.param(s, id=s.label, marks=() if i % 2 else pytest.mark.slow) for i, s in enumerate(HERE.values())],
 )
 def test_what_a_bug_was_planted_in_is_clean(original: Subject) -> None:
     assert findings(original, random_cases(None, seed=0, examples=1)) == {}

@@ -54,6 +54,7 @@ def test_staleness_zero_is_the_synchronous_loop_bit_for_bit(small: TrainSettings
     assert all(torch.equal(tensor, saved[name]) for name, tensor in policy.model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_processes_without_staleness_give_the_numbers_of_inline(small: TrainSettings, tmp_path: Path) -> None:
     settings = small.model_copy(update={"staleness": 0, "steps": 3})
     for runtime in ("inline", "processes"):
