@@ -23,7 +23,7 @@ def warnings_of(small: TrainSettings, folder: Path, formula: str, monkeypatch: p
     return "\n".join(train(settings, chosen, progress=Silent()).warnings)
 
 
-@pytest.mark.parametrize("formula", ["halves_old", "halves_late"])
+@pytest.mark.parametrize("formula", ["halves_old", "halves_late", "halves_in_decide"])
 def test_a_formula_that_writes_in_place_raises_an_alarm(
     formula: str, small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,3 +25,10 @@ def halves_late(logp_rollout: PerToken, logratio: PerToken) -> tuple[PerToken, d
 def looks_around(logratio: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
     """A weight that depends on who else is in the micro-batch, which scope `token` forbids."""
     return torch.full_like(logratio, float(len(logratio))), {}
+
+
+@formula(source="a test", stage="importance", scope="update", consumes="ratio", promises=())
+def halves_in_decide(logp_rollout: PerToken, logratio: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
+    """Scope update, so `decide` runs it, once for the whole step; it writes to what it was given."""
+    logp_rollout.mul_(0.5)
+    return logratio.detach().exp(), {}
