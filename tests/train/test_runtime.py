@@ -142,6 +142,7 @@ def test_a_sampler_that_hangs_is_told_of_can_be_left_and_is_given_up(
     """A stopped process: it is alive, and never says a word again."""
     monkeypatch.setattr("trimtab.train.processes.NOTICE_SECONDS", 0.05)
     monkeypatch.setattr("trimtab.train.processes.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("trimtab.train.processes.CLOSE_SECONDS", 0.1)
     policy, runtime = opened(small, tmp_path / "sampler")
     told: list[str] = []
     try:
@@ -158,9 +159,11 @@ def test_a_sampler_that_hangs_is_told_of_can_be_left_and_is_given_up(
                 break
         else:
             pytest.fail("the wait never ended")
-        assert re.fullmatch(r"no batch from the sampler for 0 s; it is at prompts \d+ to \d+ with .*", told[0]), told
+        # Where the stop hits it is chance: at work on an order, or between two.
+        at = r"(it is at prompts \d+ to \d+ with .*|it has version \d+ and no order .*)"
+        assert re.fullmatch(rf"no batch from the sampler for \d+ s; {at}", told[0]), told
         monkeypatch.setenv("TRIMTAB_SAMPLER_SECONDS", "0.1")
-        with pytest.raises(EngineError, match=r"has said nothing for 0.1 s, so it seems to hang; it is at prompts"):
+        with pytest.raises(EngineError, match=rf"has said nothing for 0.1 s, so it seems to hang; {at}"):
             _ = runtime.batch(list)
     finally:
         runtime.close()
