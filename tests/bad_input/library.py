@@ -76,6 +76,13 @@ def with_cell(values: Tensor, value: float, *, trainable: bool) -> Tensor:
 
 # --- token fields -------------------------------------------------------------------------------------------------
 
+
+def _in_itself() -> list[Any]:
+    endless: list[Any] = []
+    endless.append(endless)
+    return endless
+
+
 NONSENSE: dict[str, Callable[[], Any]] = {
     "text": lambda: "abc",
     "bytes": lambda: b"abc",
@@ -91,6 +98,7 @@ NONSENSE: dict[str, Callable[[], Any]] = {
     "list of None": lambda: [None, None, None, None],
     "array of objects": lambda: numpy.array([{}, {}, {}, {}], dtype=object),
     "array of dates": lambda: numpy.array(["2026-01-01"] * 4, dtype="datetime64[D]"),
+    "a list in itself": lambda: _in_itself(),
     "huge integers": lambda: [10**400, 1, 1, 1],
 }
 """What no field can be."""

@@ -146,9 +146,10 @@ def _in_precision_of(logp: Tensor, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _holds_numbers(values: object) -> bool:
-    """A list of numbers, or of lists of them; tensors and arrays know their precision."""
-    while isinstance(values, list | tuple) and values:
-        values = cast("list[object]", values)[0]
+    """A list of numbers, or of rows of them; tensors and arrays know their precision."""
+    for _ in range(2):
+        if isinstance(values, list | tuple) and values:
+            values = cast("list[object]", values)[0]
     return isinstance(values, int | float)
 
 
