@@ -70,6 +70,12 @@ def setting_rows() -> Iterator[Row]:
             if kind == "a date" and annotation is str:
                 continue
             yield Row(f"{key}: {kind}", lambda key=key, value=value: parse_run(nested(key, value)), says=leaf)
+            if kind != "a huge number":  # a file has 64 bits; in Python 10**30 is a float like any other
+                yield Row(
+                    f"Python {key}: {kind}",
+                    lambda key=key, value=value: TrainSettings(**nested(key, value)["train"]),
+                    says=leaf,
+                )
         leaf, table = key.rpartition(".")[2], key.rpartition(".")[0]
         yield Row(f"{key}, misspelled", lambda t=table, n=leaf: parse_run(nested(f"{t}.{n}x", 1)), says=f"{leaf}x")
     for key in OffPolicyCorrection.model_fields:

@@ -2,20 +2,27 @@ import pytest
 from pydantic import ValidationError
 
 from trimtab.config.train import EarlyStop, ModelSettings, TrainSettings
+from trimtab.errors import ConfigError
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"steps": 0}, "steps\n  Input should be greater than or equal to 1"),
-        ({"seed": -1}, "seed\n  Input should be greater than or equal to 0"),
-        ({"temperature": 0.0}, "temperature\n  Input should be greater than 0"),
-        ({"lr": float("nan")}, "lr\n  Input should be"),
-        ({"grad_clip": float("inf")}, "grad_clip\n  Input should be a finite number"),
-        ({"samples_per_prompt": 0}, "samples_per_prompt\n  Input should be greater than or equal to 1"),
-        ({"learning_rate": 1e-3}, "learning_rate\n  Extra inputs are not permitted"),
-        ({"early_stop": {"accuracy": 1.5}}, "Input should be less than or equal to 1"),
-        ({"early_stop": "sometimes"}, "Input should be 'never'"),
+        ({"steps": 0}, "TrainSettings: steps = 0 is not possible: input should be greater than or equal to 1."),
+        ({"seed": -1}, "seed = -1 is not possible: input should be greater than or equal to 0."),
+        ({"temperature": 0.0}, "temperature = 0.0 is not possible: input should be greater than 0."),
+        ({"lr": float("nan")}, "lr = nan is not possible: input should be"),
+        ({"grad_clip": float("inf")}, "grad_clip = inf is not possible: input should be a finite number."),
+        (
+            {"samples_per_prompt": 0},
+            "samples_per_prompt = 0 is not possible: input should be greater",
+        ),
+        ({"learning_rate": 1e-3}, "there is no key 'learning_rate'; "),
+        (
+            {"early_stop": {"accuracy": 1.5}},
+            "early_stop.accuracy = 1.5 is not possible: input should be less",
+        ),
+        ({"early_stop": "sometimes"}, "early_stop = 'sometimes' is not possible: input should be 'never'"),
         (
             {"prompts_per_step": 2, "updates_per_batch": 3},
             "updates_per_batch 3 is more than prompts_per_step 2, so some",
@@ -24,7 +31,7 @@ from trimtab.config.train import EarlyStop, ModelSettings, TrainSettings
     ],
 )
 def test_senseless_values_are_refused(changed: dict[str, object], said: str) -> None:
-    with pytest.raises(ValidationError) as refusal:
+    with pytest.raises(ConfigError) as refusal:
         _ = TrainSettings(**changed)  # pyright: ignore[reportArgumentType]
     assert said in str(refusal.value)
 

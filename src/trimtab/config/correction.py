@@ -6,8 +6,9 @@ The block says which correction stages are on; it becomes stages of a recipe, so
 import warnings
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from trimtab.config.table import Table
 from trimtab.errors import ConfigError
 from trimtab.signal import Stage, part
 
@@ -42,10 +43,8 @@ def _refuse_two_answers(keys: dict[str, Any], use: bool | None, cap: float | Non
         )
 
 
-class OffPolicyCorrection(BaseModel):
+class OffPolicyCorrection(Table):
     """The ten keys of SkyRL #849, with its defaults. A group that is null is off."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     tis_ratio_type: Literal["token", "sequence"] | Null = None
     """Truncated importance sampling: each token's ratio, the product over a sequence, or null for off."""

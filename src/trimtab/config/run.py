@@ -4,20 +4,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
 from trimtab.config.correction import OffPolicyCorrection
-from trimtab.config.plain import check_plain, cut, parse_value, read_toml, shown
+from trimtab.config.plain import check_plain, parse_value, read_toml, shown
 from trimtab.config.signal import SignalTable, build_recipe
+from trimtab.config.table import Table, sentences
 from trimtab.config.train import TrainSettings
-from trimtab.errors import ConfigError, TrimtabError, suggestion
+from trimtab.errors import ConfigError, TrimtabError
 from trimtab.signal import Recipe
 
 
-class RunFile(BaseModel):
+class RunFile(Table):
     """One run: what is learned from (recipe, signal, off_policy_correction) and how it is trained (train)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     recipe: str = "start_async"
     """A recipe by name; a complete choice of the signal. `trimtab catalog` lists them. Unset beside an
@@ -55,7 +54,7 @@ def parse_run(table: Mapping[str, Any], where: str = "run file") -> RunFile:
     try:
         run = RunFile.model_validate(dict(table))
     except ValidationError as error:
-        raise ConfigError("\n".join(_say(where, problem, dict(table)) for problem in error.errors())) from error
+        raise ConfigError(sentences(where, error, RunFile, beside=("train", "signal"))) from error
     try:
         _ = run.build_recipe()
     except TrimtabError:
@@ -82,51 +81,3 @@ def _override(table: dict[str, Any], override: str) -> None:
             raise ConfigError(f"{where}: {parent} holds a value, not a table.")
         place = cast("dict[str, Any]", inner)
     place[leaf] = value
-
-
-def _say(where: str, problem: Any, table: Mapping[str, Any]) -> str:
-    """One sentence of pydantic's as one of ours: the key, the value, the choices."""
-    is_unknown = problem["type"] == "extra_forbidden"
-    *parents, leaf = [str(part) for part in problem["loc"]] or [""]
-    # The last part of an unknown key is the user's word, whatever it is called.
-    path = [part for part in parents if not _is_type_name(part)]
-    path += [leaf] if is_unknown or not _is_type_name(leaf) else []
-    key = cut(".".join(path))
-    if is_unknown:
-        here = known_keys(path[:-1])
-        said = suggestion(
-            path[-1], [*here, *(f"{name}.{one}" for name in ("train", "signal") for one in known_keys([name]))]
-        )
-        hint = f"; {said}{'' if said.endswith('?') else '.'}" if said else "."
-        return f"{where}: there is no key {key!r}{hint} Known here: {', '.join(here)}."
-    message = problem["msg"].removeprefix("Value error, ").rstrip(".")
-    if problem["type"] == "value_error" and isinstance(problem["input"], dict):
-        return f"{where}: {message}."
-    if problem["type"] in ("model_type", "dict_type"):
-        return f"{where}: {key} = {shown(problem['input'])} is not a table of keys. Write {key}.KEY=VALUE."
-    if problem["type"] == "missing":
-        return f"{where}: {key} is missing. {message}."
-    return f"{where}: {key} = {shown(problem['input'])} is not possible: {message[:1].lower()}{message[1:]}."
-
-
-def _is_type_name(part: str) -> bool:
-    """pydantic puts the tried member of a union into the path; it is not a key of the file."""
-    return part in {
-        "EarlyStop",
-        "bool",
-        "int",
-        "float",
-        "str",
-    } or part.startswith(("literal", "function-", "constrained", "none"))
-
-
-def known_keys(path: list[str]) -> list[str]:
-    """The keys a table takes."""
-    model: type[BaseModel] = RunFile
-    for key in path:
-        field = model.model_fields.get(key)
-        annotation = field.annotation if field else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return sorted(model.model_fields)

@@ -6,14 +6,15 @@ What a field may hold, and every sentence about what it may not, is the signal's
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from trimtab.config.correction import OffPolicyCorrection
+from trimtab.config.table import Table
 from trimtab.errors import ConfigError, SignalError
 from trimtab.signal import Recipe, recipe
 
 
-class SignalTable(BaseModel):
+class SignalTable(Table):
     """Fields of the recipe that are your own; everything left out is the recipe's."""
 
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)

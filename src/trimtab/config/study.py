@@ -14,7 +14,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from trimtab.config.plain import read_toml
 from trimtab.config.run import RunFile, parse_run
-from trimtab.config.train import Count, Frozen, Natural
+from trimtab.config.table import Table, sentences
+from trimtab.config.train import Count, Natural
 from trimtab.errors import ConfigError, unknown_name
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
@@ -22,7 +23,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 RUN_KEYS = ("recipe", "signal", "off_policy_correction", "train")
 
 
-class Expectation(Frozen):
+class Expectation(Table):
     """What the mean of an arm over all seeds should be, said before it was measured."""
 
     arm: str
@@ -46,7 +47,7 @@ class Expectation(Frozen):
         return (self.at_least is None or mean >= self.at_least) and (self.at_most is None or mean <= self.at_most)
 
 
-class StudyFile(Frozen):
+class StudyFile(Table):
     """The protocol as it is written."""
 
     title: str
@@ -106,7 +107,7 @@ def load_study(path: Path) -> Protocol:
     try:
         study = StudyFile.model_validate(table)
     except ValidationError as error:
-        raise ConfigError("\n".join(_say(path, problem) for problem in error.errors())) from error
+        raise ConfigError(sentences(str(path), error, StudyFile)) from error
     base, base_sha256 = _base(study.base, path)
     arms = tuple(_arm(name, own, base, path) for name, own in study.arms.items())
     return Protocol(path, _sha256(path), base_sha256, study, arms)
@@ -178,21 +179,6 @@ def _key(key: str) -> str:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _say(path: Path, problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    message = str(problem["msg"]).removeprefix("Value error, ").rstrip(".")
-    if problem["type"] == "missing":
-        return f"{path}: {key} is missing, so this is no protocol. {_meaning(key)}"
-    if problem["type"] == "extra_forbidden":
-        return f"{path}: there is no key {key!r}. Known here: {', '.join(StudyFile.model_fields)}."
-    return f"{path}: {key + ': ' if key else ''}{message}."
-
-
-def _meaning(key: str) -> str:
-    field = StudyFile.model_fields.get(key)
-    return f"{key}: {field.description}" if field and field.description else "Add it."
 
 
 def _sha256(path: Path) -> str:

@@ -1,10 +1,11 @@
 """The only place that says what a training run can be told. Frozen; unknown keys and senseless values are refused."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_origin
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from trimtab.config.table import Table
 from trimtab.errors import ConfigError
 
 MOST = 2**31 - 1
@@ -39,24 +40,7 @@ Runtime = Literal["inline", "processes"]
 Sink = Literal["tensorboard", "wandb", "trackio"]
 
 
-class Frozen(BaseModel):
-    """Settings never change once they are made. An unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_is_a_list_of_one(cls, given: Any) -> Any:
-        """`log_to = "wandb"` is `log_to = ["wandb"]`, for every setting that takes several."""
-        if not isinstance(given, dict):
-            return given
-        table = cast("dict[str, Any]", given)
-        several = {name for name, field in cls.model_fields.items() if get_origin(field.annotation) in (tuple, list)}
-        alone = {n: v for n, v in table.items() if n in several and not isinstance(v, list | tuple | None)}
-        return {**table, **{name: [value] for name, value in alone.items()}}
-
-
-class TaskSettings(Frozen):
+class TaskSettings(Table):
     """What is asked and how answers are judged. A bare name is enough: `train.task=sort`."""
 
     name: str = "sort"
@@ -67,7 +51,7 @@ class TaskSettings(Frozen):
     """Problems for `name = "file"`: JSONL or parquet with `prompt` (text or chat messages), `answer`, your columns."""
     eval_file: File | None = None
     """Held-out problems in the same form; unset: a fifth of `file`, split off by a hash of the prompt."""
-    options: dict[str, bool | int | float | str] = {}
+    options: dict[str, bool | int | float | str] = {}  # noqa: RUF012 - pydantic copies it
     """Settings of a reasoning-gym data set, by its own names; of a file: `prompt_column`, `answer_column`."""
     reward: str = "task"
     """Who judges: the task itself, `exact`, `numeric`, `math_verify`, or your own as `module:function`."""
@@ -95,7 +79,7 @@ class TaskSettings(Frozen):
         return self
 
 
-class ModelSettings(Frozen):
+class ModelSettings(Table):
     """The policy: a folder of yours, or a Qwen3 of these sizes with random parameters (0.13 million by default)."""
 
     path: File | None = None
@@ -131,7 +115,7 @@ class ModelSettings(Frozen):
         return self
 
 
-class EngineSettings(Frozen):
+class EngineSettings(Table):
     """The sampler: how it stores the parameters, and which distribution it draws from."""
 
     format: Format = "fp32"
@@ -146,7 +130,7 @@ class EngineSettings(Frozen):
     """Answers sampled at once; as one ends the next enters. 0: all of them."""
 
 
-class EarlyStop(Frozen):
+class EarlyStop(Table):
     """Stop when the held-out validation accuracy is high enough, several evaluations in a row."""
 
     accuracy: Share = 0.98
@@ -155,7 +139,7 @@ class EarlyStop(Frozen):
     """How many evaluations in a row must reach it."""
 
 
-class TrainSettings(Frozen):
+class TrainSettings(Table):
     """One run, start to end."""
 
     seed: Seed = 0
