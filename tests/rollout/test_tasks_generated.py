@@ -107,7 +107,7 @@ def test_gsm8k_pays_the_number_behind_the_mark(answer: str, reward: float) -> No
     ],
 )
 def test_the_calculator_answers_arithmetic_and_nothing_else(call: str, said: str) -> None:
-    assert calculator.answered(call) == said
+    assert calculator.answer_call(call) == said
 
 
 def test_a_call_is_answered_and_the_next_turn_is_the_answer() -> None:

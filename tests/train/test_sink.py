@@ -104,11 +104,11 @@ def test_wandb_writes_offline_files_when_nobody_is_logged_in(tmp_path: Path) -> 
 
 def test_a_step_is_sent_once_whatever_is_resumed(tmp_path: Path) -> None:
     sent = sink.Sent.read(tmp_path, fresh=True)
-    assert [sent.is_new("wandb", step) for step in (0, 1, 2)] == [True, True, True]
+    assert [sent.claim_step("wandb", step) for step in (0, 1, 2)] == [True, True, True]
     again = sink.Sent.read(tmp_path, fresh=False)
     assert again.name == sent.name
-    assert [again.is_new("wandb", step) for step in (1, 2, 3)] == [False, False, True]
-    assert again.is_new("trackio", 0)
+    assert [again.claim_step("wandb", step) for step in (1, 2, 3)] == [False, False, True]
+    assert again.claim_step("trackio", 0)
     assert sink.Sent.read(tmp_path, fresh=True).name != sent.name
 
 

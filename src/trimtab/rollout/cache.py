@@ -33,8 +33,8 @@ class Columns(DynamicLayer):
         start, self._width = self._width, self._width + key_states.shape[-2]
         if not start or self._width > self._key_room.shape[-2]:
             capacity = max(self._width, start + start // 2) + ROOM
-            self._key_room = _moved(self._key_room, start, key_states, capacity)
-            self._value_room = _moved(self._value_room, start, value_states, capacity)
+            self._key_room = _grow(self._key_room, start, key_states, capacity)
+            self._value_room = _grow(self._value_room, start, value_states, capacity)
             self.is_initialized = True
         self._key_room[:, :, start : self._width] = key_states
         self._value_room[:, :, start : self._width] = value_states
@@ -57,7 +57,7 @@ class Columns(DynamicLayer):
         return self._key_room[:, :, : self._width], self._value_room[:, :, : self._width]
 
 
-def _moved(old: Tensor, filled: int, like: Tensor, capacity: int) -> Tensor:
+def _grow(old: Tensor, filled: int, like: Tensor, capacity: int) -> Tensor:
     """A buffer of `capacity` columns that begins with those filled in the old one."""
     rows, heads, _, size = like.shape
     room = like.new_empty(rows, heads, capacity, size)

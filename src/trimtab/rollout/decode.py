@@ -54,7 +54,7 @@ class Batch:
         """Columns of the cache."""
         return int(self.cache.get_seq_length())
 
-    def only(self, rows: Tensor) -> "Batch":
+    def keep_rows(self, rows: Tensor) -> "Batch":
         """These rows, without the columns that none of them sees."""
         hidden = self.hidden.index_select(0, rows)
         unseen = int(hidden.min())
@@ -67,7 +67,7 @@ class Batch:
             finished=self.finished.index_select(0, rows),
         )
 
-    def joined(self, other: "Batch") -> "Batch":
+    def join(self, other: "Batch") -> "Batch":
         """The rows of both; those of the narrower cache see nothing in the columns that it lacked."""
         narrower = self.width - other.width
         self.cache.join(other.cache)
@@ -99,11 +99,11 @@ def decode(
     while True:
         free = slots - (0 if batch is None else len(batch.request))
         if entered < len(requests) and free >= slots * LEAVE_SHARE:
-            new = _prefilled(model, requests[entered : entered + free], entered, pad_id)
+            new = _prefill(model, requests[entered : entered + free], entered, pad_id)
             entered += len(new.request)
-            batch = new if batch is None else batch.joined(new)
+            batch = new if batch is None else batch.join(new)
         assert batch is not None
-        chosen, batch = _drawn(batch, how, random, answers, eos_id)
+        chosen, batch = _draw(batch, how, random, answers, eos_id)
         finished = int(batch.finished.sum())
         if finished == len(batch.request):
             batch = None
@@ -112,8 +112,8 @@ def decode(
             continue
         if finished >= len(batch.request) * LEAVE_SHARE:
             stays = (~batch.finished).nonzero()[:, 0]
-            chosen, batch = chosen.index_select(0, stays), batch.only(stays)
-        batch = _stepped(model, batch, chosen)
+            chosen, batch = chosen.index_select(0, stays), batch.keep_rows(stays)
+        batch = _advance(model, batch, chosen)
 
 
 def _blank(rows: int, how: Sampling | Greedy, device: torch.device) -> Answers:
@@ -127,7 +127,7 @@ def _blank(rows: int, how: Sampling | Greedy, device: torch.device) -> Answers:
     )
 
 
-def _prefilled(model: "PreTrainedModel", requests: Sequence[Request], first: int, pad_id: int) -> Batch:
+def _prefill(model: "PreTrainedModel", requests: Sequence[Request], first: int, pad_id: int) -> Batch:
     """The requests as new rows; neighbours with equal prompts share one pass over it."""
     runs = [(ids, len(list(same))) for ids, same in groupby(request.ids for request in requests)]
     width = max(len(ids) for ids, _ in runs)
@@ -150,7 +150,7 @@ def _prefilled(model: "PreTrainedModel", requests: Sequence[Request], first: int
     )
 
 
-def _drawn(batch: Batch, how: Sampling | Greedy, random: Tensor, answers: Answers, eos_id: int) -> tuple[Tensor, Batch]:
+def _draw(batch: Batch, how: Sampling | Greedy, random: Tensor, answers: Answers, eos_id: int) -> tuple[Tensor, Batch]:
     """The next token of every row, written down; those of rows that have finished are of no account."""
     place = (batch.request, batch.count)
     chosen, logp, left = choose(batch.logits, how, random[place])
@@ -173,7 +173,7 @@ def _write_support(batch: Batch, left: Tensor, support: list[list[tuple[int, ...
             support[request].append(tuple(own.tolist()))
 
 
-def _stepped(model: "PreTrainedModel", batch: Batch, chosen: Tensor) -> Batch:
+def _advance(model: "PreTrainedModel", batch: Batch, chosen: Tensor) -> Batch:
     """One more column."""
     # A finished row that has not left yet must not run beyond a table of positions; what it says is of no account.
     position = (batch.width - batch.hidden).masked_fill(batch.finished, 0)[:, None]

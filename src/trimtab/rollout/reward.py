@@ -84,12 +84,12 @@ class Here:
     judge: Callable[[Attempt], float | None]
 
     def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
-        return [self._one(attempt) for attempt in attempts]
+        return [self._judge(attempt) for attempt in attempts]
 
     def close(self) -> None:
         """Nothing was started."""
 
-    def _one(self, attempt: Attempt) -> Verdict:
+    def _judge(self, attempt: Attempt) -> Verdict:
         try:
             return Verdict.of(self.judge(attempt))
         except ConfigError:  # a setting or a row is wrong: every answer would fail alike
@@ -163,7 +163,7 @@ def open_scorer(settings: "TaskSettings", task: Task) -> Scorer:
     if settings.reward == "numeric":
         return Here(numeric)
     if settings.reward == "math_verify":
-        _need("math_verify", "math", "reward math_verify")
+        _require("math_verify", "math", "reward math_verify")
         return _in_workers(settings, task, "math_verify", {})
     if ":" in settings.reward:
         return _in_workers(settings, task, settings.reward, {})
@@ -179,7 +179,7 @@ def _in_workers(settings: "TaskSettings", task: Task, target: str, options: Mapp
     return InWorkers(pool, last_turn_only=":" not in target)
 
 
-def _need(package: str, extra: str, where: str) -> None:
+def _require(package: str, extra: str, where: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise MissingExtra(
             f"{where}: the package {package} is not installed, so answers cannot be judged with it. "

@@ -78,7 +78,7 @@ class RewardPool:
             while not all(slot.child is not None and slot.child.is_ready for slot in self._slots):
                 self._wait()
                 for slot in self._slots:
-                    failure = self._load_failure(slot)
+                    failure = self._check_load(slot)
                     if failure is not None:
                         raise ConfigError(f"reward: {failure}")
         except BaseException:
@@ -96,7 +96,7 @@ class RewardPool:
                     self._hand_out(slot, call)
                 self._wait()
                 for slot in self._slots:
-                    self._take_in(slot, call)
+                    self._check_part(slot, call)
         except BaseException:  # Ctrl-C: what a worker is at must not be taken for the answer to the next call
             for slot in self._slots:
                 if slot.part:
@@ -140,19 +140,19 @@ class RewardPool:
         for child in children:
             child.pump()
 
-    def _load_failure(self, slot: Slot) -> str | None:
+    def _check_load(self, slot: Slot) -> str | None:
         """Why the function could not be loaded; nothing while it loads and when it is there."""
         child = slot.child
         if child is None or child.is_ready:
             return None
         try:
-            reply = child.reply()
+            reply = child.take_reply()
         except Broken as error:
             return f"{self.target}: {error} while it was loaded."
         if reply is not None:
             child.is_ready = "ready" in reply
             return None if child.is_ready else str(reply.get("failed"))
-        death = child.death()
+        death = child.find_death()
         if death is not None:
             return f"{self.target}: does not import: {death}."
         if time.monotonic() > child.deadline:
@@ -163,7 +163,7 @@ class RewardPool:
         """Give a free worker the next part; start one where there is none."""
         if slot.part or not call.waiting:
             return
-        if slot.child is not None and slot.child.death() is not None:
+        if slot.child is not None and slot.child.find_death() is not None:
             self._drop(slot)
         if slot.child is None:
             slot.child = self._start()
@@ -175,25 +175,25 @@ class RewardPool:
         message = {"id": slot.number, "count": len(slot.part), "arguments": chosen}
         slot.child.send(message, self.seconds)
 
-    def _take_in(self, slot: Slot, call: Call) -> None:
+    def _check_part(self, slot: Slot, call: Call) -> None:
         """See what became of a worker's part: judged, raised, out of time, dead."""
         if slot.child is None:
             return
         if not slot.part:
-            failure = self._load_failure(slot)
+            failure = self._check_load(slot)
             if failure is not None:
                 self._drop(slot)
                 self._mark_waiting(call, Verdict.failed("error", failure))
             return
         try:
-            reply = slot.child.reply()
+            reply = slot.child.take_reply()
             if reply is not None:
-                self._take_reply(slot, call, reply)
+                self._apply_reply(slot, call, reply)
                 return
         except Broken as error:
             self._mark_failed(slot, call, Verdict.failed("error", str(error)), is_lost=True)
             return
-        death = slot.child.death()
+        death = slot.child.find_death()
         if death is not None:
             self._mark_failed(slot, call, Verdict.failed("error", death), is_lost=True)
         elif time.monotonic() > slot.child.deadline:
@@ -201,7 +201,7 @@ class RewardPool:
                 slot, call, Verdict.failed("timeout", f"no reward within {self.seconds:g} s"), is_lost=True
             )
 
-    def _take_reply(self, slot: Slot, call: Call, reply: Mapping[str, Any]) -> None:
+    def _apply_reply(self, slot: Slot, call: Call, reply: Mapping[str, Any]) -> None:
         if reply.get("id") != slot.number:
             raise Broken("wrote something that is no reply")
         if "raised" in reply:

@@ -82,14 +82,14 @@ class Child:
         self.pump()
 
     def pump(self) -> None:
-        """Write and read what the pipes take and hold; a closed end is seen by `death`, not here."""
+        """Write and read what the pipes take and hold; a closed end is seen by `find_death`, not here."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self._outbox:
                 self._outbox = self._outbox[os.write(self.requests, self._outbox[: 1 << 16]) :]
         self._inbox += self._read(self.results)
         self._words = (self._words + self._read(self.output))[-MAX_WORDS:]
 
-    def reply(self) -> Message | None:
+    def take_reply(self) -> Message | None:
         """The next whole message, if there is one."""
         if len(self._inbox) < 4:
             return None
@@ -108,7 +108,7 @@ class Child:
             raise Broken("wrote something that is no reply")
         return cast(Message, message)
 
-    def death(self) -> str | None:
+    def find_death(self) -> str | None:
         """How the process ended, or nothing while it lives."""
         excess = 0 if _has_ended(self._process) else self._excess()
         if not excess and not _has_ended(self._process):

@@ -5,7 +5,6 @@ also after a crash. Frames of JSON go over two pipes of its own, so the function
 """
 
 import asyncio
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -81,12 +80,12 @@ def _module(target: str, place: str) -> ModuleType:
         if error.name and place.startswith(error.name):
             text = f"{target}: there is no module {place!r} in this folder or on the import path."
             raise CannotLoad(text) from error
-        raise CannotLoad(f"{target}: does not import: {said(error)}.") from error
+        raise CannotLoad(f"{target}: does not import: {error_text(error)}.") from error
     except BaseException as error:  # SystemExit too: a script's own ending must not end ours
-        raise CannotLoad(f"{target}: does not import: {said(error)}.") from error
+        raise CannotLoad(f"{target}: does not import: {error_text(error)}.") from error
 
 
-def said(error: BaseException, file: str | None = None) -> str:
+def error_text(error: BaseException, file: str | None = None) -> str:
     """Type, text and the last line of the user's file that an exception passed through."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if (frame.filename == file if file else frame.filename != __file__)]
@@ -105,7 +104,7 @@ def _cut(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- one call
 
 
-def wanted(function: Callable[..., Any], names: list[str], target: str) -> Callable[[Call], dict[str, Any]]:
+def choose_arguments(function: Callable[..., Any], names: list[str], target: str) -> Callable[[Call], dict[str, Any]]:
     """What of a call the function takes; refuses a function that needs what no call has."""
     offered = ["prompts", "completions", "completion_ids", "ended", *names]
     try:
@@ -123,11 +122,11 @@ def wanted(function: Callable[..., Any], names: list[str], target: str) -> Calla
     return lambda call: {name: value for name, value in call.items() if takes_all or name in taken}
 
 
-def judged(function: Callable[..., Any], arguments: dict[str, Any], count: int) -> list[Judgement]:
+def judge(function: Callable[..., Any], arguments: dict[str, Any], count: int) -> list[Judgement]:
     """Call the function on some answers; one status for each."""
     returned = function(**arguments)
     if inspect.isawaitable(returned):
-        returned = asyncio.run(_awaited(returned))
+        returned = asyncio.run(_await(returned))
     if isinstance(returned, (str, bytes, Mapping)) or not hasattr(returned, "__len__"):
         raise WrongResult(f"returned {reprlib.repr(returned)}, not a list of {count} numbers")
     if len(returned) != count:
@@ -135,7 +134,7 @@ def judged(function: Callable[..., Any], arguments: dict[str, Any], count: int) 
     return [judgement(value) for value in returned]
 
 
-async def _awaited(returned: Any) -> Any:
+async def _await(returned: Any) -> Any:
     return await returned
 
 
@@ -154,60 +153,22 @@ def judgement(value: Any) -> Judgement:
     return "ok", reward, ""
 
 
-# ------------------------------------------------------------------------------------------ functions of other packages
-
-
-def math_judge() -> Callable[..., list[float | None]]:
-    """1 where the math-verify package finds the answers equal; abstains where the right answer is no mathematics."""
-    package: Any = importlib.import_module("math_verify")
-
-    def score(completions: list[Any], answer: list[str], ended: list[bool], **_: Any) -> list[float | None]:
-        # None switches its own time limit off: that takes the alarm which ends this process when the parent is gone.
-        rewards: list[float | None] = []
-        for written, right, closed in zip(completions, answer, ended, strict=True):
-            gold = package.parse(str(right), parsing_timeout=None)
-            found = package.parse(_text(written), parsing_timeout=None)
-            is_right = bool(gold) and package.verify(gold, found, timeout_seconds=None)
-            rewards.append(float(closed and is_right) if gold else None)
-        return rewards
-
-    return score
-
-
-def _text(completion: Any) -> str:
-    """A completion to a chat prompt is a list of messages."""
-    return completion if isinstance(completion, str) else str(completion[-1]["content"])
-
-
-def gym_judge(name: str, options: Mapping[str, Any]) -> Callable[..., list[float]]:
-    """The score function of a reasoning-gym data set; its entry is made again from (seed, size, index)."""
-    package: Any = importlib.import_module("reasoning_gym")
-
-    @functools.lru_cache(maxsize=8)
-    def dataset_of(seed: int, size: int) -> Any:
-        return package.create_dataset(name, **{**options, "seed": seed, "size": size})
-
-    def score(completions: list[Any], entry: list[list[int]], ended: list[bool], **_: Any) -> list[float]:
-        rewards: list[float] = []
-        for written, (seed, size, index), closed in zip(completions, entry, ended, strict=True):
-            dataset = dataset_of(seed, size)
-            rewards.append(float(dataset.score_answer(_text(written), dataset[index])) if closed else 0.0)
-        return rewards
-
-    return score
-
-
-def function_of(job: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function that a job names: one of the two above, or the user's own."""
+def load_function(job: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function that a job names: one of a known package, or the user's own."""
     target = str(job["target"])
     if target == "math_verify":
-        return math_judge()
+        return beside("reward_package.py")["math_judge"]()
     if target.startswith("reasoning_gym."):
-        return gym_judge(target.removeprefix("reasoning_gym."), job["options"])
+        return beside("reward_package.py")["gym_judge"](target.removeprefix("reasoning_gym."), job["options"])
     return locate(target)
 
 
 # ---------------------------------------------------------------------------------------------------------- the process
+
+
+def beside(name: str) -> dict[str, Any]:
+    """Run the file of this name in this folder; its functions by name. To import it would import all of trimtab."""
+    return runpy.run_path(str(Path(__file__).with_name(name)))
 
 
 class Line:
@@ -234,7 +195,7 @@ class Line:
         while size:
             part = os.read(self.requests, min(size, 1 << 20))
             if not part:  # the parent is gone: end with all that was started here
-                runpy.run_path(str(Path(__file__).with_name("reward_mark.py")))["end_marked"]()
+                beside("reward_mark.py")["end_marked"]()
                 os.killpg(0, signal.SIGKILL)
             parts.append(part)
             size -= len(part)
@@ -248,7 +209,7 @@ class Line:
                 os._exit(70)
 
 
-def limit(memory_bytes: int) -> None:
+def limit_memory(memory_bytes: int) -> None:
     """So that a runaway function ends itself and not the machine; not every system has such limits."""
     with suppress(ImportError, ValueError, OSError):
         import resource
@@ -257,20 +218,20 @@ def limit(memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
 
 
-def go_on(_number: int, _frame: object) -> None:
+def ignore_signal(_number: int, _frame: object) -> None:
     """What a signal does here: nothing."""
 
 
-def answer(function: Callable[..., Any], take: Callable[[Call], dict[str, Any]], call: Call, count: int) -> Any:
+def run_call(function: Callable[..., Any], take: Callable[[Call], dict[str, Any]], call: Call, count: int) -> Any:
     """What the parent hears about one call."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     file = code.co_filename if code is not None else None
     try:
-        return {"judgements": judged(function, take(call), count)}
+        return {"judgements": judge(function, take(call), count)}
     except WrongResult as error:
         return {"wrong": _cut(str(error))}
     except BaseException as error:  # SystemExit and KeyboardInterrupt are one answer's error too
-        return {"raised": said(error, file)}
+        return {"raised": error_text(error, file)}
 
 
 def main() -> None:
@@ -278,13 +239,13 @@ def main() -> None:
     # A scheduler signals every process of a job; whether to stop is for the learner to say. Handlers, for what is
     # ignored would stay ignored in the processes that a reward starts.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, go_on)
+        signal.signal(number, ignore_signal)
     line = Line(int(sys.argv[1]), int(sys.argv[2]))
     job = line.read()
-    limit(job["memory_bytes"])
+    limit_memory(job["memory_bytes"])
     try:
-        function = function_of(job)
-        take = wanted(function, job["columns"], job["target"])
+        function = load_function(job)
+        take = choose_arguments(function, job["columns"], job["target"])
     except CannotLoad as error:
         return line.write({"failed": str(error)})
     line.write({"ready": True})
@@ -294,7 +255,7 @@ def main() -> None:
         # The parent ends us at the limit; this is for a parent that was killed. Python code cannot hold it up.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, job["seconds"] + GRACE_SECONDS)
-        reply = answer(function, take, call["arguments"], call["count"])
+        reply = run_call(function, take, call["arguments"], call["count"])
         if os.getpid() != owner:  # the function forked, and this is the copy: it has no one to answer to
             os._exit(0)
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -169,7 +169,7 @@ def open_task(settings: "TaskSettings", seed: int) -> Task:
 
 def _own_task(settings: "TaskSettings", seed: int) -> Task:
     """A task of the user's own, built by `factory(settings, seed)`."""
-    from trimtab.rollout.reward_worker import CannotLoad, locate, said
+    from trimtab.rollout.reward_worker import CannotLoad, error_text, locate
 
     try:
         factory = cast("Callable[[TaskSettings, int], Task]", locate(settings.name))
@@ -178,8 +178,8 @@ def _own_task(settings: "TaskSettings", seed: int) -> Task:
         raise ConfigError(f"task: {error}") from error
     except Exception as error:  # the factory is the user's own, and may raise anything
         raise ConfigError(
-            f"task: {settings.name} raised {said(error)}, so there is no task. Repair the factory; it is called with "
-            "the settings of train.task and a seed."
+            f"task: {settings.name} raised {error_text(error)}, so there is no task. Repair the factory; it is called "
+            "with the settings of train.task and a seed."
         ) from error
     members = ("name", "alphabet", "train", "held_out", "environment", "demonstration", "judge")
     missing = [member for member in members if not hasattr(task, member)]

@@ -46,7 +46,7 @@ class Repeated:
 def evaluate(collector: Collector, problems: Sequence[Problem], *, max_new_tokens: int) -> Evaluation:
     """Right means full reward. An answer whose reward could not be had is not right."""
     played = collector.play(problems, [0] * len(problems), Greedy(max_new_tokens))
-    right = _right(collector, played)
+    right = _judge(collector, played)
     return Evaluation(
         tuple(Answer(one.problem, "".join(one.answers), ok) for one, ok in zip(played, right, strict=True))
     )
@@ -56,7 +56,7 @@ def evaluate_repeated(collector: Collector, problems: Sequence[Problem], how: Sa
     """Always the same random streams, so that two policies are compared on the same luck."""
     seeds = [stream_seed("held out", place, number) for place in range(len(problems)) for number in range(k)]
     played = collector.play([problem for problem in problems for _ in range(k)], seeds, how)
-    right = _right(collector, played)
+    right = _judge(collector, played)
     counts = [sum(right[first : first + k]) for first in range(0, len(right), k)]
     return Repeated(sum(right) / len(right), sum(pass_at(k, k, count) for count in counts) / len(counts), k)
 
@@ -70,6 +70,6 @@ def pass_at(k: int, n: int, right: int) -> float:
     return 1.0 - comb(n - right, k) / comb(n, k)
 
 
-def _right(collector: Collector, played: Sequence[Played]) -> list[bool]:
+def _judge(collector: Collector, played: Sequence[Played]) -> list[bool]:
     verdicts = collector.scorer.score([one.attempt for one in played])
     return [verdict.status == "ok" and verdict.reward >= RIGHT for verdict in verdicts]

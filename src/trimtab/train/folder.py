@@ -42,7 +42,7 @@ def open_folder(folder: Path, settings: "ModelSettings | None") -> "tuple[PreTra
             f"{folder}: the tokenizer has {len(tokenizer)} tokens and the model embeds {rows}, so some have no meaning "
             "to it. Save model and tokenizer together, after resizing the embeddings."
         )
-    _give_end(folder, tokenizer)
+    _check_end(folder, tokenizer)
     _give_padding(folder, tokenizer, rows)
     _check_head(folder, model)
     return model, tokenizer
@@ -145,7 +145,7 @@ def _model(folder: Path, described: dict[str, Any], kinds: dict[str, str], dtype
             "language model that transformers knows, so it cannot be sampled token by token. Use a ...ForCausalLM."
         )
     try:
-        with _quiet():
+        with _silence_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
@@ -200,7 +200,7 @@ def _check_loaded(folder: Path, model: Any, info: dict[str, Any], kinds: dict[st
 
 
 @contextmanager
-def _quiet() -> Generator[None]:
+def _silence_transformers() -> Generator[None]:
     """transformers draws a bar and prints a table while it loads; what matters of it, we say ourselves."""
     from transformers.utils import logging
 
@@ -241,7 +241,7 @@ def _tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
         ) from error
 
 
-def _give_end(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
+def _check_end(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
     if tokenizer.eos_token_id is None:
         raise ConfigError(
             f"{folder}: the tokenizer names no end token, so no answer could ever end. Set eos_token in "

@@ -122,7 +122,7 @@ class Learner:
         seen = _nothing_seen(assembled, self.nonfinite_in_row)
         num_updates = min(self._settings.updates_per_batch, prepared.num_training_groups)
         for number, update in enumerate(prepared.updates(num_updates) if num_updates else ()):
-            logp, entropy = self._now(assembled, update)
+            logp, entropy = self._score_now(assembled, update)
             with watch.unwritten(update.whole.fields):
                 decided = decide(update, logp, entropy_now=entropy)
             result = self._backward(assembled, decided, seen, number, watch)
@@ -149,7 +149,7 @@ class Learner:
         self.signal, said = state.observe(seen.metrics.numbers(), self.recipe)
         skipped = self._settings.updates_per_batch - len(seen.norms) - len(seen.nonfinite)
         return Learned(
-            metrics={**prepared.metrics.merge(seen.metrics).numbers(), **self._own(seen, prepared, version)},
+            metrics={**prepared.metrics.merge(seen.metrics).numbers(), **self._own_metrics(seen, prepared, version)},
             warnings=(*prepared.warnings, *said),
             skipped_updates=skipped,
             moved_updates=seen.moved,
@@ -160,7 +160,7 @@ class Learner:
             state_before=before,
         )
 
-    def _own(self, seen: Seen, prepared: Prepared, version: int) -> dict[str, float]:
+    def _own_metrics(self, seen: Seen, prepared: Prepared, version: int) -> dict[str, float]:
         own = {
             "train/updates": float(len(seen.norms)),
             "train/nonfinite": float(len(seen.nonfinite)),
@@ -175,7 +175,7 @@ class Learner:
             own["rollout/kl"] = float(prepared.kl.double().mean())
         return own
 
-    def _now(self, assembled: Assembled, update: Update) -> tuple[Tensor | None, Tensor | None]:
+    def _score_now(self, assembled: Assembled, update: Update) -> tuple[Tensor | None, Tensor | None]:
         """Log-probs and entropy before a step, where the recipe decides on them; logp_old serves on the first."""
         known = update.is_first and self._has_old and not self.recipe.needs_entropy_now
         if not self.recipe.needs_logp_now or known:

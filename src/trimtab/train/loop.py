@@ -47,7 +47,7 @@ def loop(run: Run, stopped: Callable[[], bool]) -> Outcome:
         line: dict[str, object] = {"step": index, "version": index}
         if index % run.settings.eval_every == 0:
             line |= evaluate_and_keep(run, validation)
-            if _good_enough(run):
+            if _is_good_enough(run):
                 run.record.append("metrics.jsonl", line)
                 return "early_stop"
         stepped = _train_step(run, stopped)
@@ -227,7 +227,7 @@ def _dump(run: Run, version: int, assembled: Assembled, learned: Learned) -> Non
     run.record.dump_batch(version, learned.fields, meta, "nonfinite" if learned.nonfinite else "batches")
 
 
-def _good_enough(run: Run) -> bool:
+def _is_good_enough(run: Run) -> bool:
     wanted = run.settings.early_stop
     recent = [accuracy for _, accuracy in run.tally.evaluations]
     if not isinstance(wanted, EarlyStop) or len(recent) < wanted.evaluations:

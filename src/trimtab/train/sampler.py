@@ -25,7 +25,7 @@ def main() -> int:
     # the pipe, and a learner that dies closes it too. A handler, for what is ignored would stay ignored in the
     # processes of a reward.
     for number in LISTENED:
-        _ = signal.signal(number, _go_on)
+        _ = signal.signal(number, _ignore_signal)
     pipe_in = os.fdopen(os.dup(0), "rb")
     pipe_out = os.fdopen(os.dup(1), "wb")
     _ = os.dup2(2, 1)
@@ -42,7 +42,7 @@ def main() -> int:
     return 0
 
 
-def _go_on(_number: int, _frame: FrameType | None) -> None:
+def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
     """What a signal does here: nothing."""
 
 

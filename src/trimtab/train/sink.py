@@ -50,7 +50,7 @@ class Sinks:
     def close(self) -> None:
         """Finish everything; twice is once."""
         for name in list(self.open):
-            with _kept_quiet():
+            with _silence():
                 self._guard(name, "close", lambda sink: sink.close())
         self.open.clear()
 
@@ -84,7 +84,7 @@ def open_sinks(
     sent = Sent.read(folder, fresh=resumed_step is None)
     for name in wanted:
         try:
-            with _kept_quiet():
+            with _silence():
                 sinks.open[name] = OPENERS[name](folder, resumed_step, dict(config), sent)
         except Exception as error:  # no account, no disk, a version that changed its mind: not worth a run
             sinks.drop(name, "open", error)
@@ -109,7 +109,7 @@ class Sent:
                 return cls(path, str(held["name"]), {str(k): int(v) for k, v in held["steps"].items()})
         return cls(path, f"{folder.resolve().name}-{secrets.token_hex(4)}", {})
 
-    def is_new(self, sink: str, step: int) -> bool:
+    def claim_step(self, sink: str, step: int) -> bool:
         """Is this step later than all that were sent? Noted before it is sent: a step may be lost, never doubled."""
         if step <= self.steps.get(sink, -1):
             return False
@@ -167,7 +167,7 @@ class Wandb:
         return cls(run, sent)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self.sent.is_new("wandb", step):
+        if self.sent.claim_step("wandb", step):
             self.run.log(dict(metrics), step=step)
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class Trackio:
         return cls(trackio, sent)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self.sent.is_new("trackio", step):
+        if self.sent.claim_step("trackio", step):
             self.trackio.log(dict(metrics), step=step)
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ def _is_number(value: object) -> bool:
 
 
 @contextlib.contextmanager
-def _kept_quiet() -> Any:
+def _silence() -> Any:
     """Dashboards print greetings; what is printed here is for the person who runs the training."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield

@@ -34,7 +34,7 @@ def train_run(
 ) -> Summary:
     """The whole run, from random parameters or a model folder to its summary."""
     _ = precheck(settings, recipe)  # all that can be known, before threads, the warm start and the folder
-    with _threads(settings.threads), stop_on_signals() as stopped, Unbroken(progress) as progress:
+    with _use_threads(settings.threads), stop_on_signals() as stopped, Unbroken(progress) as progress:
         parts = task_and_policy(settings)  # before the folder: what cannot be opened leaves none behind
         with claim_new(settings.run_dir, settings.seed) as folder:
             return _train_to_end(open_new(folder, settings, recipe, progress, origin, parts, stopped), stopped)
@@ -56,12 +56,12 @@ def resume_run(
         _check_code_and_data(identity, settings, recipe, leave)
         recipe = recipe or _own_recipe(identity)
         check_same_recipe(identity, recipe)
-        done = _finished(folder, settings)
+        done = _finish_killed(folder, settings)
         if done is not None:
             progress.finished(done)
             return done
         _ = precheck(settings, recipe)
-        with _threads(settings.threads), stop_on_signals() as stopped, Unbroken(progress) as progress:
+        with _use_threads(settings.threads), stop_on_signals() as stopped, Unbroken(progress) as progress:
             run = open_resumed(identity, settings, recipe, progress, leave=leave, stopped=stopped)
             return _train_to_end(run, stopped)
 
@@ -122,7 +122,7 @@ def _write_report(folder: Path) -> None:
         _ = write_report(folder)
 
 
-def _finished(folder: Path, settings: TrainSettings) -> Summary | None:
+def _finish_killed(folder: Path, settings: TrainSettings) -> Summary | None:
     """The summary of a run that was killed between its last step and its report, which is drawn now.
 
     None for one that can go on; one that is finished in every way is refused, with what to ask for.
@@ -149,7 +149,7 @@ def _finished(folder: Path, settings: TrainSettings) -> Summary | None:
 
 
 @contextmanager
-def _threads(count: int) -> Generator[None]:
+def _use_threads(count: int) -> Generator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

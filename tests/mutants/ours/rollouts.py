@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trimtab.rollout.assemble import Assembled, assemble
-from trimtab.rollout.decode import Batch, _blank, _drawn
+from trimtab.rollout.decode import Batch, _blank, _draw
 from trimtab.rollout.engine import Greedy
 from trimtab.rollout.episode import Episode, Group
 from trimtab.sentinel import Case, Out, Result, Subject, scored
@@ -123,7 +123,7 @@ def _answer_length(ids: list[int], eos_id: int) -> int:
     batch = Batch(none, none, none, none.bool(), torch.zeros(1, 1), cache=None)  # type: ignore[arg-type]
     for token in ids:
         said = torch.nn.functional.one_hot(torch.tensor([token]), max(*ids, eos_id) + 1).float()
-        _, batch = _drawn(replace(batch, logits=said), how, torch.zeros(1, len(ids) + 1), answers, eos_id)
+        _, batch = _draw(replace(batch, logits=said), how, torch.zeros(1, len(ids) + 1), answers, eos_id)
     return int(answers.length[0])
 
 

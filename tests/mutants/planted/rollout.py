@@ -101,7 +101,7 @@ plant(
     "eos_semantics",
     "end_token_is_dropped",
     ends,
-    "rollout.decode:_drawn",
+    "rollout.decode:_draw",
     "batch.count[ends] + 1",
     "batch.count[ends]",
 )
@@ -109,7 +109,7 @@ plant(
     "eos_semantics",
     "cut_at_the_last_end_token",
     ends,
-    "rollout.decode:_drawn",
+    "rollout.decode:_draw",
     "(chosen == eos_id) & ~batch.finished",
     "chosen == eos_id",
 )
@@ -117,7 +117,7 @@ plant(
     "eos_semantics",
     "one_token_after_the_end",
     ends,
-    "rollout.decode:_drawn",
+    "rollout.decode:_draw",
     "batch.count[ends] + 1",
     "batch.count[ends] + 2",
 )
@@ -125,7 +125,7 @@ plant(
     "eos_semantics",
     "never_cuts",
     ends,
-    "rollout.decode:_drawn",
+    "rollout.decode:_draw",
     "(chosen == eos_id) & ~batch.finished",
     "batch.finished & ~batch.finished",
 )

@@ -63,13 +63,13 @@ class Calculator:
         self.turns += 1
         if not ended or not answer.startswith("[") or self.turns >= self.max_turns:
             return Turn(observation="", done=True)
-        return Turn(observation=answered(answer), done=False)
+        return Turn(observation=answer_call(answer), done=False)
 
 
-def answered(call: str) -> str:
+def answer_call(call: str) -> str:
     """What the calculator says to a call.
 
-    >>> answered("[7*8]"), answered("[7*]"), answered("[1/0]")
+    >>> answer_call("[7*8]"), answer_call("[7*]"), answer_call("[1/0]")
     ('56;', '?;', '?;')
     """
     try:

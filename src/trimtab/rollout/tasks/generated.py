@@ -57,10 +57,10 @@ class Generated:
         return self.kind.alphabet
 
     def train(self, ticket: int) -> Problem:
-        return self._drawn(random.Random(stream_seed(self.seed, "train", ticket)), "train", 1)[0]
+        return self._draw(random.Random(stream_seed(self.seed, "train", ticket)), "train", 1)[0]
 
     def held_out(self, split: Split, count: int) -> list[Problem]:
-        return self._drawn(random.Random(stream_seed("held out", split)), split, count)
+        return self._draw(random.Random(stream_seed("held out", split)), split, count)
 
     def environment(self, problem: Problem) -> Environment:
         return self.kind.environment(problem)
@@ -71,6 +71,6 @@ class Generated:
     def judge(self, problem: Problem, answer: str, *, ended: bool) -> float:
         return self.kind.judge(problem, answer, ended=ended)
 
-    def _drawn(self, stream: random.Random, split: Split, count: int) -> list[Problem]:
+    def _draw(self, stream: random.Random, split: Split, count: int) -> list[Problem]:
         candidates = (self.kind.problem(stream) for _ in range(tries(count)))
         return distinct(candidates, split, count, name=self.name, widen="make the task larger (train.task.size)")

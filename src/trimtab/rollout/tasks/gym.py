@@ -84,11 +84,11 @@ class GymTask:
         return Problem(prompt=f"{entry['question']}\n", answer=str(entry["answer"] or ""), columns=columns)
 
     def _dataset(self, seed: int) -> Any:
-        return _created(self.data, tuple(sorted(self.options.items())), seed)
+        return _create_dataset(self.data, tuple(sorted(self.options.items())), seed)
 
 
 @functools.lru_cache(maxsize=8)
-def _created(data: str, options: tuple[tuple[str, Any], ...], seed: int) -> Any:
+def _create_dataset(data: str, options: tuple[tuple[str, Any], ...], seed: int) -> Any:
     return importlib.import_module("reasoning_gym").create_dataset(
         data, **{**dict(options), "seed": seed, "size": SIZE}
     )
