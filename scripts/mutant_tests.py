@@ -50,12 +50,15 @@ class Reach:
 
     def of(self, mutant: Mutant) -> list[str]:
         """The tests that run the mutant's line, fastest first. A line that runs in no test by name (at import, in a
-        default argument) belongs to every test that runs anything of its file."""
+        default argument) belongs to every test, first to those that run anything of its file."""
         last = mutant.line + mutant.old.count("\n")
         lines = {(mutant.file.name, line) for line in range(mutant.line, last + 1)}
         near = {test for line in lines for test in self.lines.get(line, ()) if "::" in test}
         every = {test for (file, _), tests in self.lines.items() if file == mutant.file.name for test in tests}
-        return self._sorted(near or {test for test in every if "::" in test} or set(self.seconds))
+        if near:
+            return self._sorted(near)
+        own = {test for test in every if "::" in test}
+        return [*self._sorted(own), *self._sorted(set(self.seconds) - own)]
 
     def _sorted(self, tests: set[str]) -> list[str]:
         return sorted(tests, key=lambda test: (self.seconds.get(test, 0.0), test))

@@ -1,4 +1,4 @@
-"""One bad or unusual input, what is expected of it, and what became of it. Runs in a plain interpreter.
+"""One bad or unusual input, what is expected of it, and what became of it.
 
 refused   one of our sentences, and it names what is wrong
 right     accepted, and it means exactly what the canonical input means

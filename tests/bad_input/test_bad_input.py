@@ -1,15 +1,16 @@
 """The bad-input suite: nothing is silent, nothing is raw. `python -m tests.bad_input` prints the same counts."""
 
 import json
-import subprocess
-import sys
-from collections import Counter
-from pathlib import Path
+from functools import cache
 
 import pytest
+from tests.bad_input import KINDS
 from tests.bad_input.row import Row, outcome
 
 from trimtab.errors import SignalError
+
+SHARES = 12
+"""The rows are dealt out to so many tests, which run beside each other."""
 
 
 def raising(error: Exception) -> object:
@@ -33,23 +34,21 @@ def test_a_row_is_judged(row: Row, what: str) -> None:
     assert outcome(row)[0] == what
 
 
-def test_every_bad_input_is_refused_with_a_sentence_and_every_odd_one_means_what_it_says() -> None:
-    """In a plain interpreter: no type checker stands before our own messages."""
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.bad_input", "--json"],
-        cwd=root, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    found = json.loads(done.stdout)
-    wrong = {
-        f"{kind}: {name}": result
-        for kind, rows in found.items()
-        for name, result in rows.items()
-        if result[0] not in ("refused", "right")
-    }
-    assert not wrong, json.dumps(dict(list(wrong.items())[:20]), indent=1)
-    counts = {kind: Counter(result[0] for result in rows.values()) for kind, rows in found.items()}
-    assert sum(counts["library"].values()) >= 300
-    assert sum(counts["configuration"].values()) >= 200
-    assert counts["library"]["right"] >= 100
-    assert counts["configuration"]["right"] >= 30
+@cache
+def rows(kind: str) -> list[Row]:
+    return KINDS[kind].rows()
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_bad_input_is_refused_with_a_sentence_and_every_odd_one_means_what_it_says(kind: str, share: int) -> None:
+    found = {row.name: outcome(row) for row in rows(kind)[share::SHARES]}
+    wrong = {name: result for name, result in found.items() if result[0] not in ("refused", "right")}
+    assert not wrong, json.dumps(dict(list(wrong.items())[:20]), indent=1)[:5000]
+
+
+@pytest.mark.parametrize(("kind", "tried", "right"), [("library", 300, 100), ("configuration", 200, 30)])
+def test_there_are_many_kinds_of_bad_input_each_once(kind: str, tried: int, right: int) -> None:
+    names = [row.name for row in rows(kind)]
+    assert len(set(names)) == len(names) >= tried
+    assert sum(row.says is None for row in rows(kind)) >= right

@@ -59,6 +59,8 @@ def test_a_fraction_of_nothing_is_zero_and_a_mean_of_nothing_is_left_out() -> No
             "fraction": Mean.fraction(nothing),
             "mean": Mean.of(nothing.double()),
             "max": Extremum.of(nothing.double(), 1),
+            "std": Spread.of(nothing.double()),
+            "ess": SampleSize.of(nothing.double()),
         },
         {},
     ).numbers()

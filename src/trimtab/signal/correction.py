@@ -1,9 +1,10 @@
 """Off-policy corrections: the only place that decides how much a token counts because somebody else sampled it.
 
-correction = importance × keep. An importance is a detached factor above zero; a keep is a decision. Each formula reads
-the same untouched log-ratio, chosen by the recipe: `engine` = old − rollout (the sampler differs from the trainer),
-`update` = current − old, `total` = current − rollout (both). Stages never see one another, so they commute.
-Each returns its result and its observations; a name's ending, `_tokens` or `_sequences`, is the level it is counted at.
+correction = importance × keep. An importance is a detached factor above zero; a keep is true or false, so it carries no
+gradient. Each formula reads the same untouched log-ratio, chosen by the recipe: `engine` = old − rollout (the sampler
+differs from the trainer), `update` = current − old, `total` = current − rollout (both). Stages never see one another, so
+they commute. Each returns its result and its observations; a name's ending, `_tokens` or `_sequences`, is the level it
+is counted at.
 """
 
 from typing import Literal
@@ -77,7 +78,7 @@ def token_band(logratio: PerToken, *, band: Band) -> tuple[Keep, Observations]:
 
     Settings in use: IcePop and OpenRLHF (0.5, 5), SkyRL (0.5, 2).
     """
-    ratio = bounded_exp(logratio.detach())
+    ratio = bounded_exp(logratio)
     over, under = ratio > band[1], ratio < band[0]
     return ~(over | under), {"over_high_tokens": over, "under_low_tokens": under}
 
@@ -96,7 +97,7 @@ def product_band(logratio: PerToken, segments: Segments, *, band: Band) -> tuple
 
     Settings in use: SkyRL (0.5, 2), TRL (0, 3). The product grows with length: long sequences leave any fixed band.
     """
-    return _sequence_band(sequence_sum(logratio.detach(), segments), segments, band)
+    return _sequence_band(sequence_sum(logratio, segments), segments, band)
 
 
 @formula(
@@ -113,7 +114,7 @@ def geometric_band(logratio: PerToken, segments: Segments, *, band: Band) -> tup
 
     Settings in use: SkyRL (0.99, 1.01), verl (0.999, 1.001).
     """
-    return _sequence_band(sequence_mean(logratio.detach(), segments), segments, band)
+    return _sequence_band(sequence_mean(logratio, segments), segments, band)
 
 
 def _sequence_band(exponent: Tensor, segments: Segments, band: tuple[float, float]) -> tuple[Keep, Observations]:
@@ -149,7 +150,7 @@ def veto(
 
     Settings in use: SkyRL suggests low 1e-4 and high 100.
     """
-    ratio = bounded_exp(logratio.detach())
+    ratio = bounded_exp(logratio)
     nothing = torch.zeros_like(ratio, dtype=torch.bool)
     over = sequence_any(ratio > high if high is not None else nothing, segments)
     under = sequence_any(ratio < low if low is not None else nothing, segments)
@@ -174,6 +175,6 @@ def negative_drift(
     sampler (`anchor = "rollout"`, DeepSeek-V3.2 and TRL) or the trainer's old policy (`anchor = "old"`, slime).
     Settings in use: delta is 1e-4 in slime, 0.05 to 0.2 in Trinity, 0.5 in TRL; DeepSeek published none.
     """
-    drift = sequence_mean((logp_anchor - logp_current).detach(), segments)
+    drift = sequence_mean(logp_anchor - logp_current, segments)
     rejected = (sequence_mean(advantage, segments) < 0) & (drift > delta)
     return to_tokens(~rejected, segments), {"drifted_sequences": (drift > delta) & (segments.token_counts > 0)}

@@ -159,9 +159,9 @@ def moved_reward(
     target = is_token.cumsum(0) - 1
     paid = (flat != 0).nonzero().squeeze(1)
     home = target[paid]
-    lost = (
-        (home < 0) | (segments.sequence_of_token[home.clamp(min=0)] != owner[paid]) if segments.num_tokens else home < 0
-    )
+    lost = home < 0
+    if segments.num_tokens:
+        lost |= segments.sequence_of_token[home.clamp(min=0)] != owner[paid]
     if bool(lost.any()):
         at = int(paid[lost][0])
         raise SignalError(
