@@ -80,7 +80,7 @@ def test_rows_and_flat_fields_have_one_order(mixed: Assembled) -> None:
 
 
 def test_a_field_of_another_length_is_refused(mixed: Assembled) -> None:
-    with pytest.raises(SignalError, match=r"shape \(5,\) and the batch 6 trainable tokens"):
+    with pytest.raises(SignalError, match=r"shape \(5,\) and the batch has 6 trainable tokens"):
         _ = mixed.batch(logp_old=torch.zeros(5))
 
 

@@ -68,7 +68,7 @@ def test_a_ticket_is_put_once() -> None:
     buffer = Buffer(groups_per_batch=1, staleness=0)
     _ = buffer.admit(0)
     buffer.put(group(0, 0))
-    with pytest.raises(EngineError, match="ticket 0 was not being waited for"):
+    with pytest.raises(EngineError, match="ticket 0 is not expected"):
         buffer.put(group(0, 0))
 
 

@@ -158,7 +158,7 @@ def test_a_file_without_answers_serves_a_reward_of_ones_own(tmp_path: Path) -> N
 
 
 BAD = {
-    "not json": (b'{"prompt": "a", "answer": "b"}\n{"prompt": \n', "line 2: is not JSON .* Write one object a line"),
+    "not json": (b'{"prompt": "a", "answer": "b"}\n{"prompt": \n', "line 2: is not JSON .* Write one object per line"),
     "a list": (b"[1, 2]\n", r"line 1: is \[1, 2\] \(list\), not an object"),
     "blank": (b"\n \n", "is empty, so there is nothing to train on"),
     "empty": (b"", "is empty, so there is nothing to train on"),
@@ -205,8 +205,8 @@ def test_a_bad_row_is_named_with_its_line_and_value(case: str, tmp_path: Path) -
     [
         ("problem.jsonl", r"there is no such file \(did you mean 'problems\.jsonl'\?\)"),
         ("folder", "is a folder"),
-        ("a.json", r"ends in '\.json', so its form is not known"),
-        ("bare", "ends in 'nothing', so its form is not known"),
+        ("a.json", r"ends in '\.json', so its format is not known"),
+        ("bare", "ends in 'nothing', so its format is not known"),
         ("torn.parquet", "is not a parquet file"),
         ("nowhere/x.jsonl", "there is no such file"),
     ],

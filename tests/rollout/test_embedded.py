@@ -217,7 +217,7 @@ def test_senseless_requests_are_refused(engine: Embedded, policy: Policy, prompt
         (Sampling(max_new_tokens=4, temperature=0.0), "temperature is 0"),
         (Sampling(max_new_tokens=4, temperature=float("nan")), "temperature is nan"),
         (Sampling(max_new_tokens=4, temperature=1.0, top_p=0.0), "top_p is 0.0"),
-        (Sampling(max_new_tokens=4, temperature=1.0, top_k=-1), "top_k -1"),
+        (Sampling(max_new_tokens=4, temperature=1.0, top_k=-1), "top_k is -1"),
         (Greedy(max_new_tokens=0), "max_new_tokens is 0"),
         (Greedy(max_new_tokens=10**6), "need more than the 32768 positions"),
     ):

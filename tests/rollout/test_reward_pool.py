@@ -279,7 +279,7 @@ def test_shared_memory_counts(escapes: str) -> None:
     with RewardPool(f"{escapes}:shares", workers=1, seconds=30, memory_bytes=48 << 20) as pool:
         (verdict,) = judged(pool, "a")
     assert verdict.status == "error"
-    assert "MiB of shared memory, more than the 48 allowed" in verdict.message
+    assert "MiB of shared memory, and may hold 48 MiB" in verdict.message
 
 
 def test_the_signals_of_a_scheduler_cost_no_answer(escapes: str) -> None:
@@ -319,7 +319,7 @@ def test_a_function_that_writes_into_our_pipes_is_an_error(file: str) -> None:
     with RewardPool(f"{file}:forge", workers=1, seconds=PLENTY) as pool:
         (verdict,) = judged(pool, "a")
     assert verdict.status == "error"
-    assert "bytes where at most" in verdict.message
+    assert "bytes, and at most 67108864 are allowed" in verdict.message
 
 
 def test_a_batch_that_takes_longer_than_one_answer_may_is_judged_in_smaller_parts(file: str) -> None:
@@ -397,8 +397,11 @@ sys.stdin.read()
         ("leaves.py:f", "does not import: SystemExit: 3"),
         ("dies.py:f", r"dies.py:f: does not import: its process ended with code 5 \(last words\)"),
         ("good.py:g", "good.py has no 'g'. It has: f"),
-        ("good.py:n", "n is a int, not a function"),
-        ("good.py:needs", r"good.py:needs: needs solution, which no column is called. There are: prompts, .*, answer"),
+        ("good.py:n", "n has type int, so it is not a function"),
+        (
+            "good.py:needs",
+            r"needs: needs solution, and no column has that name. There are: prompts, .*, answer",
+        ),
     ],
 )
 def test_a_function_that_cannot_be_loaded_is_said_before_the_run(

@@ -133,8 +133,8 @@ def test_a_task_of_ones_own_is_opened_by_file_and_by_module(tmp_path: Path, monk
         ("no_such_module_x:f", "task: no_such_module_x:f: there is no module 'no_such_module_x'"),
         ("gone.py:f", "task: gone.py:f: there is no file gone.py"),
         ("own_task_b.py:doubeld", "has no 'doubeld'. It has: Generated, Kind, Problem, doubled, half"),
-        ("own_task_b.py:number", "number is a int, not a function"),
-        ("own_task_b.py:half", "gave a object without name, alphabet, train"),
+        ("own_task_b.py:number", "number has type int, so it is not a function"),
+        ("own_task_b.py:half", "returned an object of type object without name, alphabet, train"),
     ],
 )
 def test_a_task_of_ones_own_that_is_none_is_refused(

@@ -17,7 +17,7 @@ from trimtab.rollout.episode import Episode, Group, Status
 from trimtab.signal import SignalBatch
 
 UNTRAINABLE = float("nan")
-"""The fill of cells that do not train. A value that leaks out of them cannot go unnoticed."""
+"""Fills the cells that do not train. A nan that leaks out of them is noticed."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Assembled:
     group: Tensor
     """The place of each sequence's prompt in the batch."""
     sequence_id: Tensor
-    """Names the sequences of a run apart; random selection in the signal hashes it."""
+    """A number that no other sequence of the run has. Random selection in the signal hashes it."""
     logp_rollout: Tensor
-    """Flat over trainable tokens, sequence after sequence, as every per-token field of this class."""
+    """Flat over trainable tokens, sequence after sequence, like every per-token field of this class."""
     version: Tensor
     turn: Tensor
     reward: Tensor
@@ -79,7 +79,7 @@ class Assembled:
         return float(self.reward[self.scored].mean()) if bool(self.scored.any()) else float("nan")
 
     def statuses(self) -> Counter[Status]:
-        """How many rewards were had, and how many were not, by reason."""
+        """How many episodes have each reward status."""
         return Counter(episode.status for episode in self.episodes)
 
     def rows(self, sequences: Sequence[int] | Tensor) -> Rows:
@@ -95,8 +95,8 @@ class Assembled:
         """A flat per-token field put back into the cells of every sequence; other cells are nan (-1 for integers)."""
         if flat.shape != self.logp_rollout.shape:
             raise SignalError(
-                f"Assembled.cells: the field has shape {tuple(flat.shape)} and the batch {self.num_tokens} "
-                "trainable tokens, so its values cannot be placed. Give one value for each, sequence after sequence."
+                f"Assembled.cells: the field has shape {tuple(flat.shape)} and the batch has {self.num_tokens} "
+                "trainable tokens, so its values cannot be placed. Give one value per token, sequence after sequence."
             )
         return in_cells(flat, self.trainable)
 
@@ -178,9 +178,9 @@ def assemble(groups: Sequence[Group], *, pad_id: int) -> Assembled:
 
 
 def _readable(episode: Episode) -> Episode:
-    """The episode itself, unless it has no reward and the engine gave no number for a token: then none of it trains.
+    """The episode itself; but without a reward and with a log-prob that is not finite, none of it is trainable.
 
-    It would not have trained anyway; and one such answer must not end a run.
+    An episode without a reward does not train anyway, so a broken log-prob in it must not end the run.
     """
     if episode.is_scored or bool(episode.logp.isfinite().all()):
         return episode

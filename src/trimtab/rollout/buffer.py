@@ -3,7 +3,7 @@
 A ticket is a prompt's number in the run; batch b is made of the next `groups_per_batch` groups in the order of their
 tickets. A group that would land in batch b may be sampled with version v only if b <= v + staleness: the learner starts
 batch b with version b, so no batch is ever staler than the limit, and finished work never has to be thrown away.
-Order matters: a group that overtook another would make that one staler than the limit.
+The order matters: if a group overtook an older one, the older one would become staler than the limit.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,14 +19,15 @@ class Buffer:
     """Groups between sampler and learner.
 
     Two groups per batch, staleness 1, version 0: tickets 0..3 are admitted (batches 0 and 1). When batch 0 is trained
-    and version 1 is in use, 4 and 5 are. With `refills` 1, a batch may drop up to two groups that teach nothing.
+    and version 1 is in use, tickets 4 and 5 are admitted too. With `refills` 1, a batch may drop up to two groups that
+    teach nothing.
     """
 
     groups_per_batch: int
     staleness: int
     refills: int = 0
     teaches_nothing: Callable[[Group], bool] = lambda group: group.is_constant
-    """Whether a group may be replaced; who votes in it is the recipe's to say."""
+    """Whether a group may be replaced. The recipe decides which of its episodes vote."""
     next_ticket: int = 0
     batches_taken: int = 0
     waiting: set[int] = field(default_factory=set[int])
@@ -45,10 +46,10 @@ class Buffer:
         return tickets
 
     def put(self, group: Group) -> None:
-        """A group has arrived. One that teaches nothing is dropped while its batch may still refill."""
+        """Take a group that has arrived. One that teaches nothing is dropped while its batch may still refill."""
         if group.ticket not in self.waiting:
             raise EngineError(
-                f"Buffer.put: ticket {group.ticket} was not being waited for, so a group would train twice. "
+                f"Buffer.put: ticket {group.ticket} is not expected, so a group would train twice. "
                 "Put each admitted ticket once."
             )
         self.waiting.remove(group.ticket)
@@ -60,7 +61,7 @@ class Buffer:
         self.ready[group.ticket] = group
 
     def take(self) -> tuple[list[Group], int] | None:
-        """The next batch and how many groups were dropped for it; None while one of its groups is on its way."""
+        """The next batch and how many groups were dropped for it; None while one of its groups has not arrived."""
         order = sorted([*self.waiting, *self.ready])[: self.groups_per_batch]
         if len(order) < self.groups_per_batch or any(ticket in self.waiting for ticket in order):
             return None
@@ -83,7 +84,7 @@ class Buffer:
         }
 
     def restore(self, state: dict[str, Any], ready: Sequence[Group]) -> None:
-        """Go on where `state` was taken; tickets that were on their way must be sampled again."""
+        """Continue from `state`. Tickets whose groups had not arrived must be sampled again."""
         self.next_ticket, self.batches_taken = int(state["next_ticket"]), int(state["batches_taken"])
         self.waiting = set(state["waiting"])
         self.dropped = {int(batch): int(count) for batch, count in state["dropped"].items()}

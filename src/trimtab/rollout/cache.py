@@ -1,7 +1,7 @@
 """The only place that stores keys and values of sampling: buffers with room to grow, rows that leave and enter.
 
-The cache of transformers copies itself whole for every token; here a token costs the copy of one column. Import this
-module only inside a function: it needs transformers.
+The cache of transformers copies all of itself for every token. Here, a token costs the copy of one column. Import
+this module only inside a function: it needs transformers.
 """
 
 import torch
@@ -29,7 +29,7 @@ class Columns(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append columns and give back all of them."""
+        """Append columns and return all of them."""
         start, self._width = self._width, self._width + key_states.shape[-2]
         if not start or self._width > self._key_room.shape[-2]:
             capacity = max(self._width, start + start // 2) + ROOM
@@ -58,7 +58,7 @@ class Columns(DynamicLayer):
 
 
 def _grow(old: Tensor, filled: int, like: Tensor, capacity: int) -> Tensor:
-    """A buffer of `capacity` columns that begins with those filled in the old one."""
+    """Copy the filled columns into a new buffer of `capacity` columns."""
     rows, heads, _, size = like.shape
     room = like.new_empty(rows, heads, capacity, size)
     if filled:
@@ -67,7 +67,7 @@ def _grow(old: Tensor, filled: int, like: Tensor, capacity: int) -> Tensor:
 
 
 def _right(cached: Tensor, width: int) -> Tensor:
-    """The columns against the right edge of `width`, with room behind them."""
+    """The columns aligned to the right edge of `width`, with free room after them."""
     return pad(cached, (0, 0, width - cached.shape[-2], ROOM))
 
 

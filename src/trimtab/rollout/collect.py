@@ -42,7 +42,7 @@ class Played:
 
     @property
     def attempt(self) -> Attempt:
-        """What a reward sees of it."""
+        """What a reward function sees of it."""
         written = tuple(token for sample in self.samples for token in sample.ids)
         return Attempt(self.problem, self.answers[-1], "".join(self.answers), written, self.ended)
 
@@ -61,7 +61,7 @@ class Collector:
     seed: int
 
     def collect(self, tickets: Sequence[int]) -> list[Group]:
-        """One group for each ticket, in their order, all of it sampled with the engine's present version."""
+        """One group for each ticket, in their order, all sampled with the engine's current version."""
         problems = [self.task.train(ticket) for ticket in tickets]
         numbers = range(self.samples_per_prompt)
         played = self.play(
@@ -91,7 +91,7 @@ class Collector:
         return played
 
     def _open(self, problem: Problem, seed: int, before: Played | None) -> Played:
-        """A new attempt; the samples of one prompt stand side by side, so that it is encoded once."""
+        """Open a new attempt. The samples of one prompt follow each other, so the prompt is encoded once."""
         environment = self.task.environment(problem)
         prompt = environment.reset()
         ids = before.prompt_ids if before is not None and prompt == before.prompt else None
@@ -99,7 +99,7 @@ class Collector:
         return Played(problem, environment, seed, prompt, ids, list(ids), [False] * len(ids))
 
     def _move(self, one: Played, sample: Sample, *, is_last: bool) -> None:
-        """Take the policy's turn in, and the environment's answer to it if the episode goes on."""
+        """Add the policy's turn, and the environment's reply if the episode continues."""
         ended = sample.finish == "eos"
         answer = decode(self.tokenizer, list(sample.ids[:-1] if ended else sample.ids))
         one.ids += sample.ids

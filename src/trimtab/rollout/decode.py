@@ -1,6 +1,6 @@
 """The only place that runs the forward passes of sampling: which rows are in the batch, and what the cache holds.
 
-Rows stand against the right edge of the cache, so that every row's next token falls in the same column; the columns
+Rows are aligned to the right edge of the cache, so that every row's next token is in the same column. The columns
 to the left of a short row are hidden from it. Finished rows leave, waiting ones enter.
 """
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from trimtab.rollout.cache import RowCache
 
 LEAVE_SHARE = 0.25
-"""Finished rows leave when they are this share of the batch: each time, the cache of the others is copied."""
+"""Finished rows leave when they are this share of the batch: each time, the cache of the other rows is copied."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What was drawn, `[requests, tokens]`; beyond a row's length it means nothing."""
+    """What was drawn, `[requests, tokens]`. Values after a row's length mean nothing."""
 
     ids: Tensor
     logp: Tensor
@@ -55,7 +55,7 @@ class Batch:
         return int(self.cache.get_seq_length())
 
     def keep_rows(self, rows: Tensor) -> "Batch":
-        """These rows, without the columns that none of them sees."""
+        """Keep these rows, and drop the columns that none of them sees."""
         hidden = self.hidden.index_select(0, rows)
         unseen = int(hidden.min())
         self.cache.take(rows, unseen)
@@ -68,7 +68,7 @@ class Batch:
         )
 
     def join(self, other: "Batch") -> "Batch":
-        """The rows of both; those of the narrower cache see nothing in the columns that it lacked."""
+        """Add the rows of `other`. Rows of the narrower cache see nothing in the columns that it lacked."""
         narrower = self.width - other.width
         self.cache.join(other.cache)
         return Batch(
@@ -90,7 +90,7 @@ def decode(
     eos_id: int,
     max_rows: int,
 ) -> Answers:
-    """An answer to each request; at most `max_rows` (0: any number) are in the batch at once."""
+    """Answer each request. At most `max_rows` of them are in the batch at once (0: any number)."""
     slots = min(max_rows or len(requests), len(requests))
     answers = _blank(len(requests), how, model.device)
     random = uniforms([request.seed for request in requests], how.max_new_tokens + 1).to(model.device)
@@ -117,7 +117,7 @@ def decode(
 
 
 def _blank(rows: int, how: Sampling | Greedy, device: torch.device) -> Answers:
-    """Room for the answers; the last column takes what finished rows still produce."""
+    """Empty answers. The last column takes what finished rows still produce."""
     width = how.max_new_tokens + 1
     return Answers(
         ids=torch.zeros(rows, width, dtype=torch.int64, device=device),
@@ -128,7 +128,7 @@ def _blank(rows: int, how: Sampling | Greedy, device: torch.device) -> Answers:
 
 
 def _prefill(model: "PreTrainedModel", requests: Sequence[Request], first: int, pad_id: int) -> Batch:
-    """The requests as new rows; neighbours with equal prompts share one pass over it."""
+    """Run the prompts as new rows. Neighbours with equal prompts share one pass over the prompt."""
     runs = [(ids, len(list(same))) for ids, same in groupby(request.ids for request in requests)]
     width = max(len(ids) for ids, _ in runs)
     hidden = torch.tensor([width - len(ids) for ids, _ in runs], device=model.device)
@@ -151,7 +151,7 @@ def _prefill(model: "PreTrainedModel", requests: Sequence[Request], first: int, 
 
 
 def _draw(batch: Batch, how: Sampling | Greedy, random: Tensor, answers: Answers, eos_id: int) -> tuple[Tensor, Batch]:
-    """The next token of every row, written down; those of rows that have finished are of no account."""
+    """Draw the next token of every row and write it down. Tokens of finished rows are not used."""
     place = (batch.request, batch.count)
     chosen, logp, left = choose(batch.logits, how, random[place])
     answers.ids[place] = chosen
@@ -165,7 +165,7 @@ def _draw(batch: Batch, how: Sampling | Greedy, random: Tensor, answers: Answers
 
 
 def _write_support(batch: Batch, left: Tensor, support: list[list[tuple[int, ...]]]) -> None:
-    """The ids that a cut left, for every row that still counts."""
+    """Write down the ids that a cut left, for every row that has not finished."""
     row, token = left.nonzero(as_tuple=True)
     ids = token.split(torch.bincount(row, minlength=len(left)).tolist())
     for request, finished, own in zip(batch.request.tolist(), batch.finished.tolist(), ids, strict=True):
@@ -174,8 +174,8 @@ def _write_support(batch: Batch, left: Tensor, support: list[list[tuple[int, ...
 
 
 def _advance(model: "PreTrainedModel", batch: Batch, chosen: Tensor) -> Batch:
-    """One more column."""
-    # A finished row that has not left yet must not run beyond a table of positions; what it says is of no account.
+    """Run the model on the chosen tokens: one more column of the cache."""
+    # A finished row that has not left yet must not run past the end of a position table. Its logits are not used.
     position = (batch.width - batch.hidden).masked_fill(batch.finished, 0)[:, None]
     logits, cache = _forward(model, chosen[:, None], batch.hidden, position, batch.cache)
     return replace(batch, logits=logits, cache=cache)

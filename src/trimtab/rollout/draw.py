@@ -13,7 +13,7 @@ _STEP, _MIX_1, _MIX_2 = (np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF
 """Constants of SplitMix64 (Steele, Lea, Flood 2014, Fast splittable pseudorandom number generators, figure 17)."""
 
 CHUNK_NUMBERS = 2**22
-"""Probabilities that are drawn from at once: with float64 sums and their copies, some 100 MiB."""
+"""How many probabilities are handled at once. With float64 sums and their copies they take about 100 MiB."""
 
 
 def uniforms(seeds: Sequence[int], count: int) -> Tensor:
@@ -32,11 +32,11 @@ def _mixed(
 
 
 def choose(logits: Tensor, how: Sampling | Greedy, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One token a row, its log-prob under the distribution it was drawn from, and which tokens a cut left in it."""
+    """One token per row, its log-prob under the distribution it was drawn from, and which tokens a cut left in it."""
     if isinstance(how, Greedy):
         return logits.argmax(-1), logits.new_zeros(len(logits)), None
     height = max(1, CHUNK_NUMBERS // logits.shape[-1])
-    if len(logits) > height:  # a row's draw does not depend on the others, so they can be drawn in portions
+    if len(logits) > height:  # a row's draw does not depend on the other rows
         parts = zip(logits.split(height), uniform.split(height), strict=True)
         chosen, logp, left = zip(*(choose(part, how, numbers) for part, numbers in parts), strict=True)
         return torch.cat(chosen), torch.cat(logp), torch.cat(left) if how.truncates else None
@@ -55,11 +55,12 @@ def drawn(logp: Tensor, uniform: Tensor) -> Tensor:
 
     c_v = sum of exp(logp_j) over j <= v;  token = min { v : c_v > uniform * c_last }
 
-    A token of probability zero never passes, for the sum stands still there; `uniform` below 1 always finds one.
+    A token of probability zero is never chosen, because the sum does not grow there. `uniform` is below 1, so some
+    token is always found.
     """
     cumulative = logp.double().exp_().cumsum(-1)
     passed = cumulative[:, -1:] * uniform[:, None]
-    # Only where a logit is nan does nothing pass; the engine refuses that answer, so any token will do.
+    # If a logit is nan, nothing passes. The engine refuses that answer, so any token will do.
     return torch.searchsorted(cumulative, passed, right=True)[:, 0].clamp_max_(logp.shape[-1] - 1)
 
 

@@ -46,9 +46,9 @@ class Embedded:
         return self._format
 
     def load(self, state: Mapping[str, Tensor], version: int, digest: str) -> None:
-        """Take the parameters over. All is checked on a copy before the first changes: a refusal leaves the old ones.
+        """Take over the parameters. Everything is checked on a copy first, so a refusal leaves the old ones in use.
 
-        The checksum is that of the copy, so it speaks of what the engine holds, not of what lies with the publisher.
+        The checksum is computed from that copy: from what the engine will hold, not from what the publisher has.
         """
         if version <= self._version:
             raise StaleWeights(
@@ -71,8 +71,8 @@ class Embedded:
         self._version = version
 
     def sample(self, requests: Sequence[Request], how: Sampling | Greedy) -> list[Sample]:
-        """One answer for each request. A row's tokens depend on its own prompt and seed, not on its neighbours, up to
-        the float rounding of logits in a batch of another size."""
+        """One answer for each request. A row's tokens depend on its own prompt and seed, not on its neighbours, except
+        that logits round differently in a batch of another size."""
         if not requests:
             return []
         self._check(requests, how)
@@ -116,14 +116,14 @@ class Embedded:
             )
 
     def _cut(self, answers: Answers, how: Sampling | Greedy) -> list[Sample]:
-        """Every answer up to and with its first end token."""
+        """Cut every answer after its first end token."""
         lengths = answers.length.tolist()
-        # Out of inference mode, so that the log-probs may meet a gradient.
+        # Outside of inference mode, so that autograd can use the log-probs.
         flat = answers.logp.cpu()[torch.arange(answers.logp.shape[1]) < answers.length.cpu()[:, None]]
         if not bool(flat.isfinite().all()):
             raise EngineError(
                 f"Embedded.sample: {int((~flat.isfinite()).sum())} of {len(flat)} tokens have a log-prob that is not "
-                f"finite, so version {self._version} of the parameters is broken. Publish a sound one."
+                f"finite, so version {self._version} of the parameters is broken. Publish finite parameters."
             )
         logp = flat.split(lengths)
         version = (self._version,) * how.max_new_tokens
@@ -148,8 +148,8 @@ def _check_sampling(how: Sampling) -> None:
         )
     if not 0 < how.top_p <= 1 or how.top_k < 0:
         raise EngineError(
-            f"Embedded.sample: top_p is {how.top_p} and top_k {how.top_k}, so it is not said which tokens are left. "
-            "Take top_p above 0 and at most 1 (1: all), top_k 0 (all) or more."
+            f"Embedded.sample: top_p is {how.top_p} and top_k is {how.top_k}, so it is not clear which tokens may be "
+            "drawn. Set top_p above 0 and at most 1 (1: all), and top_k to 0 (all) or more."
         )
 
 
@@ -164,8 +164,8 @@ def _sources(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str
         source |= {name: given[0] for name in tied if given}
         if any(not torch.equal(state[name], state[given[0]]) for name in given[1:]):
             raise EngineError(
-                f"Embedded.load: {given} are one parameter of the engine's model and differ in the state, so it could "
-                "hold only one of them. Publish the state_dict of the same model."
+                f"Embedded.load: {given} are one parameter of the engine's model and differ in the state, so the "
+                "engine could hold only one of them. Publish the state_dict of the same model."
             )
     if set(own) != set(source) or set(state) - set(own):
         raise EngineError(

@@ -1,6 +1,6 @@
 """What a sampling engine is: ids in; ids, log-probs, finish reason and versions out.
 
-Anything with these members serves: the embedded sampler here, an HTTP server elsewhere. This file has no arithmetic.
+Any object with these members works: the embedded sampler here, an HTTP server elsewhere. This file has no arithmetic.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ Finish = Literal["eos", "length"]
 
 @dataclass(frozen=True)
 class Request:
-    """One answer that is wanted: what it continues, and the random stream that draws it.
+    """One answer to sample: the ids that it continues, and the seed of the random stream that draws it.
 
     The i-th token of the answer is drawn with a number that depends on `seed` and i alone, so an answer does not
     depend on the requests beside it. Neighbours with equal `ids` share one pass over them.
@@ -60,12 +60,12 @@ class Sample:
 
     ids: tuple[int, ...]
     logp: Tensor
-    """float32, one a token of `ids`: of the distribution really sampled from, temperature and cuts included."""
+    """float32, one per token of `ids`, under the distribution that was sampled from: after temperature and cuts."""
     version: tuple[int, ...]
     """The version of the parameters that chose each token."""
     finish: Finish
     support: tuple[tuple[int, ...], ...] | None = None
-    """For each token the ids it was drawn from, ascending, when asked for; None when nothing was ruled out."""
+    """For each token the ids it was drawn from, ascending, if they were asked for. None if nothing was ruled out."""
 
 
 class Engine(Protocol):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Status = Literal["ok", "error", "timeout", "abstain"]
-"""Of a reward. Only `ok` has one; the other three neither vote in their group nor train."""
+"""The status of a reward. Only an `ok` episode has a reward; the others neither vote in their group nor train."""
 STATUSES: tuple[Status, ...] = ("ok", "error", "timeout", "abstain")
 
 
@@ -39,7 +39,7 @@ class Episode:
     support: tuple[Tensor, Tensor] | None = None
     """Where top-p or top-k left fewer tokens: their ids, flat, and how many for each trainable token."""
     logp_trainer: Tensor | None = None
-    """The trainer's log-probs at the version that sampled, where that was probed: it tells engine from staleness."""
+    """The trainer's log-probs at the version that sampled, if probed. They separate engine error from staleness."""
 
     @property
     def num_tokens(self) -> int:
@@ -61,7 +61,7 @@ class Group:
 
     @property
     def version(self) -> int:
-        """The oldest parameters that had a part in it."""
+        """The oldest version that sampled a token of it."""
         return min((int(episode.version.min()) for episode in self.episodes if episode.num_tokens), default=0)
 
     @property

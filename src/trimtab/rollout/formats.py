@@ -23,7 +23,7 @@ GROUP_SIZE = 32
 
 
 def check_format(name: str) -> Format:
-    """The name, if there is such a format."""
+    """The name as a format; any other name is refused."""
     if name not in get_args(Format):
         raise ConfigError(unknown_name("format", name, list(get_args(Format))))
     return cast(Format, name)
@@ -83,7 +83,7 @@ def linear_weights(model: "PreTrainedModel") -> dict[str, bool]:
 
 
 def rounded_state(state: Mapping[str, Tensor], matrices: Mapping[str, bool], format: Format) -> dict[str, Tensor]:
-    """A whole state with its matrices rounded; the others are handed through."""
+    """A whole state with its matrices rounded; the other tensors stay as they are."""
     if format == "fp32":
         return dict(state)
     return {

@@ -4,9 +4,9 @@ import re
 from fractions import Fraction
 
 MARK = "####"
-"""GSM8K writes the answer behind this mark, on the last line."""
+"""GSM8K writes the answer after this mark, on the last line."""
 MAX_DIGITS = 400
-"""Longer numbers are no answers; turning them into integers would only cost time."""
+"""A longer number is not read as an answer: turning it into an integer would only cost time."""
 
 MAX_EXPONENT = 300
 """The largest power of ten of a float; beyond it a short text would become a huge integer."""
@@ -16,7 +16,7 @@ _NUMBER = re.compile(rf"(?:(?<![\w)])-)?\$?(?:{_WHOLE}(?:\.\d+)?|\.\d+)(?:[eE][+
 
 
 def number_in(text: str) -> Fraction | None:
-    """The number behind the last `####`, or else the last number of the text; nothing when there is none.
+    """The number after the last `####`, or else the last number of the text; None when there is none.
 
     Commas between digits and dollar signs are ignored; fractions and decimals are exact.
 
@@ -33,7 +33,7 @@ def number_in(text: str) -> Fraction | None:
 
 
 def number_after_mark(text: str) -> Fraction | None:
-    """The number behind the last `####`; nothing when there is no mark."""
+    """The number after the last `####`; None when there is no mark."""
     return number_in(text) if MARK in text else None
 
 

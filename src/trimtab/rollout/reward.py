@@ -56,7 +56,7 @@ class Verdict:
             return cls("error", math.nan, f"the reward is {reward}; only finite numbers can be learned from")
         if abs(reward) > LARGEST:
             return cls(
-                "error", math.nan, f"the reward is {reward:g}; beyond {LARGEST:g} float32 has no room to compare"
+                "error", math.nan, f"the reward is {reward:g}; float32 cannot compare numbers beyond {LARGEST:g}"
             )
         return cls("ok", float(reward))
 
@@ -92,7 +92,7 @@ class Here:
     def _judge(self, attempt: Attempt) -> Verdict:
         try:
             return Verdict.of(self.judge(attempt))
-        except ConfigError:  # a setting or a row is wrong: every answer would fail alike
+        except ConfigError:  # a setting or a row is wrong, so every answer would fail
             raise
         except Exception as error:  # a task of the user's own may raise; one answer must not end the run
             return Verdict.failed("error", f"{type(error).__name__}: {error}")
@@ -104,7 +104,7 @@ def exact(attempt: Attempt) -> float:
 
 
 def numeric(attempt: Attempt) -> float:
-    """1 for the right number (behind `####`, or else the last one), closed by the policy itself; else 0."""
+    """1 for the right number (after `####`, or else the last one), closed by the policy itself; else 0."""
     right = number_in(attempt.problem.answer)
     if right is None:
         raise ConfigError(
@@ -120,7 +120,7 @@ class InWorkers:
 
     pool: "RewardPool"
     last_turn_only: bool = False
-    """Judge the last turn; a function of the user's own gets all that the policy wrote."""
+    """Judge the last turn only. A function of the user's own gets all that the policy wrote."""
 
     def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
         columns: dict[str, list[object]] = {
@@ -138,7 +138,7 @@ class InWorkers:
         self.pool.close()
 
     def _completion(self, attempt: Attempt) -> object:
-        """As TRL gives it: text for a text prompt, one message for a chat."""
+        """In TRL's form: a text for a text prompt, one message for a chat."""
         text = attempt.answer if self.last_turn_only else attempt.completion
         return text if isinstance(attempt.problem.prompt, str) else [{"role": "assistant", "content": text}]
 
@@ -153,7 +153,7 @@ def _plain(prompt: Prompt) -> object:
 
 
 def open_scorer(settings: "TaskSettings", task: Task) -> Scorer:
-    """The judge that a run file names. One that needs other processes is started, and refused if it does not load."""
+    """Open the judge that a run file names. One that needs processes is started, and refused if it does not load."""
     if settings.reward == "task":
         if settings.name.startswith("reasoning_gym."):
             return _in_workers(settings, task, settings.name, settings.options)

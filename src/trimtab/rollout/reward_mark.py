@@ -1,7 +1,8 @@
-"""The only place that finds what a reward's worker has started, and ends it. Standard library alone: workers run it.
+"""The only place that finds the processes that a reward's worker has started, and ends them.
 
-A process can leave its parent, its group and its session, but not the environment it began with: a mark in it stays.
-Linux alone shows that. A process that was given an environment without the mark is not found.
+It needs the standard library only, because workers run it as a file. A process can leave its parent, its group and its
+session, but it keeps the environment it began with, and a mark is in there. Only Linux shows the environment of other
+processes. A process that was given an environment without the mark is not found.
 """
 
 import os
@@ -12,11 +13,11 @@ from pathlib import Path
 MARK = "TRIMTAB_REWARD_WORKER"
 """Environment variable by which a worker and all that it starts are known."""
 ROUNDS = 10
-"""Looks at most: something that forks faster than it is killed is left to the system."""
+"""How often to look, at most. A process that forks faster than it is killed is left to the system."""
 
 
 def find_marked(mark: str) -> list[int]:
-    """Processes with this mark, this one left out."""
+    """Processes with this mark, without this one."""
     found: list[int] = []
     wanted = f"{MARK}={mark}".encode()
     for place in Path("/proc").glob("[0-9]*"):
@@ -27,7 +28,7 @@ def find_marked(mark: str) -> list[int]:
 
 
 def end_marked(mark: str | None = None) -> None:
-    """Kill all processes with this mark, or with that of this process; again until none is left."""
+    """Kill all processes with this mark (by default this process's own), again and again until none is left."""
     mark = mark or os.environ.get(MARK)
     if not mark:
         return

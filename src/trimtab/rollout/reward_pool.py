@@ -1,6 +1,6 @@
-"""The only place that runs code which may hang, crash or lie: a few child processes, and a time limit for each answer.
+"""The only place that runs code that may hang, crash or lie: a few child processes, and a time limit for each answer.
 
-A call is spread over the workers. A part that fails is tried again answer by answer: only the culprit is marked.
+A call is spread over the workers. A part that fails is tried again answer by answer: only the bad answer is marked.
 """
 
 import itertools
@@ -20,14 +20,14 @@ LOAD_SECONDS = 120.0
 """How long a function's module may take to import."""
 MEMORY_BYTES = 8 << 30
 """What one worker may allocate; beyond it Python raises MemoryError in the function. Shared memory is bounded by the
-same, on Linux: a worker that holds more is ended. Processes that a function starts each have the limit anew."""
+same, on Linux: a worker that holds more is ended. Each process that a function starts has the same limit for itself."""
 WATCH_SECONDS = 0.05
-"""How soon the death of a worker is seen when a process that it forked keeps its pipes open."""
+"""How soon the death of a worker is noticed when a process that it forked keeps its pipes open."""
 GIVE_UP = 8
 """Answers in a row that run out of time, after which the rest of the call is not tried."""
 
 STATUS: dict[str, Status] = {"error": "error", "abstain": "abstain"}
-"""What a function can bring about by itself besides a reward."""
+"""Statuses that a worker may report besides ok."""
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -47,17 +47,17 @@ class Call:
 
 @dataclass
 class Slot:
-    """A place for one worker, and the answers it is at."""
+    """A place for one worker, and the answers it works on."""
 
     child: Child | None = None
     part: tuple[int, ...] = ()
     number: int = 0
-    """Names the message that the worker has to answer."""
+    """The id of the message that the worker has to answer."""
 
 
 @dataclass
 class RewardPool:
-    """Workers that hold one function. Opening it loads the function, so what cannot be loaded is said at once.
+    """Workers that hold one function. Opening it loads the function, so one that cannot be loaded is refused at once.
 
     `columns` of a call are the function's keyword arguments: one value for each answer.
     """
@@ -97,14 +97,14 @@ class RewardPool:
                 self._wait()
                 for slot in self._slots:
                     self._check_part(slot, call)
-        except BaseException:  # Ctrl-C: what a worker is at must not be taken for the answer to the next call
+        except BaseException:  # Ctrl-C: a late reply must not be taken for the reply to the next call
             for slot in self._slots:
                 if slot.part:
                     self._drop(slot)
             raise
         verdicts = [verdict for verdict in call.verdicts if verdict is not None]
         if call.is_slow and not any(verdict.status == "timeout" for verdict in verdicts):
-            self._largest = max(1, size // 4)  # no culprit: so many at once simply take longer than one may
+            self._largest = max(1, size // 4)  # each answer is fast enough: only so many at once are not
         return verdicts
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class RewardPool:
         slot.child, slot.part = None, ()
 
     def _wait(self) -> None:
-        """Until some child has something to say or to hear, or it is time to look at the clock again."""
+        """Wait until a child can be read or written, or until it is time to look at the clock again."""
         children = [slot.child for slot in self._slots if slot.child is not None]
         with selectors.DefaultSelector() as selector:
             for child in children:
@@ -141,7 +141,7 @@ class RewardPool:
             child.pump()
 
     def _check_load(self, slot: Slot) -> str | None:
-        """Why the function could not be loaded; nothing while it loads and when it is there."""
+        """Why the function could not be loaded. None while it loads, and after it has."""
         child = slot.child
         if child is None or child.is_ready:
             return None
@@ -176,7 +176,7 @@ class RewardPool:
         slot.child.send(message, self.seconds)
 
     def _check_part(self, slot: Slot, call: Call) -> None:
-        """See what became of a worker's part: judged, raised, out of time, dead."""
+        """Look at a worker's part: it is judged, it raised, it ran out of time, or the worker is dead."""
         if slot.child is None:
             return
         if not slot.part:
@@ -207,7 +207,7 @@ class RewardPool:
         if "raised" in reply:
             self._mark_failed(slot, call, Verdict.failed("error", str(reply["raised"])), is_lost=False)
             return
-        if "wrong" in reply:  # not tried again: one answer at a time the function could look right
+        if "wrong" in reply:  # not tried again: with one answer at a time the function could seem right
             verdicts = [Verdict.failed("error", str(reply["wrong"]))] * len(slot.part)
         else:
             verdicts = _verdicts(reply.get("judgements"), len(slot.part))
@@ -217,7 +217,7 @@ class RewardPool:
         slot.part = ()
 
     def _mark_failed(self, slot: Slot, call: Call, verdict: Verdict, *, is_lost: bool) -> None:
-        """Mark a single answer; take a larger part apart."""
+        """Mark a single answer; split a larger part into single answers."""
         part = slot.part
         slot.part = ()
         if is_lost:
@@ -234,14 +234,14 @@ class RewardPool:
             self._mark_waiting(call, Verdict.failed("timeout", text))
 
     def _mark_waiting(self, call: Call, verdict: Verdict) -> None:
-        """Give up on what no worker is at."""
+        """Mark all answers that no worker has."""
         for index in itertools.chain.from_iterable(call.waiting):
             call.verdicts[index] = verdict
         call.waiting.clear()
 
 
 def _verdicts(judgements: Any, count: int) -> list[Verdict]:
-    """A reply's statuses; the function shares a process with whoever wrote them, so they are looked at."""
+    """The verdicts in a reply. They are checked, because the function could have written the reply itself."""
     try:
         found = [
             Verdict.of(float(reward)) if status == "ok" else Verdict.failed(STATUS[status], str(message))

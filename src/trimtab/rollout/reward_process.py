@@ -1,7 +1,7 @@
-"""The only place that knows a reward's child process from outside: start it, talk to it, see it die, end it.
+"""The only place that handles a reward's child process from outside: start it, talk to it, notice its death, end it.
 
-Nothing here blocks: `pump` moves what can be moved. A child leads a session of its own and carries a mark;
-all of the session and, on Linux, all that carries the mark is ended with it.
+Nothing here blocks: `pump` moves what can be moved now. A child leads a session of its own and carries a mark.
+When it is ended, its whole session is ended too and, on Linux, every process with the mark.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ from trimtab.rollout import reward_worker
 from trimtab.rollout.reward_mark import MARK, end_marked
 
 MAX_REPLY = 1 << 26
-"""Bytes of a reply; a status and a short message for each answer never come near."""
+"""Bytes of a reply, at most. A status and a short message per answer never need that many."""
 MAX_WORDS = 2000
-"""Bytes kept of what the child printed last; the rest is thrown away."""
+"""Bytes that are kept of what the child printed last."""
 
 Message = dict[str, Any]
 
 
 class Broken(Exception):
-    """The child said something that is no reply."""
+    """The child wrote something that is not a reply."""
 
 
 class Child:
-    """One worker. `deadline` is the moment at which its present work must be done."""
+    """One worker. `deadline` is the time at which its current work must be done."""
 
     def __init__(self, job: Mapping[str, Any], load_seconds: float) -> None:
         theirs_in, self.requests = os.pipe()
@@ -42,7 +42,7 @@ class Child:
         self.output, theirs_words = os.pipe()
         self._mark: str = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
-            # -P: its own folder is no place to import from; the user's module may well be called `task`.
+            # -P: do not import from the worker's own folder; the user's module may be called `task`, too.
             [sys.executable, "-P", reward_worker.__file__, str(theirs_in), str(theirs_out)],
             stdin=subprocess.DEVNULL, stdout=theirs_words, stderr=theirs_words,
             pass_fds=(theirs_in, theirs_out), start_new_session=True,
@@ -82,7 +82,7 @@ class Child:
         self.pump()
 
     def pump(self) -> None:
-        """Write and read what the pipes take and hold; a closed end is seen by `find_death`, not here."""
+        """Write what the pipes take, and read what they hold. `find_death` notices a closed end, not this."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self._outbox:
                 self._outbox = self._outbox[os.write(self.requests, self._outbox[: 1 << 16]) :]
@@ -95,7 +95,7 @@ class Child:
             return None
         (size,) = struct.unpack(">I", self._inbox[:4])
         if size > MAX_REPLY:
-            raise Broken(f"wrote {size} bytes where at most {MAX_REPLY} are a reply")
+            raise Broken(f"wrote a reply of {size} bytes, and at most {MAX_REPLY} are allowed")
         if len(self._inbox) < 4 + size:
             return None
         body = bytes(self._inbox[4 : 4 + size])
@@ -109,23 +109,23 @@ class Child:
         return cast(Message, message)
 
     def find_death(self) -> str | None:
-        """How the process ended, or nothing while it lives."""
+        """How the process ended; None while it lives. One that holds too much shared memory is ended here."""
         excess = 0 if _has_ended(self._process) else self._excess()
         if not excess and not _has_ended(self._process):
             return None
         self.pump()
         self.end()
         if excess:
-            return f"its process held {excess >> 20} MiB of shared memory, more than the {self._memory >> 20} allowed"
+            return f"its process held {excess >> 20} MiB of shared memory, and may hold {self._memory >> 20} MiB"
         code = self._process.returncode
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
         last = self._words.decode(errors="replace").strip().rpartition("\n")[2][-200:]
         return f"its process ended with {how}" + (f" ({last})" if last else "")
 
     def _excess(self) -> int:
-        """Bytes of shared memory that the process has touched, where they are more than it may have.
+        """Bytes of shared memory that the process has touched; 0 if they are within the limit.
 
-        A limit on data does not count these, and one on addresses would forbid every GPU library.
+        A limit on data does not count these, and a limit on addresses would stop every GPU library.
         """
         try:
             status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii", errors="replace")
@@ -138,7 +138,7 @@ class Child:
         """Kill the process and everything it forked, and leave no zombie. May be called again."""
         if not self._is_over:
             self._is_over = True
-            # Before it is reaped: until then its number, which is its group's, belongs to no one else.
+            # Before it is reaped: until then, its number (also the number of its group) belongs to nobody else.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             _ = self._process.wait()
@@ -160,7 +160,7 @@ class Child:
 
 
 def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
-    """Look without reaping, where the system can."""
+    """Look without reaping the process, where the system can do that."""
     if process.returncode is not None:
         return True
     if not hasattr(os, "waitid"):
@@ -169,6 +169,6 @@ def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """The child imports what this process can; one thread, and one order of hashing in every run."""
+    """The child can import what this process can. It has one thread, and the same hash order in every run."""
     path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
     return {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **os.environ, "PYTHONPATH": path}

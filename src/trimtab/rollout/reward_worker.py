@@ -1,7 +1,7 @@
 """The child process of a reward: loads a function once, then answers calls with one status for each answer.
 
-Started by `reward_pool` as a file, not as a module, and with the standard library alone: it must start in a blink,
-also after a crash. Frames of JSON go over two pipes of its own, so the function may print, or close what it likes.
+`reward_process` starts it as a file, not as a module, and it needs the standard library only: it must start fast, also
+after a crash. Frames of JSON go over two pipes of its own, so the function may print, or close other files.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ def locate(target: str) -> Callable[..., Any]:
             raise CannotLoad(f"{target}: {place} has no {name!r}. It has: {', '.join(known) or 'no functions'}.")
         found = getattr(found, part)
     if not callable(found):
-        raise CannotLoad(f"{target}: {name} is a {type(found).__name__}, not a function.")
+        raise CannotLoad(f"{target}: {name} has type {type(found).__name__}, so it is not a function.")
     return found
 
 
@@ -62,7 +62,7 @@ def _module(target: str, place: str) -> ModuleType:
     path = Path(place).resolve()
     if is_file and not path.is_file():
         raise CannotLoad(f"{target}: there is no file {place}.")
-    # A script's import path lacks the folder it was started in; people expect their own module to be found there.
+    # The import path of a script lacks the current folder; people expect that their module is found there.
     sys.path[:] = [*sys.path, *(p for p in [str(path.parent) if is_file else os.getcwd()] if p not in sys.path)]
     try:
         if not is_file:
@@ -81,7 +81,7 @@ def _module(target: str, place: str) -> ModuleType:
             text = f"{target}: there is no module {place!r} in this folder or on the import path."
             raise CannotLoad(text) from error
         raise CannotLoad(f"{target}: does not import: {error_text(error)}.") from error
-    except BaseException as error:  # SystemExit too: a script's own ending must not end ours
+    except BaseException as error:  # SystemExit too: a script that exits must not end this process
         raise CannotLoad(f"{target}: does not import: {error_text(error)}.") from error
 
 
@@ -92,7 +92,7 @@ def error_text(error: BaseException, file: str | None = None) -> str:
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line})" if own else ""
     try:
         text = str(error)
-    except Exception:  # an exception of the user's own whose text raises
+    except Exception:  # the user's own exception class may fail to print
         text = "its text cannot be shown"
     return _cut(f"{type(error).__name__}: {_cut(text)}") + where[:MAX_MESSAGE]
 
@@ -105,17 +105,17 @@ def _cut(text: str) -> str:
 
 
 def choose_arguments(function: Callable[..., Any], names: list[str], target: str) -> Callable[[Call], dict[str, Any]]:
-    """What of a call the function takes; refuses a function that needs what no call has."""
+    """A function that selects the arguments of a call. Refuses a function that needs one that no call has."""
     offered = ["prompts", "completions", "completion_ids", "ended", *names]
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a function of C has none to look at
+    except (TypeError, ValueError):  # a C function has no signature to read
         return lambda call: dict(call)
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     missing = [name for name in needed if name not in offered]
     if missing:
         raise CannotLoad(
-            f"{target}: needs {', '.join(missing)}, which no column is called. There are: {', '.join(offered)}."
+            f"{target}: needs {', '.join(missing)}, and no column has that name. There are: {', '.join(offered)}."
         )
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     taken = {p.name for p in parameters}
@@ -167,7 +167,7 @@ def load_function(job: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def beside(name: str) -> dict[str, Any]:
-    """Run the file of this name in this folder; its functions by name. To import it would import all of trimtab."""
+    """Run a file of this folder; returns its functions by name. An import would load all of trimtab."""
     return runpy.run_path(str(Path(__file__).with_name(name)))
 
 
@@ -194,7 +194,7 @@ class Line:
         parts: list[bytes] = []
         while size:
             part = os.read(self.requests, min(size, 1 << 20))
-            if not part:  # the parent is gone: end with all that was started here
+            if not part:  # the parent is gone: end this process and all that it started
                 beside("reward_mark.py")["end_marked"]()
                 os.killpg(0, signal.SIGKILL)
             parts.append(part)
@@ -202,7 +202,7 @@ class Line:
         return b"".join(parts)
 
     def _check(self) -> None:
-        """A function that closed our pipes may have opened a file in their place; never write into that."""
+        """Exit if our pipes were replaced: a function may close them and open a file under the same number."""
         for fd, same in zip((self.requests, self.results), self._same, strict=True):
             found = os.fstat(fd)
             if (found.st_dev, found.st_ino) != same:
@@ -210,7 +210,7 @@ class Line:
 
 
 def limit_memory(memory_bytes: int) -> None:
-    """So that a runaway function ends itself and not the machine; not every system has such limits."""
+    """Limit memory, so that a runaway function fails and the machine does not. Some systems have no such limit."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -219,11 +219,11 @@ def limit_memory(memory_bytes: int) -> None:
 
 
 def ignore_signal(_number: int, _frame: object) -> None:
-    """What a signal does here: nothing."""
+    """Do nothing."""
 
 
 def run_call(function: Callable[..., Any], take: Callable[[Call], dict[str, Any]], call: Call, count: int) -> Any:
-    """What the parent hears about one call."""
+    """Run one call; returns the reply to the parent."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     file = code.co_filename if code is not None else None
     try:
@@ -235,9 +235,9 @@ def run_call(function: Callable[..., Any], take: Callable[[Call], dict[str, Any]
 
 
 def main() -> None:
-    """Load, say so, then answer calls until the parent goes."""
-    # A scheduler signals every process of a job; whether to stop is for the learner to say. Handlers, for what is
-    # ignored would stay ignored in the processes that a reward starts.
+    """Load the function, say so, then answer calls until the parent is gone."""
+    # A scheduler signals every process of a job, but the learner decides when to stop. A handler, not SIG_IGN: an
+    # ignored signal would stay ignored in the processes that a reward starts.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, ignore_signal)
     line = Line(int(sys.argv[1]), int(sys.argv[2]))
@@ -252,11 +252,11 @@ def main() -> None:
     owner = os.getpid()
     while True:
         call = line.read()
-        # The parent ends us at the limit; this is for a parent that was killed. Python code cannot hold it up.
+        # The parent ends this process at the limit. The alarm is for a parent that was killed; code cannot block it.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, job["seconds"] + GRACE_SECONDS)
         reply = run_call(function, take, call["arguments"], call["count"])
-        if os.getpid() != owner:  # the function forked, and this is the copy: it has no one to answer to
+        if os.getpid() != owner:  # the function forked, and this is the copy: nobody waits for its reply
             os._exit(0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         line.write({"id": call["id"], **reply})

@@ -1,7 +1,7 @@
 """The only place that turns (run seed, purpose, step) into the seed of a random stream.
 
 Every random choice of a run has its own stream, named by what it is for. Adding a draw in one place therefore
-moves no draw in another, and a step can be repeated without repeating the steps before it.
+changes no draw in another, and a step can be repeated without repeating the steps before it.
 """
 
 import hashlib

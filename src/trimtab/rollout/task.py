@@ -1,4 +1,4 @@
-"""The only place that says what a task is: problems, which of them are held out, and how an answer is answered back.
+"""The only place that says what a task is: problems, which of them are held out, and how it replies to a turn.
 
 It knows nothing of tokens, models or groups. The tasks themselves lie in `tasks/`.
 """
@@ -17,7 +17,7 @@ Message = dict[str, str]
 """One message of a chat: `role` and `content`."""
 Prompt = str | tuple[Message, ...]
 Split = Literal["train", "validation", "test"]
-"""`validation` may steer a run (when to stop); `test` is looked at once, at the end, so nothing is chosen on it."""
+"""`validation` may steer a run (when to stop); `test` is used once, at the end, so nothing is chosen by it."""
 
 SPLIT_BUCKETS = 10
 """One bucket of ten is validation, one is test, eight train: 80 % of the prompts are left to learn from."""
@@ -48,7 +48,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Turn:
-    """What an environment says to an answer: an observation, which never trains, and whether the episode is over."""
+    """An environment's reply to a turn: an observation, which never trains, and whether the episode is over."""
 
     observation: str
     done: bool
@@ -62,7 +62,7 @@ class Environment(Protocol):
         ...
 
     def step(self, answer: str, *, ended: bool) -> Turn:
-        """The environment's word to one turn; `ended` says that the policy closed the turn itself."""
+        """The environment's reply to one turn; `ended` says whether the policy closed the turn itself."""
         ...
 
 
@@ -102,7 +102,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class OneTurn:
-    """The environment of a task that takes one answer and says nothing to it."""
+    """The environment of a task that takes one answer and does not reply."""
 
     problem: Problem
 
@@ -185,7 +185,7 @@ def _own_task(settings: "TaskSettings", seed: int) -> Task:
     missing = [member for member in members if not hasattr(task, member)]
     if missing:
         raise ConfigError(
-            f"task: {settings.name} gave a {type(task).__name__} without {', '.join(missing)}, so it is no task. "
-            "Give it the members of trimtab.rollout.Task."
+            f"task: {settings.name} returned an object of type {type(task).__name__} without "
+            f"{', '.join(missing)}, so it is not a task. Give it the members of trimtab.rollout.Task."
         )
     return task

@@ -1,4 +1,4 @@
-"""The only place that turns text into ids and back, and that builds a tokenizer: one token a character."""
+"""The only place that turns text into ids and back, and that builds a tokenizer: one token per character."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 CHAT_OPENING = "\nassistant: "
-"""What the character tokenizer writes behind the messages of a chat, so that the policy's turn begins."""
+"""What the character tokenizer writes after the messages of a chat, so that the policy's turn begins."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}"
     "{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}"
@@ -22,7 +22,7 @@ CHAT_TEMPLATE = (
 def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
     """A tokenizer with one token for each character of `alphabet`, and the three special tokens before them.
 
-    Padding is a token of its own: where it is the end token, an answer's end and its padding look the same.
+    Padding is a token of its own: if it were the end token, an answer's end and its padding would look the same.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -47,7 +47,7 @@ def encode_prompt(tokenizer: "PreTrainedTokenizerFast", prompt: Prompt) -> list[
     """The ids of a prompt: text with the tokenizer's opening token, if it has one; messages by its chat template."""
     if isinstance(prompt, str):
         ids = list(tokenizer.encode(prompt))
-        # Some tokenizers close every text; a closed prompt would tell the policy that all is said.
+        # Some tokenizers add the end token to every text; after it, the policy would have nothing to say.
         while ids and ids[-1] == tokenizer.eos_token_id and not prompt.endswith(str(tokenizer.eos_token)):
             del ids[-1]
         return ids

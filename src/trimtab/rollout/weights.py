@@ -1,4 +1,4 @@
-"""The only place that names a set of parameters by its content, so that two sides can tell they hold the same."""
+"""The only place that makes a checksum of parameters, so that two sides can tell that they hold the same."""
 
 import hashlib
 from collections.abc import Mapping

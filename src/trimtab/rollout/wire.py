@@ -12,7 +12,7 @@ LENGTHS = struct.Struct(">QQ")
 
 
 def send(pipe: BinaryIO, head: Mapping[str, object], tensors: Mapping[str, Tensor] | None = None) -> None:
-    """One message, whole."""
+    """Write one whole message."""
     from safetensors.torch import save
 
     text = json.dumps(head).encode()
@@ -24,7 +24,7 @@ def send(pipe: BinaryIO, head: Mapping[str, object], tensors: Mapping[str, Tenso
 
 
 def receive(pipe: BinaryIO) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """The next message; None when the other side has closed the pipe, between messages or inside one."""
+    """Read the next message; None when the other side has closed the pipe, between messages or inside one."""
     from safetensors.torch import load
 
     lengths = pipe.read(LENGTHS.size)

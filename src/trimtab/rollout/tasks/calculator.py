@@ -1,6 +1,6 @@
-"""The only place that answers back: a task whose first turn may call a calculator, and the calculator.
+"""The only place with a calculator: a task whose turns may call it, and the calculator itself.
 
-Prompt `37*48+9=`; the policy writes the call `[37*48+9]`; the environment says `1785;`; the policy writes `1785`.
+Prompt `37*48+9=`; the policy writes the call `[37*48+9]`; the environment replies `1785;`; the policy writes `1785`.
 """
 
 import random
@@ -13,18 +13,18 @@ from trimtab.rollout.tasks.generated import Kind
 MAX_CALL = 64
 """Characters of a call; longer ones are answered `?;`."""
 MAX_DEPTH = 16
-"""Open brackets and signs inside each other."""
+"""Brackets and signs inside each other, at most."""
 MAX_RESULT = 10**12
-"""Larger numbers, also on the way, are answered `?;`: an observation stays short."""
+"""Larger numbers, intermediate results too, are answered `?;`: an observation stays short."""
 REFUSED = "?;"
 
 
 class NotArithmetic(Exception):
-    """A call that is no arithmetic, or whose value is too large or no integer."""
+    """A call that is not arithmetic, or whose value is too large or not an integer."""
 
 
 def calculator(size: int, max_turns: int) -> Kind:
-    """A product and a sum, too large to do in the head of a small model, with a tool that does them."""
+    """A product and a sum that are too hard for a small model, with a tool that computes them."""
 
     def problem(stream: random.Random) -> Problem:
         one, two, three = (stream.randrange(OPERANDS_PER_SIZE * size) for _ in range(3))
@@ -67,7 +67,7 @@ class Calculator:
 
 
 def answer_call(call: str) -> str:
-    """What the calculator says to a call.
+    """The calculator's reply to a call.
 
     >>> answer_call("[7*8]"), answer_call("[7*]"), answer_call("[1/0]")
     ('56;', '?;', '?;')
@@ -81,7 +81,7 @@ def answer_call(call: str) -> str:
 
 
 def evaluate(text: str) -> int:
-    """The value of integers with + - * / and brackets; a division must come out even."""
+    """The value of integers with + - * / and brackets; a division must leave no remainder."""
     value, rest = _sum(text, 0)
     if rest:
         raise NotArithmetic

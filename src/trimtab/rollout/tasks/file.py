@@ -1,6 +1,6 @@
 """The only place that trains from a data file: which row a ticket asks, and which rows are held out.
 
-The file is only read, by `table`. It does not move: a changed file is another task.
+`table` reads the file. A changed file is another task.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trimtab.config.train import TaskSettings
 
 NEEDS_ANSWER = ("task", "exact", "numeric", "math_verify")
-"""Rewards that compare with the right answer; one's own may do without."""
+"""Rewards that compare with the right answer. A reward of your own may not need one."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class FileTask:
         return self.rows[self._order(epoch)[place]]
 
     def held_out(self, split: Split, count: int) -> list[Problem]:
-        """Up to `count` problems: a file has as many as it has."""
+        """Up to `count` problems; fewer if the file has fewer."""
         if split == "train":
-            raise ConfigError("held_out: the train split is asked for, and it is not held out. Ask validation or test.")
+            raise ConfigError("held_out: the split 'train' is not held out. Ask for validation or test.")
         return list((self.validation if split == "validation" else self.test)[:count])
 
     def environment(self, problem: Problem) -> Environment:
@@ -65,7 +65,7 @@ class FileTask:
         return is_exact(problem, answer, ended=ended)
 
     def _order(self, epoch: int) -> list[int]:
-        """The rows of one epoch; two epochs are remembered, for a batch may reach into the next."""
+        """The rows of one epoch; two epochs are remembered, because a batch may reach into the next."""
         if epoch not in self._orders:
             order = list(range(len(self.rows)))
             random.Random(stream_seed(self.seed, "epoch", epoch)).shuffle(order)
@@ -76,7 +76,7 @@ class FileTask:
 
 
 def open_file(settings: "TaskSettings", seed: int) -> FileTask:
-    """The problems of `settings.file`, apart from those that are held out."""
+    """The problems of `settings.file`, and the held-out ones set apart."""
     assert settings.file is not None
     needs_answer = settings.reward in NEEDS_ANSWER
     problems = read_problems(settings.file, settings.options, needs_answer=needs_answer)
@@ -90,7 +90,7 @@ def open_file(settings: "TaskSettings", seed: int) -> FileTask:
         if len(held) < 2:
             raise ConfigError(
                 f"{settings.eval_file}: has {len(held)} different prompt, so there is none left for the test. "
-                "Give at least 2: half of them steer the run, half are measured once at the end."
+                "Give at least 2: half of them are for validation, half are for the test at the end."
             )
         middle = (len(held) + 1) // 2
         rows, validation, test = problems, held[:middle], held[middle:]

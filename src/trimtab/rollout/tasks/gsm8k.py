@@ -36,7 +36,7 @@ def word_problem(stream: random.Random, limit: int) -> Problem:
 
 
 def judge(problem: Problem, answer: str, *, ended: bool) -> float:
-    """1 for the right number behind `####`, closed by the policy itself; else 0. The steps are not judged."""
+    """1 for the right number after `####`, closed by the policy itself; else 0. The steps are not judged."""
     right = number_after_mark(problem.answer)
     return float(ended and right is not None and number_after_mark(answer) == right)
 

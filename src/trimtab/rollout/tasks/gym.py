@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 SIZE = 500
 """Problems behind one seed: the size that reasoning-gym's own data sets have, which all of them can make."""
 LOOKED_AT = 64
-"""Problems whose characters are added to the printable ones; a data set does not say which it uses."""
+"""Problems whose characters are added to the printable ones; a data set does not say which characters it uses."""
 OURS = ("seed", "size")
-"""Options that follow from the run's seed."""
+"""Options that the run's seed decides."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class GymTask:
         return (problem.answer,)
 
     def judge(self, problem: Problem, answer: str, *, ended: bool) -> float:
-        """What reasoning-gym says, partial credit too; 0 for an answer that was cut off."""
+        """The score of reasoning-gym, which may be partial; 0 for an answer that was cut off."""
         seed, _, index = cast("list[int]", problem.columns["entry"])
         dataset = self._dataset(seed)
         return float(dataset.score_answer(answer, dataset[index])) if ended else 0.0
@@ -95,7 +95,7 @@ def _create_dataset(data: str, options: tuple[tuple[str, Any], ...], seed: int) 
 
 
 def open_gym(settings: "TaskSettings", seed: int) -> GymTask:
-    """The data set that `reasoning_gym.NAME` names, tried once so that bad options are said before the run."""
+    """The data set that `reasoning_gym.NAME` names, tried once, so that bad options are refused before the run."""
     if importlib.util.find_spec("reasoning_gym") is None:
         raise MissingExtra(f'task {settings.name}: needs reasoning-gym: pip install "trimtab[gym]"')
     data = settings.name.removeprefix("reasoning_gym.")

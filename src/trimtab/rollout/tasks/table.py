@@ -13,7 +13,7 @@ from trimtab.errors import ConfigError, MissingExtra, nearest
 from trimtab.rollout.task import Message, Problem, Prompt
 
 RESERVED = ("prompts", "completions", "completion_ids", "ended")
-"""Arguments of a reward function; a column of that name could not be told from them."""
+"""Arguments of a reward function; a column of the same name would be confused with them."""
 OPTIONS = ("prompt_column", "answer_column")
 
 Row = dict[str, Any]
@@ -122,7 +122,7 @@ def _plain(where: str, name: str, value: Any) -> Any:
         _ = json.dumps(value)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{where}: {name!r} is {_shown(value)}, which cannot travel to a reward. Keep texts, numbers and lists."
+            f"{where}: {name!r} is {_shown(value)}, which cannot be sent to a reward. Keep texts, numbers and lists."
         ) from error
     return value
 
@@ -145,8 +145,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Row]]:
     readers = {".jsonl": _jsonl, ".parquet": _parquet}
     if path.suffix.lower() not in readers:
         raise ConfigError(
-            f"{path}: ends in {path.suffix or 'nothing'!r}, so its form is not known. "
-            "Give .jsonl (one JSON object a line) or .parquet."
+            f"{path}: ends in {path.suffix or 'nothing'!r}, so its format is not known. "
+            "Give .jsonl (one JSON object per line) or .parquet."
         )
     return readers[path.suffix.lower()](path)
 
@@ -164,9 +164,9 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
                 f"{where}: is not UTF-8 ({error.reason} at byte {error.start}). Save it as UTF-8."
             ) from error
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{where}: is not JSON ({error}). Write one object a line.") from error
+            raise ConfigError(f"{where}: is not JSON ({error}). Write one object per line.") from error
         if not isinstance(row, dict):
-            raise ConfigError(f"{where}: is {_shown(row)}, not an object. Write one object a line.")
+            raise ConfigError(f"{where}: is {_shown(row)}, not an object. Write one object per line.")
         yield where, cast(Row, row)
 
 
