@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 def _items(session: pytest.Session, target: str) -> Iterator[pytest.Item]:
     from trimtab.errors import TrimtabError
     from trimtab.sentinel import INVARIANTS, Subject
-    from trimtab.sentinel.job import Job, locate, subjects
+    from trimtab.sentinel.examination.job import Job, locate, subjects
 
     try:
         where, _ = locate(target)
@@ -108,7 +108,7 @@ def _one_thread() -> Generator[None]:
 
 
 def _told(verdict: Any) -> str:
-    from trimtab.sentinel.declare import INVARIANTS
+    from trimtab.sentinel.invariants.declare import INVARIANTS
 
     case, found = verdict.case, verdict.violation
     rows = [f"    {i}: {' '.join(kinds)}" for i, kinds in enumerate(case.kinds)] if case is not None else []

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from bench.known_bugs.row import Row
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.like import average, scored
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.like import average, scored
+from trimtab.sentinel.binding.subject import Out, Result, Subject
 from trimtab.sentinel.loading import Boundary, Spec
-from trimtab.sentinel.subject import Out, Result, Subject
 from trimtab.sentinel.targets.areal import TARGET
-from trimtab.sentinel.targets.areal_source import ACTOR
+from trimtab.sentinel.targets.areal.source import ACTOR
 from trimtab.sentinel.targets.stand_in import Settings
 from trimtab.sentinel.targets.target import Binding
 

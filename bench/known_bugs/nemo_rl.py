@@ -9,12 +9,12 @@ import torch
 import torch.distributed.tensor  # the loss asks whether its logits are distributed
 
 from bench.known_bugs.row import Row
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.like import scored
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.like import scored
+from trimtab.sentinel.binding.subject import Out, Result, Subject
 from trimtab.sentinel.loading import Boundary, Spec
-from trimtab.sentinel.subject import Out, Result, Subject
 from trimtab.sentinel.targets.nemo_rl import GRPO, LOSSES, TARGET, rollout_metrics
-from trimtab.sentinel.targets.nemo_rl_loss import CLIPPED, counts, data, given
+from trimtab.sentinel.targets.nemo_rl.loss import CLIPPED, counts, data, given
 from trimtab.sentinel.targets.stand_in import by_group
 from trimtab.sentinel.targets.target import Binding
 

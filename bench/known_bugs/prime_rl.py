@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from bench.known_bugs.row import Row
-from trimtab.sentinel.case import Case
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Out, Result, Subject
 from trimtab.sentinel.loading import Boundary, Spec
-from trimtab.sentinel.subject import Out, Result, Subject
 from trimtab.sentinel.targets.prime_rl import TARGET
 from trimtab.sentinel.targets.stand_in import Settings, by_group, normalised
 from trimtab.sentinel.targets.target import Binding

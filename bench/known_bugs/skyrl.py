@@ -3,13 +3,13 @@
 from typing import Any
 
 from bench.known_bugs.row import Row
-from trimtab.sentinel.case import Case
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.bind import at, bind
+from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.loading import Boundary, Spec
-from trimtab.sentinel.role import at, bind
-from trimtab.sentinel.subject import Subject
 from trimtab.sentinel.targets.handed import Settings
 from trimtab.sentinel.targets.skyrl import TARGET
-from trimtab.sentinel.targets.skyrl_source import UTILS
+from trimtab.sentinel.targets.skyrl.source import UTILS
 from trimtab.sentinel.targets.target import Binding
 
 REPOSITORY = "NovaSky-AI/SkyRL"

@@ -8,11 +8,11 @@ import torch
 
 from bench.known_bugs import two_ranks
 from bench.known_bugs.row import Row
-from trimtab.sentinel.case import Case
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Out, Result, Subject
 from trimtab.sentinel.loading import Boundary, Spec
-from trimtab.sentinel.subject import Out, Result, Subject
 from trimtab.sentinel.targets.slime import LOSS, TARGET
-from trimtab.sentinel.targets.slime_batch import policy_losses
+from trimtab.sentinel.targets.slime.batch import policy_losses
 from trimtab.sentinel.targets.stand_in import Settings
 from trimtab.sentinel.targets.target import Binding
 

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 
 from bench.known_bugs.row import Row
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.like import like
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.bind import at, bind
+from trimtab.sentinel.binding.like import like
+from trimtab.sentinel.binding.subject import Out, Result, Subject
 from trimtab.sentinel.loading import Boundary, Spec
-from trimtab.sentinel.role import at, bind
-from trimtab.sentinel.subject import Out, Result, Subject
 from trimtab.sentinel.targets import trl, trl_advantage, trl_loss
 from trimtab.sentinel.targets.stand_in import Settings, contiguous_groups
 from trimtab.sentinel.targets.target import Binding
-from trimtab.sentinel.targets.trl_source import GRPO, Alone
+from trimtab.sentinel.targets.trl.source import GRPO, Alone
 
 REPOSITORY = "huggingface/trl"
 SCORE = "GRPOTrainer._generate_and_score_completions"

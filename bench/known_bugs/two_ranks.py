@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from trimtab.sentinel.case import Case
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Out, Result, Subject
 from trimtab.sentinel.loading import Boundary
-from trimtab.sentinel.subject import Out, Result, Subject
 from trimtab.sentinel.targets.stand_in import Alone, OneProcess, Settings
 
 HERE = {"world": 1, "rank": 0}

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 
 from bench.known_bugs.row import Row
-from trimtab.sentinel.case import Case
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.bind import at, bind
+from trimtab.sentinel.binding.subject import Out, Result, Subject
 from trimtab.sentinel.loading import Boundary, Spec
-from trimtab.sentinel.role import at, bind
-from trimtab.sentinel.subject import Out, Result, Subject
 from trimtab.sentinel.targets import handed
 from trimtab.sentinel.targets.handed import Record, Settings
 from trimtab.sentinel.targets.target import Binding
 from trimtab.sentinel.targets.verl import TARGET
-from trimtab.sentinel.targets.verl_source import ALGOS, FUNCTIONAL
+from trimtab.sentinel.targets.verl.source import ALGOS, FUNCTIONAL
 
 REPOSITORY = "verl-project/verl"
 ACTOR = "verl/workers/actor/dp_actor.py"

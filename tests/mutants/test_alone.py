@@ -6,7 +6,7 @@ from mutants.edit import MUTANTS, Mutant
 from mutants.held import findings
 from mutants.planted import content  # noqa: F401  importing the package plants the bugs
 from trimtab.sentinel import INVARIANTS, examine
-from trimtab.sentinel.cases import directed
+from trimtab.sentinel.batch.directed import directed
 
 ALONE = {
     "alignment": "answer_reversed_inside_its_row",

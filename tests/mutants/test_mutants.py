@@ -8,7 +8,7 @@ from mutants.edit import MUTANTS, Mutant
 from mutants.held import FINDING, findings
 from mutants.planted import content  # noqa: F401  importing the package plants the bugs
 from trimtab.sentinel import INVARIANTS, Case, Subject, check, examine
-from trimtab.sentinel.cases import directed, random_cases
+from trimtab.sentinel.batch.directed import directed, random_cases
 from trimtab.signal.catalogue import PROMISES, STAGES
 
 CASES: tuple[Case, ...] = tuple(directed())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.sentinel import wheels
+from trimtab.sentinel.examination import wheels
 
 NOBODY = wheels.Wheel("trimtab-no-such-package", "0.0.0", "0" * 64)
 

@@ -1,6 +1,6 @@
 """The wheels these tests compare with, by the names they are known under here; the sentinel fetches them."""
 
-from trimtab.sentinel.wheels import Wheel, WheelError, cache, locked, unpack
+from trimtab.sentinel.examination.wheels import Wheel, WheelError, cache, locked, unpack
 
 __all__ = ["SKYRL", "VERL", "Wheel", "WheelError", "cache", "unpack"]
 

@@ -24,10 +24,10 @@ from trimtab.sentinel import (
     like,
     subject,
 )
-from trimtab.sentinel.cases import completed, directed
-from trimtab.sentinel.discover import guessed_role, subjects_of
-from trimtab.sentinel.record import case_data
-from trimtab.sentinel.subject import call_subject
+from trimtab.sentinel.batch.directed import completed, directed
+from trimtab.sentinel.binding.discover import guessed_role, subjects_of
+from trimtab.sentinel.binding.subject import call_subject
+from trimtab.sentinel.examination.record import case_data
 from trimtab.sentinel.targets.target import Unbound
 
 CASE = next(directed())

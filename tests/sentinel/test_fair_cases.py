@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel import Result, Subject, bind, check, like
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.subject import Out
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Out
 
 
 def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from trimtab.sentinel import Result, Subject, check
-from trimtab.sentinel.cases import directed
-from trimtab.sentinel.declare import Compared, Violation, numbers
+from trimtab.sentinel.batch.directed import directed
+from trimtab.sentinel.binding.subject import run
 from trimtab.sentinel.findings import (
     Row,
     Target,
@@ -36,13 +36,13 @@ from trimtab.sentinel.findings.duplicates import upstream_queries
 from trimtab.sentinel.findings.folder import slug
 from trimtab.sentinel.findings.ledger import enter
 from trimtab.sentinel.findings.places import places as placed
+from trimtab.sentinel.findings.replay import commit_of, replay
 from trimtab.sentinel.findings.report import OPEN, SECTIONS, spans
 from trimtab.sentinel.findings.trace import record
+from trimtab.sentinel.invariants.declare import Compared, Violation, numbers
 from trimtab.sentinel.loading import Spec, Tree, load
 from trimtab.sentinel.loading.tree import git
-from trimtab.sentinel.replay import commit_of, replay
 from trimtab.sentinel.search import Verdict
-from trimtab.sentinel.subject import run
 from trimtab.signal.layout import places
 
 SOURCE = """

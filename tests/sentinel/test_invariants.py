@@ -6,7 +6,7 @@ import pytest
 from mutants.held import findings
 
 from trimtab.sentinel import INVARIANTS, Subject
-from trimtab.sentinel.cases import directed, random_cases
+from trimtab.sentinel.batch.directed import directed, random_cases
 from trimtab.sentinel.targets.trimtab import formula_subjects, recipe_subjects
 
 FORMULAS = [replace(subject, promises=None) for subject in formula_subjects()]

@@ -5,9 +5,9 @@ import torch
 
 from trimtab.errors import TrimtabError
 from trimtab.sentinel import CannotRepresent, Case, Out, Result, Subject, check, run
-from trimtab.sentinel.cases import build, directed
-from trimtab.sentinel.perturb import compacted
-from trimtab.sentinel.subject import same
+from trimtab.sentinel.batch.directed import build, directed
+from trimtab.sentinel.batch.perturb import compacted
+from trimtab.sentinel.binding.subject import same
 
 CASES = list(directed())
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel import Result, Subject, check
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.subject import Out
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Out
 
 
 def _by_lengths(late: int) -> Subject:

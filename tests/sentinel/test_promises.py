@@ -3,7 +3,7 @@
 import pytest
 
 from trimtab.sentinel import Subject, examine
-from trimtab.sentinel.definitions import DEFINITIONS
+from trimtab.sentinel.binding.definitions import DEFINITIONS
 from trimtab.sentinel.targets.trimtab import VARIANTS, formula_subjects, recipe_subjects
 from trimtab.signal import catalog
 

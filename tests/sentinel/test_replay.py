@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from trimtab.sentinel.declare import INVARIANTS
+from trimtab.sentinel.findings.decode import Decoder, NotData
 from trimtab.sentinel.findings.encode import CannotEncode, Encoder
+from trimtab.sentinel.findings.recipes import shipped
+from trimtab.sentinel.findings.replay import main, replay
+from trimtab.sentinel.invariants.declare import INVARIANTS
 from trimtab.sentinel.loading import Spec
-from trimtab.sentinel.plain import Decoder, NotData
-from trimtab.sentinel.recipes import shipped
-from trimtab.sentinel.replay import main, replay
 
 SOURCE = """
 import enum

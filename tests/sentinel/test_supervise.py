@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from trimtab.errors import AdapterError
-from trimtab.sentinel.changes import changed_lines
-from trimtab.sentinel.job import Job, locate, ready_name
+from trimtab.sentinel.examination.changes import changed_lines
+from trimtab.sentinel.examination.job import Job, locate, ready_name
+from trimtab.sentinel.examination.supervise import Limits, run_job
 from trimtab.sentinel.reports import exit_code
-from trimtab.sentinel.supervise import Limits, run_job
 
 ONE = Limits(processes=1)
 

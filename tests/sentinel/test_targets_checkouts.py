@@ -10,8 +10,8 @@ from bench.known_bugs.row import Row
 from bench.known_bugs.table import line, markdown
 
 from trimtab.sentinel import bind
+from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.loading import Boundary, Spec, Tree
-from trimtab.sentinel.subject import Subject
 from trimtab.sentinel.targets.target import Binding, Target, Unbound
 
 NAMES = ("slime", "miles", "nemo_rl", "prime_rl", "roll", "open_instruct")

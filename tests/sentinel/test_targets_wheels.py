@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from trimtab.sentinel.binding.subject import Subject
+from trimtab.sentinel.examination.wheels import WheelError, locked, wheel
 from trimtab.sentinel.loading import Tree
 from trimtab.sentinel.search import examine
-from trimtab.sentinel.subject import Subject
 from trimtab.sentinel.targets.target import Target, Unbound, bound
-from trimtab.sentinel.wheels import WheelError, locked, wheel
 
 NAMES = ("verl", "skyrl", "areal", "openrlhf", "trl")
 

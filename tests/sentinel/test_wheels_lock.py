@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.sentinel import wheels
+from trimtab.sentinel.examination import wheels
 
 download = wheels._download  # pyright: ignore[reportPrivateUsage]
 

@@ -40,7 +40,7 @@ class Asked:
 
 def run_check(asked: Asked) -> int:
     """Check a target; returns the exit code."""
-    from trimtab.sentinel.record import teaching
+    from trimtab.sentinel.examination.record import teaching
     from trimtab.sentinel.reports import RENDERERS, compare, exit_code, load
 
     known = load(asked.baseline) if asked.baseline is not None else None
@@ -66,8 +66,8 @@ def _summary(report: "Report", comparison: "Comparison | None") -> str:
 def _examine(asked: Asked) -> "Report":
     """Run the job in children, with a bar where somebody watches."""
     from trimtab.sentinel import INVARIANTS, examine
-    from trimtab.sentinel.job import Job, locate
-    from trimtab.sentinel.supervise import Limits, run_job
+    from trimtab.sentinel.examination.job import Job, locate
+    from trimtab.sentinel.examination.supervise import Limits, run_job
 
     assert examine  # asking for it says what to install, before a child is started in vain
     for name in asked.invariants:
@@ -106,7 +106,7 @@ def _command() -> str:
 def _changed_lines(asked: Asked, where: dict[str, Any]) -> dict[str, list[list[int]]] | None:
     if asked.changed is None:
         return None
-    from trimtab.sentinel.changes import changed_lines
+    from trimtab.sentinel.examination.changes import changed_lines
 
     if where.get("version") is not None:
         raise AdapterError("check: --changed BASE..HEAD reads a git checkout. Say which with --path DIR.")

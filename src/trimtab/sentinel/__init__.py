@@ -9,12 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import MissingExtra
-from trimtab.sentinel.case import CannotRepresent, Case
-from trimtab.sentinel.conventions import detected
+from trimtab.sentinel.batch.case import CannotRepresent, Case
+from trimtab.sentinel.binding.bind import ROLES, after, at, bind, subject
+from trimtab.sentinel.binding.like import average, divergence, like, reward_at_end, scored
+from trimtab.sentinel.binding.subject import Out, Result, Subject, run
 from trimtab.sentinel.invariants import INVARIANTS, Invariant, Violation
-from trimtab.sentinel.like import average, divergence, like, reward_at_end, scored
-from trimtab.sentinel.role import ROLES, after, at, bind, subject
-from trimtab.sentinel.subject import Out, Result, Subject, run
+from trimtab.sentinel.invariants.conventions import detected
 
 if TYPE_CHECKING:
     from trimtab.sentinel.search import Verdict, check, examine

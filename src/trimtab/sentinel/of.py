@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import TrimtabError, unknown_name
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.subject import Values
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Values
 
 ESTIMATORS = ("k1", "k2", "k3", "|k1|")
 

@@ -14,7 +14,7 @@ from trimtab.rollout.decode import Batch, _blank, _draw
 from trimtab.rollout.engine import Greedy
 from trimtab.rollout.episode import Episode, Group
 from trimtab.sentinel import Case, Out, Result, Subject, scored
-from trimtab.sentinel.perturb import without_tokens
+from trimtab.sentinel.batch.perturb import without_tokens
 from trimtab.signal import SignalBatch
 from trimtab.signal.kl import k3
 from trimtab.train.logp import _chunked, token_pass

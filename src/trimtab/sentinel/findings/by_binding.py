@@ -1,11 +1,11 @@
 """Replay through the binding: check the invariant itself again on the recorded case."""
 
 from trimtab.errors import TrimtabError
-from trimtab.sentinel.case import CannotRepresent, WrongShape
-from trimtab.sentinel.cases import completed
-from trimtab.sentinel.declare import INVARIANTS
-from trimtab.sentinel.plain import Data
-from trimtab.sentinel.subject import Subject, resolve_inputs
+from trimtab.sentinel.batch.case import CannotRepresent, WrongShape
+from trimtab.sentinel.batch.directed import completed
+from trimtab.sentinel.binding.subject import Subject, resolve_inputs
+from trimtab.sentinel.findings.decode import Data
+from trimtab.sentinel.invariants.declare import INVARIANTS
 
 
 def replay_with_binding(recipe: Data, subject: Subject) -> str:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from trimtab.errors import AdapterError
+from trimtab.sentinel.binding.subject import Subject
+from trimtab.sentinel.examination.job import Job, locate, ready_name, subjects
 from trimtab.sentinel.findings.by_binding import replay_with_binding
-from trimtab.sentinel.job import Job, locate, ready_name, subjects
-from trimtab.sentinel.plain import Data
-from trimtab.sentinel.recipes import shipped
-from trimtab.sentinel.replay import replay
-from trimtab.sentinel.subject import Subject
+from trimtab.sentinel.findings.decode import Data
+from trimtab.sentinel.findings.recipes import shipped
+from trimtab.sentinel.findings.replay import replay
 
 
 def replay_recipe(named: str, path: str | None) -> Data:

@@ -7,17 +7,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.declare import INVARIANTS, Compared, Violation
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Subject
+from trimtab.sentinel.examination.record import case_data
+from trimtab.sentinel.findings.decode import Data, finite_or_word
 from trimtab.sentinel.findings.encode import CannotEncode, Encoder
 from trimtab.sentinel.findings.laws import drafts_of_law
 from trimtab.sentinel.findings.places import places
+from trimtab.sentinel.findings.replay import make_calls, numbers_in, read, recorded, replay
 from trimtab.sentinel.findings.trace import Recorded, record
+from trimtab.sentinel.invariants.declare import INVARIANTS, Compared, Violation
 from trimtab.sentinel.loading import Boundary, Tree
-from trimtab.sentinel.plain import Data, finite_or_word
-from trimtab.sentinel.record import case_data
-from trimtab.sentinel.replay import make_calls, numbers_in, read, recorded, replay
-from trimtab.sentinel.subject import Subject
 
 
 @dataclass(frozen=True)

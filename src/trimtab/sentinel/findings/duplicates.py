@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from trimtab.sentinel.findings.decode import Data
 from trimtab.sentinel.findings.ledger import Row, alike
 from trimtab.sentinel.loading.tree import CouldNotLoad, Tree, git
-from trimtab.sentinel.plain import Data
 
 COMMITS = 3000
 """How far back commit messages are read."""

@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.alone import STAND_INS, Lenient
-from trimtab.sentinel.plain import FUNCTIONS, Data, finite_or_word
-from trimtab.sentinel.replay import OPAQUE
+from trimtab.sentinel.findings.alone import STAND_INS, Lenient
+from trimtab.sentinel.findings.decode import FUNCTIONS, Data, finite_or_word
+from trimtab.sentinel.findings.replay import OPAQUE
 
 
 class CannotEncode(ValueError):

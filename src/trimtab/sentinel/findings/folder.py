@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from trimtab.errors import TrimtabError
-from trimtab.sentinel.declare import INVARIANTS, Violation
+from trimtab.sentinel.binding.subject import Subject
+from trimtab.sentinel.findings.decode import Data
 from trimtab.sentinel.findings.draft import Target, recipe_of
 from trimtab.sentinel.findings.duplicates import Looked, look
 from trimtab.sentinel.findings.ledger import Row, enter, rows
 from trimtab.sentinel.findings.regression import regression_test
+from trimtab.sentinel.findings.replay import replay
 from trimtab.sentinel.findings.report import report
 from trimtab.sentinel.findings.runner import SHELL, program
-from trimtab.sentinel.plain import Data
-from trimtab.sentinel.replay import replay
+from trimtab.sentinel.invariants.declare import INVARIANTS, Violation
 from trimtab.sentinel.search import Verdict
-from trimtab.sentinel.subject import Subject
 
 SECONDS = 120
 """Time limit of the runner when it makes the payload."""

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from trimtab.sentinel.case import Case
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import parts
+from trimtab.sentinel.binding.subject import Subject
+from trimtab.sentinel.findings.decode import Data
 from trimtab.sentinel.findings.places import place, places, runs
 from trimtab.sentinel.findings.trace import Recorded, elements, record
 from trimtab.sentinel.invariants.layout import combined
 from trimtab.sentinel.loading import Boundary
-from trimtab.sentinel.perturb import parts
-from trimtab.sentinel.plain import Data
-from trimtab.sentinel.subject import Subject
 
 Draft = tuple[list[Data], list[Data]]
 """Calls, and the checks on them."""

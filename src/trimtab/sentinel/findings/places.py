@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from trimtab.sentinel.case import Case
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Subject
+from trimtab.sentinel.findings.decode import Data
 from trimtab.sentinel.findings.trace import Element, Recorded, elements, holders, narrowed
 from trimtab.sentinel.loading import Boundary
-from trimtab.sentinel.plain import Data
-from trimtab.sentinel.subject import Subject
 
 
 def places(

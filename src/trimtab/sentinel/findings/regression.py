@@ -8,9 +8,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, cast
 
-from trimtab.sentinel.alone import STAND_INS, Lenient
+from trimtab.sentinel.findings.alone import STAND_INS, Lenient
+from trimtab.sentinel.findings.decode import Data
 from trimtab.sentinel.loading.tree import Spec
-from trimtab.sentinel.plain import Data
 
 HEAD = '''"""{words}"""
 

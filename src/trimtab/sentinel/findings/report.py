@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from trimtab.sentinel.declare import Invariant
+from trimtab.sentinel.findings.decode import Data
 from trimtab.sentinel.findings.regression import python
-from trimtab.sentinel.plain import Data
+from trimtab.sentinel.invariants.declare import Invariant
 
 OPEN = "*To be completed by a person.*"
 SECTIONS = (

@@ -4,9 +4,9 @@ import ast
 import re
 from pathlib import Path
 
-from trimtab.sentinel import alone as alone_module
-from trimtab.sentinel import plain as plain_module
-from trimtab.sentinel import replay as replay_module
+from trimtab.sentinel.findings import alone as alone_module
+from trimtab.sentinel.findings import decode as decode_module
+from trimtab.sentinel.findings import replay as replay_module
 from trimtab.sentinel.loading import standalone
 
 SHELL = """#!/bin/sh
@@ -36,7 +36,7 @@ def program() -> str:
     """Loaders and replay as the text of one file."""
     modules = [
         standalone(),
-        *[Path(str(one.__file__)).read_text("utf-8") for one in (alone_module, plain_module, replay_module)],
+        *[Path(str(one.__file__)).read_text("utf-8") for one in (alone_module, decode_module, replay_module)],
     ]
     bodies = [_OURS.sub("", text) for text in modules]
     return (

@@ -15,13 +15,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Out, Subject, call_subject
+from trimtab.sentinel.findings.decode import Data
 from trimtab.sentinel.findings.encode import Encoder
+from trimtab.sentinel.findings.replay import OPAQUE, at, flat, numbers_in
 from trimtab.sentinel.loading import Boundary
 from trimtab.sentinel.loading.boundary import copied
-from trimtab.sentinel.plain import Data
-from trimtab.sentinel.replay import OPAQUE, at, flat, numbers_in
-from trimtab.sentinel.subject import Out, Subject, call_subject
 
 Path = tuple[str | int, ...]
 Element = tuple[int, str, int]

@@ -5,7 +5,6 @@ that it catches and the way to repair one. Invariants attach to facts (inputs, l
 name.
 """
 
-from trimtab.sentinel.declare import INVARIANTS, Invariant, Violation
 from trimtab.sentinel.invariants import (
     alignment,
     bounded,
@@ -24,6 +23,7 @@ from trimtab.sentinel.invariants import (
     scale,
     surrogate,
 )
+from trimtab.sentinel.invariants.declare import INVARIANTS, Invariant, Violation
 
 # Importing a file declares the invariants in it.
 __all__ = [

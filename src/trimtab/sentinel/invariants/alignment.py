@@ -6,11 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import CannotRepresent, Case
-from trimtab.sentinel.compare import differing
-from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
-from trimtab.sentinel.perturb import coded, without_tokens
-from trimtab.sentinel.subject import Result, Subject, of_kind, run, same
+from trimtab.sentinel.batch.case import CannotRepresent, Case
+from trimtab.sentinel.batch.perturb import coded, without_tokens
+from trimtab.sentinel.binding.subject import Result, Subject, of_kind, run, same
+from trimtab.sentinel.invariants.apart import differing
+from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
 
 @invariant(

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import torch
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.declare import Compared, Effect, Violation, invariant, numbers
-from trimtab.sentinel.perturb import drifted, silenced
-from trimtab.sentinel.subject import Seen, Subject, run
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import drifted, silenced
+from trimtab.sentinel.binding.subject import Seen, Subject, run
+from trimtab.sentinel.invariants.declare import Compared, Effect, Violation, invariant, numbers
 from trimtab.signal.layout import places
 
 LARGEST = 1e3

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from trimtab.sentinel.case import Case, Side
-from trimtab.sentinel.compare import Match, apart, differing, trainable_leaves
-from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
-from trimtab.sentinel.perturb import compacted
-from trimtab.sentinel.subject import Result, Seen, Subject, call_subject, run, same
+from trimtab.sentinel.batch.case import Case, Side
+from trimtab.sentinel.batch.perturb import compacted
+from trimtab.sentinel.binding.subject import Result, Seen, Subject, call_subject, run, same
+from trimtab.sentinel.invariants.apart import Match, apart, differing, trainable_leaves
+from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
 _MASKING = ("keep", "weight", "mask")
 """Kinds that are masks themselves: their values at untrainable positions decide what trains."""

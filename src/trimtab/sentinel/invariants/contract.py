@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
-from trimtab.sentinel.perturb import LOGPS, agreed
-from trimtab.sentinel.subject import Result, Subject, of_kind, run, same
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import LOGPS, agreed
+from trimtab.sentinel.binding.subject import Result, Subject, of_kind, run, same
+from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 from trimtab.signal.layout import places
 
 

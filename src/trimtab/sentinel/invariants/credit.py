@@ -1,10 +1,10 @@
 """Credit flows only over the tokens that the policy chose."""
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.compare import Match, apart, trainable_leaves
-from trimtab.sentinel.declare import Violation, invariant
-from trimtab.sentinel.perturb import without_tokens
-from trimtab.sentinel.subject import Result, Subject, run
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import without_tokens
+from trimtab.sentinel.binding.subject import Result, Subject, run
+from trimtab.sentinel.invariants.apart import Match, apart, trainable_leaves
+from trimtab.sentinel.invariants.declare import Violation, invariant
 
 
 @invariant(

@@ -5,11 +5,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.compare import apart, differing
-from trimtab.sentinel.declare import Effect, Violation, invariant
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import SINGLE, TRAINED, Seen, Subject, run, same
+from trimtab.sentinel.invariants.apart import apart, differing
+from trimtab.sentinel.invariants.declare import Effect, Violation, invariant
 from trimtab.sentinel.invariants.surrogate import into_fixed
-from trimtab.sentinel.subject import SINGLE, TRAINED, Seen, Subject, run, same
 from trimtab.signal.layout import places
 
 STEP = 1e-6

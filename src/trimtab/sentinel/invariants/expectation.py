@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
-from trimtab.sentinel.subject import Subject, call_subject, of_kind, same
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Subject, call_subject, of_kind, same
+from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
 ACTIONS = torch.tensor([0.3, -0.2, 0.6], dtype=torch.float64)
 CREDIT = (1.0, -0.5, 0.25)

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.compare import Match, apart, differing
-from trimtab.sentinel.declare import Violation, invariant
-from trimtab.sentinel.perturb import changed, paid, silenced
-from trimtab.sentinel.subject import Seen, Subject, call_subject, run, same, same_gradient
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import changed, paid, silenced
+from trimtab.sentinel.binding.subject import Seen, Subject, call_subject, run, same, same_gradient
+from trimtab.sentinel.invariants.apart import Match, apart, differing
+from trimtab.sentinel.invariants.declare import Violation, invariant
 from trimtab.signal.layout import places
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.compare import Match, apart, differing
-from trimtab.sentinel.declare import Compared, Effect, Violation, invariant, numbers
-from trimtab.sentinel.perturb import parts
-from trimtab.sentinel.subject import Seen, Subject, run, same, same_gradient
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import parts
+from trimtab.sentinel.binding.subject import Seen, Subject, run, same, same_gradient
+from trimtab.sentinel.invariants.apart import Match, apart, differing
+from trimtab.sentinel.invariants.declare import Compared, Effect, Violation, invariant, numbers
 
 ROUNDING = 1e-6
 """A relative difference below this is not reported: a stabiliser such as / (n + 1e-8) causes as much."""

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.compare import Match, apart
-from trimtab.sentinel.declare import Violation, invariant
-from trimtab.sentinel.subject import Subject, run
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Subject, run
+from trimtab.sentinel.invariants.apart import Match, apart
+from trimtab.sentinel.invariants.declare import Violation, invariant
 
 _SCORED = ("logp", "entropy", "kl", "loss", "term", "importance")
 

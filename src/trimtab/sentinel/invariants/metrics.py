@@ -5,13 +5,13 @@ import math
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import CannotRepresent, Case
-from trimtab.sentinel.compare import differing
-from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
+from trimtab.sentinel.batch.case import CannotRepresent, Case
+from trimtab.sentinel.batch.perturb import LOGPS, agreed, drifted, parts
+from trimtab.sentinel.binding.subject import SINGLE, Out, Result, Seen, Subject, of_kind, run, same
 from trimtab.sentinel.invariants.alignment import source
+from trimtab.sentinel.invariants.apart import differing
+from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 from trimtab.sentinel.invariants.definition import as_numbers
-from trimtab.sentinel.perturb import LOGPS, agreed, drifted, parts
-from trimtab.sentinel.subject import SINGLE, Out, Result, Seen, Subject, of_kind, run, same
 
 _READ = ("metric", "observation", "statistic", "kl")
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from trimtab.sentinel.case import CannotRepresent, Case
-from trimtab.sentinel.declare import Violation, invariant
-from trimtab.sentinel.perturb import doubled
-from trimtab.sentinel.subject import Seen, Subject, run, same
+from trimtab.sentinel.batch.case import CannotRepresent, Case
+from trimtab.sentinel.batch.perturb import doubled
+from trimtab.sentinel.binding.subject import Seen, Subject, run, same
+from trimtab.sentinel.invariants.declare import Violation, invariant
 
 
 @invariant(

@@ -5,11 +5,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.compare import differing
-from trimtab.sentinel.declare import Violation, invariant
-from trimtab.sentinel.pool import Pool
-from trimtab.sentinel.subject import SINGLE, Seen, Subject, same
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import SINGLE, Seen, Subject, same
+from trimtab.sentinel.invariants.apart import differing
+from trimtab.sentinel.invariants.declare import Violation, invariant
+from trimtab.sentinel.invariants.pool import Pool
 
 _POOLS: dict[int, tuple[Subject, Pool, Pool]] = {}
 """Worker pools of the current subject; `close_pools` ends them."""

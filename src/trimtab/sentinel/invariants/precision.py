@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
-from trimtab.sentinel.perturb import LOGPS
-from trimtab.sentinel.subject import Subject, call_subject
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import LOGPS
+from trimtab.sentinel.binding.subject import Subject, call_subject
+from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
 _NEAR = 0.05
 """Distance of the policies. They are so close that half precision rounds their KL away first."""

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
-from trimtab.sentinel.perturb import agreed, doubled, lengthened, level, silenced
-from trimtab.sentinel.subject import Seen, Subject, of_kind, run
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import agreed, doubled, lengthened, level, silenced
+from trimtab.sentinel.binding.subject import Seen, Subject, of_kind, run
+from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
 
 @invariant(

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.declare import Effect, Violation, invariant, numbers
-from trimtab.sentinel.perturb import LOGPS, agreed, silenced
-from trimtab.sentinel.subject import TRAINED, Result, Seen, Subject, of_kind, run, same, same_gradient
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import LOGPS, agreed, silenced
+from trimtab.sentinel.binding.subject import TRAINED, Result, Seen, Subject, of_kind, run, same, same_gradient
+from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
 
 @invariant(

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.definitions import DEFINITIONS, plain
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.definitions import DEFINITIONS, plain
+from trimtab.sentinel.binding.subject import Call, Out, Result
 from trimtab.sentinel.loading import Boundary
-from trimtab.sentinel.subject import Call, Out, Result
 from trimtab.sentinel.targets.target import CouldNotBind
 
 

@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 
-from trimtab.sentinel.case import Case
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Out, Result, Subject
 from trimtab.sentinel.loading import Boundary, Spec
-from trimtab.sentinel.subject import Out, Result, Subject
-from trimtab.sentinel.targets import slime_around as around
-from trimtab.sentinel.targets import slime_batch as batch
-from trimtab.sentinel.targets import slime_token as token
+from trimtab.sentinel.targets.slime import around, batch, token
 from trimtab.sentinel.targets.stand_in import Alone, OneProcess, Settings, answers, by_group, normalised
 from trimtab.sentinel.targets.target import Binding, Target
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.like import like, scored
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.bind import at, bind
+from trimtab.sentinel.binding.like import like, scored
+from trimtab.sentinel.binding.subject import Out, Result, Subject
 from trimtab.sentinel.loading import Boundary, Spec
-from trimtab.sentinel.role import at, bind
-from trimtab.sentinel.subject import Out, Result, Subject
 from trimtab.sentinel.targets.stand_in import Settings, bounded, by_group, normalised
 from trimtab.sentinel.targets.target import Binding, CouldNotBind, Target
 

@@ -6,11 +6,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.alone import Alone, Lenient, OneProcess
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.definitions import DEFINITIONS, plain
-from trimtab.sentinel.perturb import LOGPS
-from trimtab.sentinel.subject import Call, Kind, Out, Result
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import LOGPS
+from trimtab.sentinel.binding.definitions import DEFINITIONS, plain
+from trimtab.sentinel.binding.subject import Call, Kind, Out, Result
+from trimtab.sentinel.findings.alone import Alone, Lenient, OneProcess
 
 __all__ = [
     "Alone", "OneProcess", "Settings", "answers", "bounded", "by_group", "contiguous_groups", "model_logits",

@@ -7,8 +7,8 @@ function. A function that is not found is reported with the searched places; it 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.loading import Boundary, CouldNotLoad, Spec, Tree
-from trimtab.sentinel.subject import Subject
 
 Make = Callable[[Boundary], Subject | Sequence[Subject]]
 

@@ -6,10 +6,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.definitions import DEFINITIONS, plain
-from trimtab.sentinel.like import STOPS_GRADIENT
-from trimtab.sentinel.subject import Kind, Level, Out, Result, Subject
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.definitions import DEFINITIONS, plain
+from trimtab.sentinel.binding.like import STOPS_GRADIENT
+from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject
 from trimtab.signal import Recipe, SignalBatch, catalog, decide, find, names, prepare, recipe, token_loss
 from trimtab.signal.catalogue import Formula
 from trimtab.signal.update import Ledger, MicroBatch

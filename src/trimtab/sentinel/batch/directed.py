@@ -1,0 +1,138 @@
+"""The sources of cases: shapes in which bugs hide, and random ones by hypothesis."""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import LOGPS
+
+SIGNED = ("advantage", "value", "value_old", "returns", "token_reward", "token_loss")
+POSITIVE = ("entropy", "kl")
+VOCABULARY = 5
+FLAGS = ("keep", "selected", "ended", "votes")
+
+Number = Callable[[int], float]
+
+
+def _signed(byte: int) -> float:
+    """0, 1/4, -1/4, 1/2, … up to ±2: a smaller byte gives a rounder number."""
+    step = (byte % 17 + 1) // 2
+    return step / 4 if byte % 2 else -step / 4
+
+
+TOKEN_VALUES: dict[str, Number] = {
+    **dict.fromkeys(LOGPS, lambda byte: -(1 + byte % 17) / 8),
+    **dict.fromkeys(SIGNED, _signed),
+    **dict.fromkeys(POSITIVE, lambda byte: (byte % 9) / 4),
+    "keep": lambda byte: float(byte % 3 == 0),
+    "selected": lambda byte: float(byte % 3 == 1),
+}
+SEQUENCE_VALUES: dict[str, Number] = {
+    **dict.fromkeys(("reward", "outcome", "value_after"), _signed),
+    **dict.fromkeys(("ended", "votes"), lambda byte: float(byte % 3 == 0)),
+}
+
+
+def build(
+    kinds: tuple[tuple[str, ...], ...], *, group: list[int], tokens: dict[str, Tensor], sequences: dict[str, Tensor]
+) -> Case:
+    """A case with the fields that follow from its shape: ids, lengths, logits, and a key per token for reordering."""
+    places = [(i, t) for i, row in enumerate(kinds) for t in range(len(row))]
+    key = torch.tensor([(i * 7919 + t * 104729) % 99991 for i, t in places], dtype=torch.long)
+    ids = torch.tensor([3 + (i + t) % 2 for i, t in places], dtype=torch.long)
+    length = torch.tensor([float(len(row)) for row in kinds], dtype=torch.float64)
+    grid = torch.arange(VOCABULARY).double()
+    logits = torch.sin(key.double()[:, None] * 0.7 + grid * 1.3)
+    teacher = torch.cos(key.double()[:, None] * 0.3 + grid * 0.9)
+    derived = {"token_key": key, "token_id": ids, "logits": logits, "teacher_logits": teacher}
+    at_rest = {n: torch.full((len(places),), value(0), dtype=torch.float64) for n, value in TOKEN_VALUES.items()}
+    resting = {n: torch.full((len(kinds),), value(0), dtype=torch.float64) for n, value in SEQUENCE_VALUES.items()}
+    episodes = {"episode": torch.arange(len(kinds)), "group": torch.tensor(group, dtype=torch.long), "length": length}
+    return Case(
+        kinds,
+        {**{n: _flag(n, v) for n, v in at_rest.items()}, **derived, **tokens},
+        {**{n: _flag(n, v) for n, v in resting.items()}, **episodes, **sequences},
+        origin=tuple(range(len(kinds))),
+    )
+
+
+def _flag(name: str, values: Tensor) -> Tensor:
+    return values.bool() if name in FLAGS else values
+
+
+def completed(data: dict[str, Any]) -> Case:
+    """A case from a report or a reproduction file, with default values for missing fields."""
+    told = Case.from_data(data)
+    full = build(
+        told.kinds, group=[int(g) for g in told.sequences["group"]],
+        tokens=dict(told.tokens), sequences=dict(told.sequences),
+    )  # fmt: skip
+    return replace(told, tokens=full.tokens, sequences=full.sequences)
+
+
+SHAPES: dict[str, tuple[tuple[str, ...], tuple[int, ...], float]] = {
+    "ragged": (("paaaa", "pa", "paoa", "paa"), (0, 0, 1, 1), 1.0),
+    "tool output": (("paoaa", "ppaao", "paoaoa", "paa"), (0, 0, 1, 1), 0.05),
+    "lone": (("paaa", "paa", "pa"), (0, 0, 1), 0.3),
+    "single tokens": (("pa", "pa", "pa", "pa"), (0, 0, 1, 1), 1.0),
+    "empty rows": (("paa", "poo", "pao", "paaa"), (0, 0, 1, 1), 1.0),
+    "interleaved groups": (("pppaa", "paaa", "ppaa", "paoa", "paaaa"), (1, 0, 1, 0, 1), 0.1),
+    "far": (("paaaaaaa", "paoaoaoa", "pa", "paaa"), (0, 0, 1, 1), 60.0),
+}
+"""Rows, their groups, and the distance of the policies."""
+
+
+def directed() -> Iterator[Case]:
+    """Ragged rows, single samples, constants, one token, empty rows, tool output, mixed signs, zero rewards, drift."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    for name, (rows, groups, drift) in SHAPES.items():
+        kinds = tuple(tuple(row) for row in rows)
+        total, count = sum(map(len, kinds)), len(kinds)
+        base = -0.1 - random(total)
+        tokens = {n: (base + drift * (random(total) - 0.5)).clamp(max=-1e-3) for n in LOGPS}
+        tokens |= {n: 4 * random(total) - 2 for n in SIGNED}
+        tokens |= {n: 2 * random(total) for n in POSITIVE}
+        tokens |= {"keep": random(total) > 0.3, "selected": random(total) > 0.6}
+        reward = {"single tokens": torch.ones(count).double(), "empty rows": torch.zeros(count).double()}
+        sequences = {
+            "reward": reward.get(name, 2 * random(count)),
+            "outcome": 2 * random(count) - 1,
+            "value_after": random(count),
+            "ended": random(count) > 0.4,
+            "votes": torch.arange(count) != count - 1,
+        }
+        yield build(kinds, group=list(groups), tokens=tokens, sequences=sequences)
+
+
+@functools.lru_cache(maxsize=16)
+def random_cases(reads: frozenset[str] | None, *, seed: int, examples: int) -> tuple[Case, ...]:
+    """Small random batches by hypothesis. The same seed and fields give the same batches."""
+    import hypothesis
+    from hypothesis import HealthCheck, Phase, settings
+
+    from trimtab.sentinel.batch.strategy import cases
+
+    found: list[Case] = []
+    if examples < 1:
+        return ()
+
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=examples, database=None, deadline=None, phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]  typed as its metaclass
+    )  # fmt: skip
+    @hypothesis.given(cases(reads))
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    collect()
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Binding: what a function is, which inputs it takes, and what it should compute."""

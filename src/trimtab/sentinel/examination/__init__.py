@@ -1,0 +1,1 @@
+"""An examination: what is checked, in child processes, with limits, and what is recorded of it."""

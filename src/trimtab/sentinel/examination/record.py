@@ -1,0 +1,99 @@
+"""Verdicts as plain data for a report."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import Tensor
+
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Subject
+from trimtab.sentinel.invariants.conventions import detected
+from trimtab.sentinel.invariants.declare import INVARIANTS, Violation
+from trimtab.sentinel.reports.data import Boundary as BoundaryData
+from trimtab.sentinel.reports.data import CaseData, SubjectData, VerdictData, ViolationData
+from trimtab.sentinel.search import Verdict
+
+_ALWAYS = ("group",)
+
+
+def finding_id(target: str, subject: Subject, invariant: str) -> str:
+    """The id depends only on function, options and invariant, not on the run or the seed."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", f"{target}-{subject.label}-{invariant}").strip("-").lower()
+
+
+def subject_data(subject: Subject) -> SubjectData:
+    boundary = subject.boundary
+    return {
+        "label": subject.label,
+        "name": subject.name,
+        "role": subject.role,
+        "boundary": f"{boundary.file}:{boundary.spec.name}" if boundary is not None else None,
+        "options": {name: plain(value) for name, value in subject.options.items()},
+        "conventions": cast("dict[str, Any]", detected(subject)),
+        "waived": dict(subject.waived),
+    }
+
+
+def boundary_data(subject: Subject) -> BoundaryData | None:
+    if subject.boundary is None:
+        return None
+    told = subject.boundary.as_data()
+    return cast("BoundaryData", {**told, "stubs": sorted(told["stubs"])})
+
+
+def verdict_data(target: str, subject: Subject, verdict: Verdict) -> VerdictData:
+    return {
+        "id": finding_id(target, subject, verdict.invariant),
+        "subject": verdict.subject,
+        "invariant": verdict.invariant,
+        "status": verdict.status,
+        "exercised": verdict.exercised,
+        "seconds": round(verdict.seconds, 3),
+        "reason": verdict.reason,
+        "severity": verdict.severity,
+        "violation": None if verdict.violation is None else violation_data(verdict.violation),
+        "case": None if verdict.case is None else case_data(verdict.case, subject),
+    }
+
+
+def violation_data(found: Violation) -> ViolationData:
+    return {
+        "what": found.what,
+        "observed": plain(found.observed),
+        "expected": plain(found.expected),
+        "positions": list(found.positions),
+        "effect": {
+            "on": found.effect.on,
+            "leaked_positions": list(found.effect.leaked_positions),
+            "relative_change": cast("Any", found.effect.relative_change),
+        },
+    }
+
+
+def case_data(case: Case, subject: Subject) -> CaseData:
+    """The case with only the fields that the subject reads; all others have default values."""
+    told = case.as_data()
+    read = subject.reads or subject.inputs
+    for level in ("tokens", "sequences"):
+        told[level] = {n: v for n, v in told[level].items() if not read or n in read or n in _ALWAYS}
+    return cast("CaseData", told)
+
+
+def teaching() -> dict[str, Mapping[str, str]]:
+    """Statement, reason, bug and repair of every invariant."""
+    return {
+        name: {"statement": one.statement, "why": one.why, "bug": one.bug, "repair": one.repair}
+        for name, one in INVARIANTS.items()
+    }
+
+
+def plain(value: Any) -> Any:
+    """Any value as JSON: tensors as lists, other objects as strings."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in cast("Mapping[object, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in cast("list[Any]", value)]
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)

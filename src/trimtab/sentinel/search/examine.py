@@ -1,0 +1,183 @@
+"""The search for a counter-example: directed cases first, then those of hypothesis. Counter-examples are shrunk.
+
+The search is deterministic for a seed. A counter-example has few sequences, few tokens and round numbers.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from trimtab.errors import TrimtabError, unknown_name
+from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongShape
+from trimtab.sentinel.batch.directed import directed, random_cases
+from trimtab.sentinel.binding.subject import Subject, resolve_inputs, run
+from trimtab.sentinel.invariants.declare import INVARIANTS, Effect, Violation
+from trimtab.sentinel.invariants.parallel import close_pools
+from trimtab.sentinel.search.shrink import smallest
+
+Status = Literal["holds", "bug", "hygiene", "convention", "waived", "could not exercise", "could not run"]
+Severity = Literal["high", "medium", "low", "none"]
+
+ENOUGH = 3
+"""Number of cases that a subject must accept before an invariant counts as exercised."""
+EXAMPLES = 12
+"""Default number of random cases in addition to the directed ones."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One invariant checked on one subject."""
+
+    subject: str
+    invariant: str
+    status: Status
+    exercised: int
+    violation: Violation | None = None
+    case: Case | None = None
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def severity(self) -> Severity:
+        """Severity from the effect on the training signal; a convention has none."""
+        if self.violation is None or self.status == "convention":
+            return "none"
+        return self.violation.effect.severity if self.status == "bug" else "low"
+
+
+def check(subject: Subject, name: str, *, seed: int = 0, examples: int = EXAMPLES) -> Verdict:
+    """Check one invariant on a subject, with the directed cases and `examples` random ones."""
+    return next(examine(subject, only=(name,), seed=seed, examples=examples))
+
+
+def examine(
+    subject: Subject, *, only: Sequence[str] | None = None, seed: int = 0, examples: int = EXAMPLES
+) -> Iterator[Verdict]:
+    """Check every invariant (or the named ones) on a subject, one verdict after the other."""
+    names = list(only if only is not None else subject.promises or INVARIANTS)
+    for name in names:
+        if name not in INVARIANTS:
+            raise TrimtabError(unknown_name("invariant", name, sorted(INVARIANTS)))
+    cases = list(directed())
+    try:
+        subject, why = ready(subject, cases)
+        cases += [] if why else random_cases(subject.reads, seed=seed, examples=examples)
+        for name in names:
+            started = time.perf_counter()
+            if name in subject.waived:
+                yield Verdict(subject.label, name, "waived", 0, reason=subject.waived[name])
+            elif why:
+                yield Verdict(subject.label, name, "could not run", 0, reason=why)
+            else:
+                verdict = _held(subject, name, cases)
+                yield replace(verdict, seconds=time.perf_counter() - started)
+    finally:
+        close_pools()
+
+
+def ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
+    """The subject with known inputs, or the reason why it cannot run: no call returns, or the boundary never ran."""
+    boundary = subject.boundary
+    why, ran = "", False
+    found = subject
+    for case in cases:
+        try:
+            with boundary.trace() if boundary is not None else nullcontext():
+                found = resolve_inputs(found, subject.adapt(case))
+                run(found, subject.adapt(case))
+        except (WrongShape, CannotRepresent):
+            ran = True
+        except Exception as error:
+            why = why or f"{type(error).__name__}: {error}"
+        else:
+            ran = True
+    if not ran:
+        return subject, why
+    if boundary is not None and not boundary.body_ran:
+        return subject, f"the body of {boundary.spec.name} did not run"
+    return found, ""
+
+
+def _held(subject: Subject, name: str, cases: list[Case]) -> Verdict:
+    trial = Trial(subject, name)
+    attempt = trial.attempt
+    if INVARIANTS[name].some:
+        return _shown(subject, name, trial, cases)
+    found: tuple[Case, Violation] | None = None
+    for case in cases:
+        violation = attempt(case)
+        if violation is None:
+            continue
+        if found is None or (violation.grade == "bug" and found[1].grade != "bug"):
+            found = (case, violation)
+        if violation.grade == "bug":
+            break
+    if found is None:
+        return trial.unviolated()
+    taken = trial.taken
+    case, violation = smallest(*found, attempt)
+    return Verdict(subject.label, name, violation.grade, taken, violation, case)
+
+
+def _shown(subject: Subject, name: str, trial: "Trial", cases: list[Case]) -> Verdict:
+    """For an invariant that must hold on some case: it is a finding if it holds on no case."""
+    open_claims: dict[str, tuple[Case, Violation]] | None = None
+    for case in cases:
+        claims = trial.claims(case)
+        if claims is None:
+            continue
+        named = {claim.what: (case, claim) for claim in claims}
+        open_claims = named if open_claims is None else {k: v for k, v in open_claims.items() if k in named}
+        if not open_claims:
+            break
+    if not open_claims:
+        return trial.unviolated(enough=1)
+    if trial.taken < ENOUGH:
+        return trial.unviolated()
+    case, violation = next(iter(open_claims.values()))
+    return Verdict(subject.label, name, violation.grade, trial.taken, violation, case)
+
+
+class Trial:
+    """One invariant tried on cases, with a count of accepted cases and the reason why others were not."""
+
+    def __init__(self, subject: Subject, name: str) -> None:
+        self.subject, self.name = subject, name
+        self.taken = 0
+        self.why = self.crash = ""
+
+    def attempt(self, case: Case) -> Violation | None:
+        claims = self.claims(case)
+        return claims[0] if claims else None
+
+    def claims(self, case: Case) -> tuple[Violation, ...] | None:
+        """Violations on the case: () if there is none, None if the subject did not accept the case."""
+        try:
+            found = INVARIANTS[self.name].check(self.subject, self.subject.adapt(case))
+        except WrongShape as error:
+            if self.name != "sample_isolation":
+                self.crash = self.crash or str(error)
+                return None
+            found = Violation("a result has another shape than its inputs", error.observed, error.expected,
+                              effect=Effect("value"))  # fmt: skip
+        except (CannotRepresent, TrimtabError) as error:
+            self.why = str(error)
+            return None
+        except Exception as error:  # foreign code may raise anything; its first error is reported
+            self.crash = self.crash or f"{type(error).__name__}: {error}"
+            return None
+        self.taken += 1
+        return found if isinstance(found, tuple) else () if found is None else (found,)
+
+    def unviolated(self, enough: int = ENOUGH) -> Verdict:
+        held = self.taken >= enough
+        status: Status = "holds" if held else "could not run" if self.crash else "could not exercise"
+        reason = (
+            f"raised on some cases: {self.crash}" if held and self.crash else "" if held else self.crash or self.why
+        )
+        return Verdict(self.subject.label, self.name, status, self.taken, reason=reason)
+
+
+Attempt = Callable[[Case], Violation | None]
