@@ -20,6 +20,14 @@ def agreed(case: Case, *, on: str = "logp_rollout") -> Case:
     return case.with_tokens(**tokens)
 
 
+def near(case: Case, reach: float = 10.0) -> Case:
+    """The same policies, closer together: over a whole sequence, no two of them are more than `reach` apart."""
+    names = [n for n in LOGPS if n in case.tokens]
+    middle = torch.stack([case.tokens[n] for n in names]).mean(0)
+    each = reach / 2 / max([row.count("a") for row in case.kinds], default=1) if case.kinds else reach
+    return case.with_tokens(**{n: middle + (case.tokens[n] - middle).clamp(-each, each) for n in names})
+
+
 def compacted(case: Case) -> Case:
     """Rows of equal length with only action tokens, so that every view is the memory of the leaf itself."""
     rows = [i for i in range(case.num_sequences) if "a" in case.kinds[i]]

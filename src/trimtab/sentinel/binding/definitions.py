@@ -13,6 +13,9 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 
+LARGEST = 709.0
+"""math.exp overflows above this."""
+
 Flags = dict[str, list[bool]]
 Answer = tuple[list[float], Mapping[str, list[bool] | list[float]]]
 """One number per token or per sequence, and further results of the formula: observations, a value target."""
@@ -26,26 +29,28 @@ class Plain:
     sequences: dict[str, list[float]]
     rows: list[list[int]]
     row_of: list[int]
+    bound: float = math.inf
+    """Exponents are held within ± this. Published formulas have no bound; ours are bounded at 20."""
+
+    def exp(self, x: float) -> float:
+        held = max(-self.bound, min(self.bound, x))
+        return math.exp(held) if held < LARGEST else math.inf
 
     def __getattr__(self, name: str) -> list[float]:
         found = self.tokens if name in self.tokens else self.sequences
         return found[name]
 
 
-def plain(case: Case) -> Plain:
+def plain(case: Case, *, bound: float = math.inf) -> Plain:
     """The trainable tokens of a case, as numbers."""
     row_of = cast("list[int]", case.segments.sequence_of_token.tolist())
     rows = [[t for t, row in enumerate(row_of) if row == i] for i in range(case.num_sequences)]
     tokens = {name: _numbers(values[case.trainable]) for name, values in case.tokens.items()}
-    return Plain(tokens, {name: _numbers(values) for name, values in case.sequences.items()}, rows, row_of)
+    return Plain(tokens, {name: _numbers(values) for name, values in case.sequences.items()}, rows, row_of, bound)
 
 
 def _numbers(values: Tensor) -> list[float]:
     return cast("list[float]", values.tolist())
-
-
-def _exp(x: float) -> float:
-    return math.exp(max(-20.0, min(20.0, x)))
 
 
 def _clamp(x: float, band: tuple[float, float]) -> float:
@@ -77,12 +82,12 @@ def k2(p: Plain) -> Answer:
 
 
 def k3(p: Plain) -> Answer:
-    return _each(p, lambda t: _exp(p.logp_ref[t] - p.logp_current[t]) - (p.logp_ref[t] - p.logp_current[t]) - 1), {}
+    return _each(p, lambda t: p.exp(p.logp_ref[t] - p.logp_current[t]) - (p.logp_ref[t] - p.logp_current[t]) - 1), {}
 
 
 def importance_weighted_k3(p: Plain) -> Answer:
     inner, _ = k3(p)
-    return _each(p, lambda t: _exp(p.logp_current[t] - p.logp_rollout[t]) * inner[t]), {}
+    return _each(p, lambda t: p.exp(p.logp_current[t] - p.logp_rollout[t]) * inner[t]), {}
 
 
 # --- reward and normalisation -------------------------------------------------------------------------------------
@@ -189,11 +194,11 @@ def _exponent(p: Plain, t: int, level: str) -> float:
 
 def truncated(p: Plain, level: str, band: tuple[float, float]) -> Answer:
     exponents = _each(p, lambda t: _exponent(p, t, level))
-    ratios = [_exp(x) for x in exponents]
+    ratios = [p.exp(x) for x in exponents]
     seen: Flags = {
         "over_high_tokens": [r > band[1] for r in ratios],
         "under_low_tokens": [r < band[0] for r in ratios],
-        "exponent_bounded_tokens": [abs(x) > 20 for x in exponents],
+        "exponent_bounded_tokens": [abs(x) > p.bound for x in exponents],
     }
     if level != "token":
         seen["over_high_sequences"] = [any(ratios[t] > band[1] for t in row) for row in p.rows]
@@ -202,13 +207,13 @@ def truncated(p: Plain, level: str, band: tuple[float, float]) -> Answer:
 
 
 def token_band(p: Plain, band: tuple[float, float]) -> Answer:
-    ratios = _each(p, lambda t: _exp(_log_ratio(p, t)))
+    ratios = _each(p, lambda t: p.exp(_log_ratio(p, t)))
     over, under = [r > band[1] for r in ratios], [r < band[0] for r in ratios]
     return [float(band[0] <= r <= band[1]) for r in ratios], {"over_high_tokens": over, "under_low_tokens": under}
 
 
 def _row_band(p: Plain, level: str, band: tuple[float, float]) -> Answer:
-    ratios = [_exp(_exponent(p, row[0], level)) if row else 1.0 for row in p.rows]
+    ratios = [p.exp(_exponent(p, row[0], level)) if row else 1.0 for row in p.rows]
     over = [bool(row) and r > band[1] for r, row in zip(ratios, p.rows, strict=True)]
     under = [bool(row) and r < band[0] for r, row in zip(ratios, p.rows, strict=True)]
     keep = _each(p, lambda t: float(not over[p.row_of[t]] and not under[p.row_of[t]]))
@@ -224,8 +229,8 @@ def geometric_band(p: Plain, band: tuple[float, float]) -> Answer:
 
 
 def veto(p: Plain, low: float | None, high: float | None) -> Answer:
-    over = [high is not None and any(_exp(_log_ratio(p, t)) > high for t in row) for row in p.rows]
-    under = [low is not None and any(_exp(_log_ratio(p, t)) < low for t in row) for row in p.rows]
+    over = [high is not None and any(p.exp(_log_ratio(p, t)) > high for t in row) for row in p.rows]
+    under = [low is not None and any(p.exp(_log_ratio(p, t)) < low for t in row) for row in p.rows]
     keep = _each(p, lambda t: float(not over[p.row_of[t]] and not under[p.row_of[t]]))
     return keep, {"over_high_sequences": over, "under_low_sequences": under}
 
@@ -241,7 +246,7 @@ def negative_drift(p: Plain, delta: float) -> Answer:
 
 
 def _ratio(p: Plain, t: int) -> float:
-    return _exp(p.logp_current[t] - p.logp_old[t])
+    return p.exp(p.logp_current[t] - p.logp_old[t])
 
 
 def _ppo(ratio: float, advantage: float, band: tuple[float, float]) -> tuple[float, bool]:
@@ -276,7 +281,7 @@ def geometric_clipped(p: Plain, band: tuple[float, float]) -> Answer:
         mean = sum(p.logp_current[t] - p.logp_old[t] for t in kept) / len(kept) if kept else 0.0
         for t in row:
             advantage = p.advantage[t] if p.keep[t] else 0.0
-            losses[t], flags[t] = _ppo(_exp(mean), advantage, band)
+            losses[t], flags[t] = _ppo(p.exp(mean), advantage, band)
     return losses, {"clipped_tokens": flags}
 
 

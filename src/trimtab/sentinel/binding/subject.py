@@ -5,10 +5,13 @@ the inputs that it reads, and the level and kind of each result. Every invariant
 reason.
 """
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -162,6 +165,10 @@ class Subject:
     penalties: Mapping[str, str] = field(default_factory=dict[str, str])
     temperature: str | None = None
     ranks: Literal["data", "context"] | None = None
+    single: bool = False
+    """Its body computes in single precision, whatever its inputs are. Measured before the search."""
+    draws: str = ""
+    """Why its results change from call to call, if they do. Measured before the search."""
     boundary: "Boundary | None" = None
     """The loaded function of a target, for executed lines, stubs and reproduction files."""
 
@@ -187,9 +194,25 @@ class Seen:
     """Results whose backward pass raises."""
 
 
-def call_subject(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) -> Out:
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers drawn inside are the same each time; the caller's own are as if nothing had been drawn."""
+    torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        _ = torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+def call_subject(subject: Subject, case: Case, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Out:
     """Call the subject and return its results. If there is none, it did not accept the case."""
-    out = subject.call(case, subject.options if options is None else options)
+    with seeded(seed):
+        out = subject.call(case, subject.options if options is None else options)
     if not out:
         raise case.cannot(f"{subject.name} returned no result")
     for name, result in out.items():
@@ -201,7 +224,12 @@ def call_subject(subject: Subject, case: Case, options: Mapping[str, Any] | None
             raise WrongShape(list(result.value.shape), [])
         if not isinstance(result.value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  foreign code
             raise TypeError(f"{name} is a {type(result.value).__name__}, not a tensor")
-    return out
+    # Numbers from a body in single precision have that precision, also where it returns them as float64.
+    return {n: replace(r, value=as_single(r.value)) for n, r in out.items()} if subject.single else out
+
+
+def as_single(values: Tensor) -> Tensor:
+    return values.float() if values.dtype == torch.float64 else values
 
 
 def of_kind(out: Out, case: Case, *kinds: Kind) -> list[tuple[str, Result]]:

@@ -22,6 +22,7 @@ LARGEST = 1e3
     bug="NeMo-RL 74b9b1789: a leave-one-out spread of 0 divided an advantage of 1 by epsilon, giving 1000000.",
     repair="Define the result of each corner case (an advantage of 0, a loss of 0 with a graph). "
     "Select the valid entries before dividing.",
+    alone=True,
 )
 def degenerate_bounded(subject: Subject, case: Case) -> Violation | None:
     base = run(subject, case)

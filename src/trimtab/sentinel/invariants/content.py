@@ -143,6 +143,7 @@ def _moved(case: Case, base: Seen, other: Seen, what: str) -> Violation | None:
     bug="slime #2114: PPO reward shaping multiplied the stored KL by -kl_coef in place, "
     "so the logged KL was the shaped reward.",
     repair="Build results out of place. Clone before writing.",
+    alone=True,
 )
 def no_aliasing(subject: Subject, case: Case) -> Violation | None:
     weaker: Violation | None = None

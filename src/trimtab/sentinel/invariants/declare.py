@@ -81,18 +81,20 @@ class Invariant:
     """Its number in the catalogue of bug families."""
     some: bool = False
     """It must hold on some case, not on all. It is a finding only if it holds on no case."""
+    alone: bool = False
+    """It looks at one call at a time, so it also applies to a function that draws random numbers."""
 
 
 INVARIANTS: dict[str, Invariant] = {}
 
 
 def invariant(
-    *, statement: str, why: str, bug: str, repair: str, family: str, some: bool = False
+    *, statement: str, why: str, bug: str, repair: str, family: str, some: bool = False, alone: bool = False
 ) -> Callable[[Check], Check]:
     """Declare a check. The name of the function is the name of the invariant."""
 
     def declare(check: Check) -> Check:
-        INVARIANTS[check.__name__] = Invariant(check.__name__, statement, why, bug, repair, check, family, some)
+        INVARIANTS[check.__name__] = Invariant(check.__name__, statement, why, bug, repair, check, family, some, alone)
         return check
 
     return declare

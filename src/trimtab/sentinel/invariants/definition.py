@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import LOGPS, near
 from trimtab.sentinel.binding.subject import SINGLE, TRAINED, Seen, Subject, run, same
 from trimtab.sentinel.invariants.apart import apart, differing
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant
@@ -35,6 +36,20 @@ def equals_definition(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("there is no definition to compare with")
     if not bool(case.trainable.any()):
         raise case.cannot("nothing trains: degenerate_bounded checks the mean over no tokens")
+    found = _differs(subject, case)
+    if found is None or not subject.reading(*LOGPS):
+        return found
+    # Many functions bound their exponent. That is a choice, as long as they agree where policies are close.
+    closer = subject.adapt(near(case))
+    is_far = any(not same(case.tokens[n], closer.tokens[n]) for n in LOGPS if n in case.tokens)
+    if not is_far or _differs(subject, closer) is not None:
+        return found
+    what = f"{found.what}, only where policies are more than 10 apart in log-prob"
+    return replace(found, what=what, grade="convention")
+
+
+def _differs(subject: Subject, case: Case) -> Violation | None:
+    assert subject.definition is not None
     seen, expected = run(subject, case), subject.definition(case, subject.options)
     for name, result in expected.items():
         if result.kind in ("observation", "metric") or name not in seen.values:

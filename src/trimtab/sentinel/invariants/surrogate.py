@@ -219,6 +219,7 @@ def _entropy_pays(subject: Subject, case: Case) -> Violation | None:
     why="A loss term without a gradient is logged like any other. A zero without a graph stops data-parallel training.",
     bug="open-instruct bdc47cd67: the gradients of all but the last micro-batch were discarded.",
     repair="Return sums over the graph, even when they are empty. Check requires_grad of each loss term.",
+    alone=True,
 )
 def connected(subject: Subject, case: Case) -> Violation | None:
     if not subject.reading("logp_current", "logits", "value", "token_loss"):

@@ -12,9 +12,11 @@ from typing import Literal
 from trimtab.errors import TrimtabError, unknown_name
 from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongShape
 from trimtab.sentinel.batch.directed import directed, random_cases
+from trimtab.sentinel.batch.rest import at_rest
 from trimtab.sentinel.binding.subject import Subject, resolve_inputs, run
 from trimtab.sentinel.invariants.declare import INVARIANTS, Effect, Violation
 from trimtab.sentinel.invariants.parallel import close_pools
+from trimtab.sentinel.search.measure import measured
 from trimtab.sentinel.search.shrink import smallest
 
 Status = Literal["holds", "bug", "hygiene", "convention", "waived", "could not exercise", "could not run"]
@@ -64,12 +66,15 @@ def examine(
     try:
         subject, why = ready(subject, cases)
         cases += [] if why else random_cases(subject.reads, seed=seed, examples=examples)
+        cases = [at_rest(case, _said(subject)) for case in cases]
         for name in names:
             started = time.perf_counter()
             if name in subject.waived:
                 yield Verdict(subject.label, name, "waived", 0, reason=subject.waived[name])
             elif why:
                 yield Verdict(subject.label, name, "could not run", 0, reason=why)
+            elif subject.draws and not INVARIANTS[name].alone:
+                yield Verdict(subject.label, name, "could not exercise", 0, reason=f"not deterministic: {subject.draws}")
             else:
                 verdict = _held(subject, name, cases)
                 yield replace(verdict, seconds=time.perf_counter() - started)
@@ -97,7 +102,12 @@ def ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
         return subject, why
     if boundary is not None and not boundary.body_ran:
         return subject, f"the body of {boundary.spec.name} did not run"
-    return found, ""
+    return measured(found, cases), ""
+
+
+def _said(subject: Subject) -> frozenset[str] | None:
+    """The fields that it reads or that its binding names; the search leaves the others at rest."""
+    return None if subject.reads is None else subject.reads | subject.inputs
 
 
 def _held(subject: Subject, name: str, cases: list[Case]) -> Verdict:

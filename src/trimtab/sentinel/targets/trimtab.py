@@ -12,6 +12,7 @@ from trimtab.sentinel.binding.like import STOPS_GRADIENT
 from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject
 from trimtab.signal import Recipe, SignalBatch, catalog, decide, find, names, prepare, recipe, token_loss
 from trimtab.signal.catalogue import Formula
+from trimtab.signal.reduce import LOG_BOUND
 from trimtab.signal.update import Ledger, MicroBatch
 
 _KINDS: dict[str, tuple[Level, Kind]] = {
@@ -89,7 +90,7 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
         return _results(entry, function(**{name: available[name] for name in entry.inputs}, **options))
 
     def define(case: Case, options: Mapping[str, Any]) -> Out:
-        value, seen = DEFINITIONS[entry.name](plain(case), **options)
+        value, seen = DEFINITIONS[entry.name](plain(case, bound=LOG_BOUND), **options)
         level, kind = _KINDS[entry.stage]
         found = {"value": Result(torch.tensor(value, dtype=torch.float64), level, kind, entry.scope)}
         return found | {name: _second(name, _tensor(values)) for name, values in seen.items()}

@@ -1,0 +1,67 @@
+"""What a subject is like, measured before the search: does it draw random numbers, and how precise is it?
+
+The only place that finds out about a function by calling it for its own sake.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+
+from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongShape
+from trimtab.sentinel.binding.subject import Out, Subject, call_subject
+
+COARSE = 0.01
+"""A change that single precision cannot miss."""
+
+
+def measured(subject: Subject, cases: list[Case]) -> Subject:
+    """The subject with what its first accepted case shows of it."""
+    for case in cases:
+        with suppress(CannotRepresent, WrongShape, Exception):
+            own = subject.adapt(case)
+            draws = _draws(subject, own)
+            return replace(subject, draws=draws, single=not draws and _is_single(subject, own))
+    return subject
+
+
+def _draws(subject: Subject, case: Case) -> str:
+    with torch.no_grad():
+        first, again, other = (call_subject(subject, case, seed=seed) for seed in (0, 0, 1))
+    if not _alike(first, again):
+        return "its results change from call to call, although inputs and random seed are the same"
+    return "" if _alike(first, other) else "its results depend on random numbers that it draws"
+
+
+def _is_single(subject: Subject, case: Case) -> bool:
+    """Whether rounding an input that matters to single precision changes no bit of any result."""
+    with torch.no_grad():
+        base = call_subject(subject, case)
+        if not any(result.value.dtype == torch.float64 for result in base.values()):
+            return False
+        for rounded, moved in _changes(case, subject.reads):
+            if _alike(base, call_subject(subject, rounded)) and not _alike(base, call_subject(subject, moved)):
+                return True
+    return False
+
+
+def _changes(case: Case, reads: frozenset[str] | None) -> Iterator[tuple[Case, Case]]:
+    """Each float field rounded to single precision, and the same field changed so that nobody can miss it."""
+    for name, values in (*case.tokens.items(), *case.sequences.items()):
+        if not values.dtype.is_floating_point or (reads is not None and name not in reads):
+            continue
+        rounded, moved = values.float().double(), values * (1 + COARSE)
+        if torch.equal(rounded, values):
+            continue
+        change = case.with_tokens if name in case.tokens else case.with_sequences
+        yield change(**{name: rounded}), change(**{name: moved})
+
+
+def _alike(first: Out, second: Out) -> bool:
+    """Whether two calls gave the same bits."""
+    return all(
+        torch.equal(one.value.nan_to_num(), second[name].value.nan_to_num())
+        for name, one in first.items()
+        if name in second and one.value.dtype.is_floating_point
+    )
