@@ -165,6 +165,13 @@ def drifted(case: Case, amount: float) -> Case:
     return case.with_tokens(logp_current=base - max(-amount, 0.0), **others)
 
 
+def in_single(case: Case) -> Case:
+    """The same numbers in single precision, as a trainer holds them."""
+    tokens = {n: v.float() if v.dtype.is_floating_point else v for n, v in case.tokens.items()}
+    sequences = {n: v.float() if v.dtype.is_floating_point else v for n, v in case.sequences.items()}
+    return replace(case, tokens=tokens, sequences=sequences, mask_dtype=torch.float32)
+
+
 def parts(case: Case, *, by_group: bool) -> list[list[list[int]]]:
     """Ways to split the sequences: into two parts, and into single sequences. Groups stay whole if needed."""
     count = case.num_sequences

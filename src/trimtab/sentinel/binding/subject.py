@@ -7,7 +7,7 @@ reason.
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -167,7 +167,9 @@ class Subject:
     ranks: Literal["data", "context"] | None = None
     single: bool = False
     """Its body computes in single precision, whatever its inputs are. Measured before the search."""
-    draws: str = ""
+    draws: bool = False
+    """It draws random numbers, so each call gets the same ones. Measured before the search."""
+    varies: str = ""
     """Why its results change from call to call, if they do. Measured before the search."""
     boundary: "Boundary | None" = None
     """The loaded function of a target, for executed lines, stubs and reproduction files."""
@@ -211,7 +213,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 def call_subject(subject: Subject, case: Case, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Out:
     """Call the subject and return its results. If there is none, it did not accept the case."""
-    with seeded(seed):
+    with seeded(seed) if subject.draws else nullcontext():
         out = subject.call(case, subject.options if options is None else options)
     if not out:
         raise case.cannot(f"{subject.name} returned no result")

@@ -1,7 +1,8 @@
 """The child process of an examination: it loads the target, searches, and reports what it finds line by line.
 
 `python -m trimtab.sentinel.examination.child` reads one job as JSON from standard input and writes one JSON event per
-line to the real standard output. Output of the target goes to standard error. Memory is limited before the target is loaded.
+line to the real standard output. Output of the target goes to standard error. Memory is limited before the target is
+loaded.
 """
 
 import json

@@ -68,6 +68,7 @@ def violation_data(found: Violation) -> ViolationData:
             "leaked_positions": list(found.effect.leaked_positions),
             "relative_change": cast("Any", found.effect.relative_change),
         },
+        **({"condition": found.condition} if found.condition else {}),
     }
 
 

@@ -122,12 +122,12 @@ def positions(first: Tensor, second: Tensor) -> tuple[int, ...]:
 
 
 def relative_change(expected: Tensor, observed: Tensor) -> float | None:
-    """The largest difference, in units of the largest expected number."""
+    """The largest difference, in units of the largest expected number; as it is where 0 is expected everywhere."""
     if expected.shape != observed.shape or not expected.numel():
         return None
     gap = (expected.double() - observed.double()).abs().max()
     size = expected.double().abs().max()
-    return float(gap / size) if bool(size > 0) else float("inf")
+    return float(gap / size) if bool(size > 0) else float(gap)
 
 
 def trainable_leaves(first: Case, second: Case) -> Index:

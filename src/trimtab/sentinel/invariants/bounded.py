@@ -5,9 +5,17 @@ from collections.abc import Iterator
 import torch
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.batch.perturb import drifted, silenced
+from trimtab.sentinel.batch.perturb import LOGPS, drifted, in_single, silenced
 from trimtab.sentinel.binding.subject import Seen, Subject, run
-from trimtab.sentinel.invariants.declare import Compared, Effect, Violation, invariant, numbers
+from trimtab.sentinel.invariants.declare import (
+    GRADES,
+    Compared,
+    Effect,
+    Grade,
+    Violation,
+    invariant,
+    numbers,
+)
 from trimtab.signal.layout import places
 
 LARGEST = 1e3
@@ -25,37 +33,63 @@ LARGEST = 1e3
     alone=True,
 )
 def degenerate_bounded(subject: Subject, case: Case) -> Violation | None:
-    base = run(subject, case)
-    found = _unbounded(base, case, "every input is finite")
-    for what, corner in _corners(case) if found is None else ():
+    worst: Violation | None = None
+    for what, condition, corner in _corners(case):
         try:
-            seen = run(subject, subject.adapt(corner))
+            seen = run(subject, corner if corner is case else subject.adapt(corner))
         except Exception:  # it cannot represent this case or refuses it: neither is a wrong number
+            if corner is case:
+                raise
             continue
-        found = _unbounded(seen, corner, what)
-        if found is not None:
-            return found
-    return found
+        found = _unbounded(seen, corner, what, condition)
+        if found is not None and (worst is None or GRADES.index(found.grade) < GRADES.index(worst.grade)):
+            worst = found
+        if worst is not None and worst.grade == "bug":
+            return worst
+    return worst
 
 
-def _corners(case: Case) -> Iterator[tuple[str, Case]]:
+EMPTY = "a whole batch or micro-batch has no trainable token"
+FAR = 20.0
+"""Policies that differ by more than this in the log-prob of one token are a broken run, or a broken sampler."""
+
+
+def _corners(case: Case) -> Iterator[tuple[str, str, Case]]:
+    """What is special, what a run must meet for it (nothing, for what every run meets), and the case."""
     count = case.num_sequences
     everyone = list(range(count))
     reward = case.sequences["reward"]
-    yield "every reward is the same", case.with_sequences(reward=torch.full_like(reward, 0.1))
+    yield "every input is finite", "", case
+    yield "every reward is the same", "", case.with_sequences(reward=torch.full_like(reward, 0.1))
+    almost = torch.tensor([1.0 + 1e-4 * (i % 2) for i in everyone], dtype=torch.float64)
+    yield "rewards almost agree", "", case.with_sequences(reward=almost)
     winner = torch.tensor([float(i == 0 or i == count - 1) for i in everyone], dtype=torch.float64)
-    yield "one reward differs", case.with_sequences(reward=winner)
-    yield "there is one sequence", case.taken([0], as_part=False)
-    yield "there is one trainable token", silenced(case.taken([0], as_part=False), [0], keep=1)
-    yield "sequence 0 has no trainable token", silenced(case, [0])
-    yield "no token is trainable", silenced(case, everyone)
+    yield "one reward differs", "", case.with_sequences(reward=winner)
+    yield "there is one sequence", "", case.taken([0], as_part=False)
+    yield "there is one trainable token", "", silenced(case.taken([0], as_part=False), [0], keep=1)
+    yield "sequence 0 has no trainable token", "", silenced(case, [0])
+    yield "no token is trainable", EMPTY, silenced(case, everyone)
     for amount in (30.0, -30.0):
-        yield f"the policies are {amount:g} apart in log-prob", drifted(case, amount)
+        yield f"the policies are {amount:g} apart in log-prob", "", drifted(case, amount)
+    for amount in (100.0, -100.0):
+        there = in_single(drifted(case, amount))
+        yield f"the policies are {amount:g} apart in log-prob, in single precision", "", there
 
 
-def _unbounded(seen: Seen, case: Case, what: str) -> Violation | None:
-    weaker: Violation | None = None
+def _condition(case: Case, said: str) -> str:
+    if not bool(case.trainable.any()):
+        return EMPTY
+    policies = torch.stack([case.tokens[n][case.trainable].double() for n in LOGPS if n in case.tokens])
+    if float((policies.max(0).values - policies.min(0).values).max()) > FAR:
+        return f"two policies are more than {FAR:g} apart in the log-prob of a token"
+    return said
+
+
+def _unbounded(seen: Seen, case: Case, what: str, said: str) -> Violation | None:
     what = what if bool(case.trainable.any()) else "no token is trainable"
+    condition = _condition(case, said)
+    grade: Grade = "latent" if condition else "bug"
+    weaker: Violation | None = None
     for name, result in seen.results.items():
         value = seen.values[name].double()
         if not bool(torch.isfinite(value).all()):
@@ -63,29 +97,27 @@ def _unbounded(seen: Seen, case: Case, what: str) -> Violation | None:
             of_people = result.kind in ("metric", "statistic")
             found = Violation(
                 f"{name} is not finite although {what}", numbers(value), "finite", where,
-                grade="hygiene" if of_people and not bool(case.trainable.any()) else "bug",
+                grade="hygiene" if of_people and condition == EMPTY else grade,
                 effect=Effect("metric" if of_people else "value", where, float("inf")),
-                compared=Compared(name, None, case),
+                compared=Compared(name, None, case), condition=condition,
             )  # fmt: skip
-            if found.grade == "bug":
+            if found.grade == grade:
                 return found
             weaker = found
         for leaf, gradient in seen.gradients.get(name, {}).items():
             if not bool(torch.isfinite(gradient).all()):
-                effect = Effect("gradient", (), float("inf"))
                 return Violation(
-                    f"d {name} / d {leaf} is not finite although {what}",
-                    numbers(gradient),
-                    "finite",
-                    effect=effect,
-                    compared=Compared(name, leaf, case),
-                )
+                    f"d {name} / d {leaf} is not finite although {what}", numbers(gradient), "finite", grade=grade,
+                    effect=Effect("gradient", (), float("inf")), compared=Compared(name, leaf, case),
+                    condition=condition,
+                )  # fmt: skip
         size = _size(case)
         if result.kind in ("advantage", "reward") and value.numel() and float(value.abs().max()) > LARGEST * size:
             effect = Effect("value", (), float(value.abs().max()) / size)
             return Violation(
-                f"{name} explodes although {what}", numbers(value), f"at most about {size:g}", effect=effect
-            )
+                f"{name} explodes although {what}", numbers(value), f"at most about {size:g}", grade=grade,
+                effect=effect, condition=condition,
+            )  # fmt: skip
     return weaker
 
 

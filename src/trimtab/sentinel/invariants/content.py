@@ -92,9 +92,12 @@ def nonfinite_isolation(subject: Subject, case: Case) -> Violation | None:
         other = _without_carried(run(subject, case.refilled(content)))
         found = _moved(case, base, other, f"putting {content} into untrainable cells")
         if found:
-            return found
+            return replace(found, grade="latent", condition=_CONDITION)
         weaker = weaker or _unclean(other, content)
     return weaker
+
+
+_CONDITION = "padding or an untrainable token holds NaN or infinity"
 
 
 _PASSED_ON = ("carried", "logp", "value", "entropy")
@@ -114,7 +117,7 @@ def _unclean(seen: Seen, content: float) -> Violation | None:
         if result.outside is not None and not passes_on and not bool(torch.isfinite(result.outside.double()).all()):
             return Violation(
                 f"{name} is not finite at untrainable cells that held {content}", numbers(result.outside), 0.0,
-                grade="bug" if result.kind in _MASKING else "hygiene",
+                grade="latent" if result.kind in _MASKING else "hygiene", condition=_CONDITION,
             )  # fmt: skip
     return None
 

@@ -9,8 +9,11 @@ from torch import Tensor
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.subject import Subject
 
-Grade = Literal["bug", "hygiene", "convention"]
-"""hygiene: harmless as long as callers are careful. convention: one of several correct ways, named."""
+Grade = Literal["bug", "latent", "hygiene", "convention"]
+"""latent: wrong only where a run meets a condition that most runs never meet; the condition is named.
+hygiene: harmless as long as callers are careful. convention: one of several correct ways, named."""
+GRADES: tuple[Grade, ...] = ("bug", "latent", "hygiene", "convention")
+"""The worst first."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Violation:
     grade: Grade = "bug"
     effect: Effect = field(default_factory=Effect)
     compared: Compared | None = None
+    condition: str = ""
+    """For a latent violation: what a real run must meet."""
 
 
 def numbers(values: Tensor) -> object:

@@ -1,13 +1,15 @@
 """Results compared with their definition in plain loops, and with another implementation."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS, near
-from trimtab.sentinel.binding.subject import SINGLE, TRAINED, Seen, Subject, run, same
+from trimtab.sentinel.binding.subject import SINGLE, TRAINED, Call, Seen, Subject, run, same
 from trimtab.sentinel.invariants.apart import apart, differing
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant
 from trimtab.sentinel.invariants.surrogate import into_fixed
@@ -36,6 +38,51 @@ def equals_definition(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("there is no definition to compare with")
     if not bool(case.trainable.any()):
         raise case.cannot("nothing trains: degenerate_bounded checks the mean over no tokens")
+    for chosen in option_sets(subject, _read_by(subject.definition, case, subject.options)):
+        found = _holds_with(replace(subject, options=chosen), case)
+        if found is not None:
+            apart_from = {n: v for n, v in chosen.items() if v != subject.options.get(n)}
+            told = "".join(f", with {n} = {v!r}" for n, v in apart_from.items())
+            return replace(found, what=found.what + told)
+    return None
+
+
+def option_sets(subject: Subject, names: frozenset[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The options of the binding; each with one of its other values; and all of them changed at once."""
+    own = dict(subject.options)
+    yield own
+    others = {n: values for n, values in subject.variants.items() if values and (names is None or n in names)}
+    for name, values in others.items():
+        for value in values:
+            yield {**own, name: value}
+    if len(others) > 1:
+        yield {**own, **{name: values[-1] for name, values in others.items()}}
+
+
+class _Reading(dict[str, Any]):
+    """Options that note which of them are read."""
+
+    def __init__(self, options: Mapping[str, Any], read: set[str]) -> None:
+        super().__init__(options)
+        self.read = read
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+
+def _read_by(definition: Call, case: Case, options: Mapping[str, Any]) -> frozenset[str]:
+    """The options that a definition follows. It says nothing about other values of the others."""
+    read: set[str] = set()
+    _ = definition(case, _Reading(options, read))
+    return frozenset(read)
+
+
+def _holds_with(subject: Subject, case: Case) -> Violation | None:
     found = _differs(subject, case)
     if found is None or not subject.reading(*LOGPS):
         return found
@@ -121,9 +168,13 @@ def _moved(subject: Subject, case: Case, name: str, leaf: str, place: int, step:
 def twins_agree(subject: Subject, case: Case) -> Violation | None:
     if subject.twin is None:
         raise case.cannot("its binding names no second implementation (twin)")
-    return apart(
-        "the other implementation", run(replace(subject, call=subject.twin), case), run(subject, case), tolerance=1e-7
-    )
+    for chosen in option_sets(subject):
+        told = "".join(f" with {n} = {v!r}" for n, v in chosen.items() if v != subject.options.get(n))
+        other = run(replace(subject, call=subject.twin), case, chosen)
+        found = apart(f"the other implementation{told}", other, run(subject, case, chosen), tolerance=1e-7)
+        if found:
+            return found
+    return None
 
 
 def as_numbers(values: Tensor) -> Tensor:

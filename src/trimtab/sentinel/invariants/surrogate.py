@@ -219,7 +219,6 @@ def _entropy_pays(subject: Subject, case: Case) -> Violation | None:
     why="A loss term without a gradient is logged like any other. A zero without a graph stops data-parallel training.",
     bug="open-instruct bdc47cd67: the gradients of all but the last micro-batch were discarded.",
     repair="Return sums over the graph, even when they are empty. Check requires_grad of each loss term.",
-    alone=True,
 )
 def connected(subject: Subject, case: Case) -> Violation | None:
     if not subject.reading("logp_current", "logits", "value", "token_loss"):
@@ -245,5 +244,8 @@ def connected(subject: Subject, case: Case) -> Violation | None:
     for name, result in silent.results.items():
         if result.kind == "loss" and not result.value.requires_grad:
             what = f"where nothing trains, {name} is not connected to its inputs"
-            return Violation(what, "no gradient", "a zero gradient", effect=Effect("gradient"))
+            return Violation(
+                what, "no gradient", "a zero gradient", grade="latent", effect=Effect("gradient"),
+                condition="a whole batch or micro-batch has no trainable token",
+            )  # fmt: skip
     return None

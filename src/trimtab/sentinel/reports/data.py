@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 KIND = "trimtab_check"
 VERSION = 1
 
-Status = Literal["holds", "bug", "convention", "hygiene", "waived", "could not exercise", "could not run"]
+Status = Literal[
+    "holds", "bug", "suspect", "latent", "convention", "hygiene", "waived", "could not exercise", "could not run"
+]  # fmt: skip
 Severity = Literal["high", "medium", "low", "none"]
 Teaching = Mapping[str, Mapping[str, str]]
 """For each invariant: statement, why, bug (a real one), repair."""
@@ -87,6 +89,8 @@ class ViolationData(TypedDict):
     expected: Any
     positions: list[int]
     effect: Effect | None
+    condition: NotRequired[str]
+    """What a real run must meet, for a latent finding."""
 
 
 class CaseData(TypedDict):

@@ -11,8 +11,8 @@ from trimtab.sentinel.reports.data import Boundary, Report, Status, SubjectData,
 if TYPE_CHECKING:
     from trimtab.sentinel.reports.compare import Comparison
 
-FINDINGS: tuple[Status, ...] = ("bug", "hygiene")
-RAN: tuple[Status, ...] = ("holds", "bug", "convention", "hygiene")
+FINDINGS: tuple[Status, ...] = ("bug", "suspect", "latent", "hygiene")
+RAN: tuple[Status, ...] = ("holds", "bug", "suspect", "latent", "convention", "hygiene")
 """Statuses that say something about the function. The others mean that nothing was learned."""
 SEVERITIES = ("high", "medium", "low", "none")
 
@@ -54,7 +54,7 @@ def counted(report: Report) -> Counter[str]:
 
 
 def findings(report: Report) -> list[VerdictData]:
-    """Bugs and hygiene, the worst first."""
+    """Bugs, suspects, latent bugs and hygiene, the worst first."""
     return sorted((v for v in report["verdicts"] if v["status"] in FINDINGS), key=_rank)
 
 

@@ -26,6 +26,8 @@ from trimtab.sentinel.reports.wording import (
 
 LETTERS: dict[Status, tuple[str, str, str]] = {
     "bug": ("B", "bug-cell", "bug"),
+    "suspect": ("S", "hygiene-cell", "suspect: wrong under the binding that was guessed"),
+    "latent": ("L", "hygiene-cell", "latent: wrong only where a run meets the condition that is named"),
     "hygiene": ("H", "hygiene-cell", "hygiene: right results, but unsafe for careless callers"),
     "convention": ("C", "convention-cell", "convention, named"),
     "holds": ("✓", "holds", "holds"),
@@ -96,6 +98,8 @@ def _tiles(report: Report, comparison: Comparison | None) -> str:
     unable = count["could not run"] + len(report["could_not_bind"])
     tiles = [
         ("bug" if count["bug"] else "good", count["bug"], "bug" if count["bug"] == 1 else "bugs"),
+        ("hygiene" if count["suspect"] else "", count["suspect"], "suspect" if count["suspect"] == 1 else "suspects"),
+        ("hygiene" if count["latent"] else "", count["latent"], "latent"),
         ("hygiene" if count["hygiene"] else "", count["hygiene"], "hygiene"),
         ("", count["convention"], "convention" if count["convention"] == 1 else "conventions"),
         ("good", count["holds"], f"of {len(report['verdicts'])} checks hold"),

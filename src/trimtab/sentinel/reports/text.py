@@ -23,7 +23,7 @@ from trimtab.sentinel.reports.wording import (
 WIDTH = 110
 LABEL = 10
 """Width of the labels on the left: observed, expected, case."""
-_COLOURS = {"bug": "\033[1;31m", "hygiene": "\033[1;33m"}
+_COLOURS = {"bug": "\033[1;31m", "suspect": "\033[1;33m", "latent": "\033[1;33m", "hygiene": "\033[1;33m"}
 
 
 def render(report: Report, invariants: Teaching, comparison: Comparison | None = None, *, colour: bool = False) -> str:
@@ -44,7 +44,9 @@ def _finding(verdict: VerdictData, invariants: Teaching, fresh: set[str] | None,
     severity = f" {verdict['severity']}" if verdict["severity"] != "none" else ""
     name = verdict["invariant"]
     lines = [f"{painted}{severity}{since}  {one_line(verdict['subject'])}  breaks  {one_line(name)}"]
-    told = [*_said("what", happened(verdict)), *evidence(verdict)]
+    violation = verdict["violation"]
+    told = [*_said("what", happened(verdict)), *_said("only if", (violation or {}).get("condition", ""))]
+    told += evidence(verdict)
     told += _said("repair", invariants.get(name, {}).get("repair", ""))
     told += _said("more", f"trimtab explain {name} · finding {verdict['id']}")
     return [*lines, *(f"  {line}" for line in told)]

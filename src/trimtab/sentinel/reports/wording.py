@@ -161,6 +161,8 @@ def summary(report: Report) -> str:
     verdicts = report["verdicts"]
     found = [
         plural(count["bug"], "bug"),
+        *([plural(count["suspect"], "suspect")] if count["suspect"] else []),
+        *([f"{count['latent']} latent"] if count["latent"] else []),
         *([f"{count['hygiene']} hygiene"] if count["hygiene"] else []),
         *([plural(count["convention"], "convention")] if count["convention"] else []),
         *([f"{count['could not run']} could not run"] if count["could not run"] else []),

@@ -14,12 +14,15 @@ from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongShape
 from trimtab.sentinel.batch.directed import directed, random_cases
 from trimtab.sentinel.batch.rest import at_rest
 from trimtab.sentinel.binding.subject import Subject, resolve_inputs, run
-from trimtab.sentinel.invariants.declare import INVARIANTS, Effect, Violation
+from trimtab.sentinel.invariants.declare import GRADES, INVARIANTS, Effect, Violation
 from trimtab.sentinel.invariants.parallel import close_pools
+from trimtab.sentinel.search.declared import COMPARISONS, as_subject
 from trimtab.sentinel.search.measure import measured
 from trimtab.sentinel.search.shrink import smallest
 
-Status = Literal["holds", "bug", "hygiene", "convention", "waived", "could not exercise", "could not run"]
+Status = Literal[
+    "holds", "bug", "suspect", "latent", "hygiene", "convention", "waived", "could not exercise", "could not run"
+]  # fmt: skip
 Severity = Literal["high", "medium", "low", "none"]
 
 ENOUGH = 3
@@ -66,17 +69,18 @@ def examine(
     try:
         subject, why = ready(subject, cases)
         cases += [] if why else random_cases(subject.reads, seed=seed, examples=examples)
-        cases = [at_rest(case, _said(subject)) for case in cases]
+        cases = [at_rest(case, fields_of(subject)) for case in cases]
         for name in names:
             started = time.perf_counter()
             if name in subject.waived:
                 yield Verdict(subject.label, name, "waived", 0, reason=subject.waived[name])
             elif why:
                 yield Verdict(subject.label, name, "could not run", 0, reason=why)
-            elif subject.draws and not INVARIANTS[name].alone:
-                yield Verdict(subject.label, name, "could not exercise", 0, reason=f"not deterministic: {subject.draws}")
+            elif subject.varies and not INVARIANTS[name].alone:
+                why_not = f"not deterministic: {subject.varies}"
+                yield Verdict(subject.label, name, "could not exercise", 0, reason=why_not)
             else:
-                verdict = _held(subject, name, cases)
+                verdict = _judged(subject, _held(subject, name, cases), cases)
                 yield replace(verdict, seconds=time.perf_counter() - started)
     finally:
         close_pools()
@@ -105,9 +109,23 @@ def ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
     return measured(found, cases), ""
 
 
-def _said(subject: Subject) -> frozenset[str] | None:
+def fields_of(subject: Subject) -> frozenset[str] | None:
     """The fields that it reads or that its binding names; the search leaves the others at rest."""
     return None if subject.reads is None else subject.reads | subject.inputs
+
+
+def _judged(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
+    """A law that the declared definition breaks as well, on the same case, is a choice of whoever declared it."""
+    asked = verdict.status == "bug" and verdict.invariant not in COMPARISONS and subject.definition is not None
+    if not asked or verdict.case is None or verdict.violation is None:
+        return verdict
+    if _held(subject, "equals_definition", cases).status not in ("holds", "convention"):
+        return verdict
+    broken = Trial(as_subject(subject), verdict.invariant).claims(verdict.case)
+    if not broken or broken[0].grade != "bug":
+        return verdict
+    what = f"{verdict.violation.what}; so does the definition that its binding declares"
+    return replace(verdict, status="convention", violation=replace(verdict.violation, what=what, grade="convention"))
 
 
 def _held(subject: Subject, name: str, cases: list[Case]) -> Verdict:
@@ -120,7 +138,7 @@ def _held(subject: Subject, name: str, cases: list[Case]) -> Verdict:
         violation = attempt(case)
         if violation is None:
             continue
-        if found is None or (violation.grade == "bug" and found[1].grade != "bug"):
+        if found is None or GRADES.index(violation.grade) < GRADES.index(found[1].grade):
             found = (case, violation)
         if violation.grade == "bug":
             break

@@ -3,10 +3,13 @@
 The only place that finds out about a function by calling it for its own sake.
 """
 
+import random
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 
 from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongShape
@@ -21,12 +24,27 @@ def measured(subject: Subject, cases: list[Case]) -> Subject:
     for case in cases:
         with suppress(CannotRepresent, WrongShape, Exception):
             own = subject.adapt(case)
-            draws = _draws(subject, own)
-            return replace(subject, draws=draws, single=not draws and _is_single(subject, own))
+            known = replace(subject, draws=_draws(subject, own))
+            known = replace(known, varies=_varies(known, own))
+            return replace(known, single=not known.varies and _is_single(known, own))
     return subject
 
 
-def _draws(subject: Subject, case: Case) -> str:
+def _draws(subject: Subject, case: Case) -> bool:
+    """Whether a call moves one of the generators of random numbers."""
+    before = _generators()
+    with torch.no_grad():
+        _ = call_subject(subject, case)
+    return before != _generators()
+
+
+def _generators() -> tuple[bytes, bytes, object]:
+    numpy_state: Any = np.random.get_state(legacy=False)["state"]
+    numbers = numpy_state["key"].tobytes() + bytes(str(numpy_state["pos"]), "ascii")
+    return torch.get_rng_state().numpy().tobytes(), numbers, random.getstate()
+
+
+def _varies(subject: Subject, case: Case) -> str:
     with torch.no_grad():
         first, again, other = (call_subject(subject, case, seed=seed) for seed in (0, 0, 1))
     if not _alike(first, again):

@@ -34,7 +34,8 @@ def smallest(case: Case, violation: Violation, attempt: Attempt) -> tuple[Case, 
                 if found is not None and _as_bad(found, violation):
                     best, again = (smaller, found), True
                     break
-    return best
+    # How much of the signal it changes is told by the batch it was found on, not by the smallest one.
+    return best[0], replace(best[1], effect=violation.effect) if best[1].grade == violation.grade else best[1]
 
 
 _WORSE = {"high": 2, "medium": 1, "low": 0}
