@@ -12,7 +12,7 @@ from torch import nn
 from trimtab.sentinel.subject import Call, Subject
 
 DIALECTS = (
-    "verl", "trl", "openrlhf",
+    "verl", "trl", "openrlhf", "slime", "areal", "nemo_rl",
 )  # fmt: skip
 CONFIGS = ("config", "cfg", "args", "loss_config", "algo_config")
 """Argument names of config objects."""
