@@ -12,7 +12,7 @@ from torch import nn
 from trimtab.sentinel.subject import Call, Subject
 
 DIALECTS = (
-    "verl", "trl", "openrlhf", "slime", "areal", "nemo_rl",
+    "verl", "trl", "openrlhf", "slime", "areal", "nemo_rl", "prime_rl", "skyrl", "open_instruct", "tutorials", "numpy",
 )  # fmt: skip
 CONFIGS = ("config", "cfg", "args", "loss_config", "algo_config")
 """Argument names of config objects."""
