@@ -40,7 +40,7 @@ def told(entry: Entry, column: str, found: Found) -> list[str]:
 
 
 def latent(entry: Entry, name: str) -> bool:
-    """NaN in padding reaches a function that multiplies by the mask: true, and harmless as long as padding is finite."""
+    """NaN in padding reaches a function that multiplies by the mask: harmless as long as padding is finite."""
     return entry.pads_finite and name == "nonfinite_isolation"
 
 
@@ -71,9 +71,7 @@ def totals(chosen: Sequence[Entry], columns: Sequence[str], found: Found) -> dic
             "right: false bug verdicts": sum(len(r.bugs) for _, r in rights),
             "right: … besides NaN in padding, verdicts": sum(len(names) for _, names in real),
             "wrong: told apart": sum(bool(told(e, column, found)) for e in chosen),
-            "wrong: told apart, right one silent": sum(
-                bool(told(e, column, found)) and not names for e, names in real
-            ),
+            "wrong: told apart, right one silent": sum(bool(told(e, column, found)) and not names for e, names in real),
             "wrong: missed": sum(not told(e, column, found) for e in chosen),
         }
     return counted

@@ -32,7 +32,7 @@ class Entry:
     single       it computes in float32 inside
     random       it draws random numbers: "inside" (the result does not depend on them) or "result"
     pads_finite  it multiplies by the mask, which is right as long as padding is finite
-    differs      how the twins are told apart if not by value or slope: takes (right, wrong), returns whether they differ
+    differs      how the twins are told apart if not by value or slope: whether (right, wrong) differ
     """
 
     name: str

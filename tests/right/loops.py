@@ -18,13 +18,21 @@ class Row:
     """One sequence as numbers: `row.logp_old[t]` at its t-th trained token, `row.reward`, `row.group`."""
 
     index: int
-    tokens: Mapping[str, list[Any]]
-    own: Mapping[str, Any]
-    count: int
-    """Trained tokens."""
+    places: list[int]
+    """Its trained tokens among all tokens of the case."""
+    case: Case
+    lists: dict[str, list[Any]]
+
+    @property
+    def count(self) -> int:
+        return len(self.places)
 
     def __getattr__(self, name: str) -> Any:
-        return self.tokens[name] if name in self.tokens else self.own[name]
+        by_token = name in self.case.tokens
+        if name not in self.lists:
+            self.lists[name] = (self.case.tokens if by_token else self.case.sequences)[name].tolist()
+        found = self.lists[name]
+        return [found[place] for place in self.places] if by_token else found[self.index]
 
     def total(self, value: Callable[["Row", int], float]) -> float:
         return sum((value(self, t) for t in range(self.count)), 0.0)
@@ -37,12 +45,10 @@ def rows(case: Case) -> list[Row]:
     """The sequences of a case with their trained tokens only."""
     found: list[Row] = []
     start = 0
-    lists = {name: values.tolist() for name, values in case.tokens.items()}
-    own = {name: values.tolist() for name, values in case.sequences.items()}
+    lists: dict[str, list[Any]] = {}
     for i, kinds in enumerate(case.kinds):
         places = [start + t for t, kind in enumerate(kinds) if kind == "a"]
-        tokens = {name: [values[p] for p in places] for name, values in lists.items()}
-        found.append(Row(i, tokens, {name: values[i] for name, values in own.items()}, len(places)))
+        found.append(Row(i, places, case, lists))
         start += len(kinds)
     return found
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-
 from tests.right.entry import Entry, entries
+
 from trimtab.sentinel import Subject, examine
 from trimtab.sentinel.discover import subjects_of
 

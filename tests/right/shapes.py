@@ -1,4 +1,4 @@
-"""Ways to hand a case to a function that several dialects share: the only place that knows how callers arrange batches."""
+"""Inputs that several dialects share: the only place that knows how their callers arrange a batch."""
 
 from collections.abc import Callable
 from typing import Any

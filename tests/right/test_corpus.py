@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from tests.right.entry import DIALECTS, Entry, entries
+
 from trimtab.sentinel.case import CannotRepresent, Case, WrongShape
 from trimtab.sentinel.cases import directed, random_cases
 from trimtab.sentinel.subject import TRAINED, Seen, Subject, resolve_inputs, run
@@ -39,7 +39,9 @@ def settings(subject: Subject) -> Iterator[dict[str, Any]]:
         yield from ({**subject.options, name: value} for value in values)
 
 
-def compared(entry: Entry, subject: Subject, cases: list[Case]) -> Iterator[tuple[Case, Mapping[str, Any], Seen | None]]:
+def compared(
+    entry: Entry, subject: Subject, cases: list[Case]
+) -> Iterator[tuple[Case, Mapping[str, Any], Seen | None]]:
     """Every case that the binding accepts, with the outcome of the call; None if the case has another shape."""
     for case in cases:
         for options in settings(subject):
@@ -141,7 +143,9 @@ def test_a_wrong_twin_differs(entry: Entry) -> None:
 @ALL
 def test_twins_have_one_signature(entry: Entry) -> None:
     right, wrong = (inspect.signature(fn).parameters for fn in (entry.right, entry.wrong))
-    assert [(p.name, p.default, p.kind) for p in right.values()] == [(p.name, p.default, p.kind) for p in wrong.values()]
+    assert [(p.name, p.default, p.kind) for p in right.values()] == [
+        (p.name, p.default, p.kind) for p in wrong.values()
+    ]
     assert inspect.getsource(entry.right) != inspect.getsource(entry.wrong)
 
 

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
 from tests.right import loops
 from tests.right.entry import Entry
 from tests.right.loops import Row, gap, peers, per_row, per_token, ppo, scalar, together, walked
 from tests.right.shapes import whole_tokens
+
 from trimtab.sentinel import Case, Result, Subject, at, bind
 from trimtab.sentinel.cases import directed
 
@@ -40,6 +40,10 @@ def _is_clipped(r: Row, t: int, o: Any) -> float:
     return float((credit > 0 and ratio > 1 + o["eps_clip"]) or (credit < 0 and ratio < 1 - o["eps_clip"]))
 
 
+def _gae(row: Row, o: Any) -> list[float]:
+    return loops.gae(row, row.token_reward, row.value_old, o["gamma"], o["lam"])
+
+
 def _normed(rows: list[Row], o: Any) -> list[float]:
     own = [[other.reward for other in peers(rows, row)] for row in rows]
     return [(row.reward - loops.mean(g)) / (loops.spread(g, 0) + o["eps"]) for row, g in zip(rows, own, strict=True)]
@@ -49,8 +53,10 @@ def _group_norm(fn: Any) -> Subject:
     def normed(data, eps):
         return fn(SimpleNamespace(config=SimpleNamespace(eps=eps)), data)
 
-    return bind(normed, role="reward_normalisation", name="compute", options={"eps": 1e-5},
-                args={"data": lambda c: {"rewards": c.sequence("reward"), "group_ids": c.sequence("group")}})  # fmt: skip
+    def data(case: Case) -> dict[str, torch.Tensor]:
+        return {"rewards": case.sequence("reward"), "group_ids": case.sequence("group")}
+
+    return bind(normed, role="reward_normalisation", name="compute", options={"eps": 1e-5}, args={"data": data})
 
 
 def _batch_norm(fn: Any) -> Subject:
@@ -93,7 +99,8 @@ def _geometric(row: Row, o: Any) -> list[float]:
 
 ENTRIES = [
     Entry("ppo_actor_loss_fn", "areal", "policy_loss",
-          "The behaviour weight is built from the current policy instead of the proximal one (miles 7a6cf48e6).", _actor,
+          "The behaviour weight is built from the current policy instead of the proximal one (miles 7a6cf48e6).",
+          _actor,
           together(scalar("loss", "loss", _actor_loss), per_token("clipped", "observation", _is_clipped),
                    per_token("keep", "keep",
                              lambda r, t, o: float(loops.exp(BEHAVIOUR(r, t)) <= o["behav_imp_weight_cap"]))),
@@ -101,7 +108,7 @@ ENTRIES = [
     Entry("process", "areal", "returns", "The recursion runs on over the border between packed sequences.",
           lambda fn: bind(fn, role="returns", layout="packed", options={"gamma": 0.95, "lam": 0.9},
                           variants={"gamma": (1.0,), "lam": (0.5,)}, args={**SEQLENS, "values": "value_old"}),
-          walked("return", "return", lambda row, o: loops.gae(row, row.token_reward, row.value_old, o["gamma"], o["lam"])),
+          walked("return", "return", _gae),
           neutral=True),
     Entry("PPOActor.compute", "areal", "reward_normalisation",
           "Groups are slices of one size, so unequal groups are mixed (AReaL a315ea97d).", _group_norm,

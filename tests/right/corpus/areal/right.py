@@ -1,5 +1,6 @@
 """Functions in the dialect of AReaL: one packed row with `cu_seqlens`, decoupled PPO, `old_logprobs` of the sampler."""
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +42,7 @@ def process(token_rewards: Tensor, values: Tensor, cu_seqlens: Tensor, loss_mask
     advantages = torch.zeros_like(token_rewards)
     trained = loss_mask.bool().tolist()
     bounds = cu_seqlens.tolist()
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in itertools.pairwise(bounds):
         lastgaelam, nextvalue = 0.0, 0.0
         for t in reversed(range(start, end)):
             if not trained[t]:

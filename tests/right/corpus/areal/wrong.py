@@ -1,5 +1,6 @@
 """The same functions as in `right.py`, each with one quiet bug."""
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,7 @@ def process(token_rewards: Tensor, values: Tensor, cu_seqlens: Tensor, loss_mask
     trained = loss_mask.bool().tolist()
     bounds = cu_seqlens.tolist()
     lastgaelam, nextvalue = 0.0, 0.0
-    for start, end in reversed(list(zip(bounds[:-1], bounds[1:], strict=True))):
+    for start, end in reversed(list(itertools.pairwise(bounds))):
         for t in reversed(range(start, end)):
             if not trained[t]:
                 continue
@@ -102,6 +103,5 @@ def sequence_importance(logprobs, old_logprobs, loss_mask, cu_seqlens, cap: floa
     lengths = cu_seqlens.diff()
     owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     total = torch.zeros(len(lengths), dtype=gap.dtype).index_add(0, owner, gap)
-    count = torch.zeros(len(lengths), dtype=gap.dtype).index_add(0, owner, mask.to(gap.dtype))
     weight = torch.exp(total / lengths.clamp(min=1)).clamp(max=cap)
     return torch.where(mask, weight[owner], 0.0)

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
 from tests.right import loops
 from tests.right.entry import Entry
 from tests.right.loops import Row, clamp, peers, per_row, per_token, ppo, scalar, together
 from tests.right.shapes import prompted
+
 from trimtab.sentinel import Case, Result, Subject, at, bind
 
 

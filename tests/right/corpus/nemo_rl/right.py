@@ -1,12 +1,12 @@
 """Functions in the dialect of NeMo-RL: full-length rows in a data dict, sliced by one, with global normalisers."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def masked_mean(values: Tensor, mask: Tensor, dim: Optional[int] = None, global_normalization_factor=None) -> Tensor:
+def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None, global_normalization_factor=None) -> Tensor:
     """The mean over unmasked entries, or their sum over a count that the caller made for the whole step."""
     normalization_factor = (
         torch.sum(mask, dim=dim) if global_normalization_factor is None else global_normalization_factor

@@ -1,12 +1,12 @@
 """The same functions as in `right.py`, each with one quiet bug."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def masked_mean(values: Tensor, mask: Tensor, dim: Optional[int] = None, global_normalization_factor=None) -> Tensor:
+def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None, global_normalization_factor=None) -> Tensor:
     """The mean over unmasked entries, or their sum over a count that the caller made for the whole step."""
     normalization_factor = (
         torch.ones_like(mask).sum() if global_normalization_factor is None else global_normalization_factor

@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-
 from tests.right import loops
 from tests.right.entry import Entry
 from tests.right.loops import Row, clamp, peers, per_row, per_token, scalar, together, walked
 from tests.right.shapes import as_array
+
 from trimtab.sentinel import Case, Result, Subject, at, bind
 
 
@@ -24,8 +24,10 @@ def _bound(fn: Any, role: str, args: dict[str, str], **facts: Any) -> Subject:
             return {name: torch.as_tensor(value) for name, value in found.items()}
         return tuple(map(torch.as_tensor, found)) if isinstance(found, tuple) else torch.as_tensor(found)
 
-    return bind(call, role=role, name=fn.__name__,
-                args={"arrays": lambda case: {name: taken(case, field) for name, field in args.items()}}, **facts)  # fmt: skip
+    def arrays(case: Case) -> dict[str, Any]:
+        return {name: taken(case, field) for name, field in args.items()}
+
+    return bind(call, role=role, name=fn.__name__, args={"arrays": arrays}, **facts)
 
 
 def _whitened(case: Case, o: Any) -> Any:
@@ -82,7 +84,8 @@ ENTRIES = [
           lambda fn: _bound(fn, "kl_in_reward", {"final_reward": "reward", "kl_tok": "kl", "m": "trainable"},
                             options={"beta": 0.1, "gamma": 0.9}, variants={"gamma": (0.5,)}),
           walked("reward", "reward", _to_go), neutral=True, unusual=True),
-    Entry("compute", "numpy", "kl", "The log-ratio is reversed, so k1 has the other sign and k3 is that of the other KL.",
+    Entry("compute", "numpy", "kl",
+          "The log-ratio is reversed, so k1 has the other sign and k3 is that of the other KL.",
           lambda fn: _bound(fn, "kl", {"p_logp": "logp_current", "q_logp": "logp_ref", "m": "trainable"},
                             returns={f"k{i + 1}": at(i, "kl") for i in range(3)}),
           together(per_token("k1", "kl", lambda r, t, o: _gap(r, t), detached=True),
@@ -94,7 +97,8 @@ ENTRIES = [
                             returns={n: at(f"adv/{n}", "metric", of="advantage", reduction=n)
                                      for n in ("mean", "min", "max")}),
           together(_stat("mean", loops.mean), _stat("min", min), _stat("max", max)), several=True),
-    Entry("keep_band", "numpy", "keep", "1 plus the log-ratio stands in for the ratio, so far tokens are kept or dropped wrongly.",
+    Entry("keep_band", "numpy", "keep",
+          "1 plus the log-ratio stands in for the ratio, so far tokens are kept or dropped wrongly.",
           lambda fn: _bound(fn, "keep", {"train_logp": "logp_old", "gen_logp": "logp_rollout", "mask": "trainable"},
                             options={"low": 0.5, "high": 2.0}, variants={"low": (0.9,), "high": (1.1,)}),
           per_token("keep", "keep", _keep)),

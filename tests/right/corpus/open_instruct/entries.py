@@ -4,11 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
 from tests.right import loops
 from tests.right.entry import Entry
 from tests.right.loops import Row, clamp, gap, peers, per_row, per_token, ppo, scalar, together, walked
 from tests.right.shapes import as_array, cells, in_pairs, whole_tokens
+
 from trimtab.sentinel import Case, Result, Subject, at, bind
 
 UPDATE = gap("logp_current", "logp_old")
@@ -81,7 +81,9 @@ def _packed(fn: Any) -> Subject:
         return ends.numpy()
 
     def call(values, rewards, dones, response_masks, **settings):
-        found = fn(as_array(values), as_array(rewards), dones=dones, response_masks=as_array(response_masks), **settings)
+        found = fn(
+            as_array(values), as_array(rewards), dones=dones, response_masks=as_array(response_masks), **settings
+        )
         return tuple(torch.as_tensor(one) for one in found)
 
     return bind(

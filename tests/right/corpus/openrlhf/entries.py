@@ -6,6 +6,7 @@ from typing import Any
 from tests.right import loops
 from tests.right.entry import Entry
 from tests.right.loops import Row, clamp, gap, per_token, ppo, scalar, together, walked
+
 from trimtab.sentinel import Subject, at, bind
 
 UPDATE = gap("logp_current", "logp_old")

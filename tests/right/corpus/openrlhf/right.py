@@ -1,12 +1,10 @@
 """Functions in the dialect of OpenRLHF: losses are modules with settings in the constructor, masks are action masks."""
 
-from typing import Optional, Union
-
 import torch
 from torch import nn
 
 
-def masked_mean(tensor: torch.Tensor, mask: Optional[torch.Tensor], dim: int = None) -> torch.Tensor:
+def masked_mean(tensor: torch.Tensor, mask: torch.Tensor | None, dim: int | None = None) -> torch.Tensor:
     if mask is None:
         return tensor.mean(dim=dim)
     return torch.where(mask.bool(), tensor, 0.0).sum(dim=dim) / mask.sum(dim=dim).clamp(min=1)
@@ -77,7 +75,7 @@ def compute_approx_kl(log_probs: torch.Tensor, log_probs_base: torch.Tensor, kl_
     raise ValueError(kl_estimator)
 
 
-def compute_reward(r: Union[torch.Tensor, float], kl_coef: float, kl: torch.Tensor, action_mask: torch.Tensor):
+def compute_reward(r: torch.Tensor | float, kl_coef: float, kl: torch.Tensor, action_mask: torch.Tensor):
     """The KL penalty on every token, and the reward on the last token of the answer."""
     kl_reward = torch.where(action_mask.bool(), -kl_coef * kl, 0.0)
     eos_indices = action_mask.size(1) - 1 - action_mask.long().fliplr().argmax(dim=1, keepdim=True)

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
 from tests.right import loops
 from tests.right.corpus.prime_rl.right import LossInputs
 from tests.right.entry import Entry
 from tests.right.loops import Row, gap, peers, per_row, per_token, ppo, scalar, walked
 from tests.right.shapes import in_pairs, whole_tokens
+
 from trimtab.sentinel import Case, Result, Subject, at, bind
 
 TOTAL = gap("logp_current", "logp_rollout")
@@ -78,7 +78,9 @@ def _gspo(fn: Any) -> Subject:
 
 
 def _gspo_loss(rows: list[Row], o: Any) -> float:
-    terms = [ppo(r.mean(gap("logp_current", "logp_old")), r.outcome, o["lo"], o["hi"]) if r.count else 0.0 for r in rows]
+    terms = [
+        ppo(r.mean(gap("logp_current", "logp_old")), r.outcome, o["lo"], o["hi"]) if r.count else 0.0 for r in rows
+    ]
     return loops.mean(terms)
 
 
@@ -97,7 +99,8 @@ ENTRIES = [
     Entry("compute_loss", "prime_rl", "policy_loss",
           "The band is tested with 'and', so no token is ever masked and the option does nothing.", _masked,
           _masked_results, several=True),
-    Entry("f", "prime_rl", "policy_loss", "The mean log-ratio is taken over all tokens, tool output included.", _weighted,
+    Entry("f", "prime_rl", "policy_loss",
+          "The mean log-ratio is taken over all tokens, tool output included.", _weighted,
           scalar("loss", "loss", _weighted_loss, detached=True), neutral=True),
     Entry("compute_advantages", "prime_rl", "reward_normalisation",
           "Only the mean is divided by the spread: r - mean / std (prime-rl 37341fc8f).",
@@ -108,7 +111,8 @@ ENTRIES = [
           lambda fn: bind(fn, role="entropy", options={"temperature": 0.7}, temperature="temperature",
                           args={"shifted_logits": lambda c: c.padded("logits", with_prompt=False)}),
           per_token("entropy", "entropy", lambda r, t, o: loops.entropy(r.logits[t], o["temperature"])), single=True),
-    Entry("step_fn", "prime_rl", "policy_loss", "The sequence ratio is the product over tokens, not their geometric mean.",
+    Entry("step_fn", "prime_rl", "policy_loss",
+          "The sequence ratio is the product over tokens, not their geometric mean.",
           _gspo, scalar("loss", "loss", _gspo_loss), neutral=True, unusual=True),
     Entry("process", "prime_rl", "importance", "The weight is not detached from the current policy.", _weights,
           walked("importance", "importance",

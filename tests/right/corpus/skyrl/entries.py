@@ -4,11 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
 from tests.right import loops
 from tests.right.entry import Entry
 from tests.right.loops import Row, clamp, gap, per_token, ppo, scalar, together, walked
 from tests.right.shapes import written
+
 from trimtab.sentinel import Case, Result, Subject, at, bind
 
 UPDATE = gap("logp_current", "logp_old")
@@ -91,7 +91,8 @@ def _difference(r: Row, t: int) -> float:
 
 
 ENTRIES = [
-    Entry("reduce_loss", "skyrl", "aggregation", "sequence_mean divides each row by the padded width (SkyRL 6f20d29b8).",
+    Entry("reduce_loss", "skyrl", "aggregation",
+          "sequence_mean divides each row by the padded width (SkyRL 6f20d29b8).",
           lambda fn: bind(fn, role="aggregation", args={"loss": "token_loss"},
                           options={"loss_reduction": "sequence_mean", "max_seq_len": 8},
                           variants={"loss_reduction": ("token_mean", "seq_mean_token_sum_norm")}),
@@ -100,7 +101,8 @@ ENTRIES = [
           "The clip fraction is a mean over all cells, padding included (SkyRL a0e0b333d had this for the entropy).",
           _policy, together(scalar("loss", "loss", _policy_loss), scalar("clip_ratio", "metric", _clip_ratio)),
           several=True),
-    Entry("compute_approx_kl", "skyrl", "kl", "NaN at a masked cell survives the product with the mask (SkyRL 811f8ee9d).",
+    Entry("compute_approx_kl", "skyrl", "kl",
+          "NaN at a masked cell survives the product with the mask (SkyRL 811f8ee9d).",
           lambda fn: bind(fn, role="kl", options={"kl_estimator_type": "k3"},
                           variants={"kl_estimator_type": ("k1", "k2", "abs")}),
           per_token("kl", "kl", _kl), differs=_leaks),

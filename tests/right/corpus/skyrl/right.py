@@ -1,12 +1,10 @@
 """Functions in the dialect of SkyRL: [batch, response] tensors, an optional loss mask, an algorithm config."""
 
-from typing import Optional
-
 import torch
 from torch import nn
 
 
-def _mean(values: torch.Tensor, mask: Optional[torch.Tensor], dim=None):
+def _mean(values: torch.Tensor, mask: torch.Tensor | None, dim=None):
     if mask is None:
         return values.mean(dim)
     kept = torch.where(mask.bool(), values, torch.zeros_like(values))
@@ -66,8 +64,7 @@ def process(advantages: torch.Tensor, response_mask: torch.Tensor) -> torch.Tens
     keep = response_mask.bool()
     mean = _mean(advantages, response_mask)
     std = _mean((advantages - mean) ** 2, response_mask).sqrt()
-    advantages = torch.where(keep, (advantages - mean) / (std + 1e-6), 0.0)
-    return advantages
+    return torch.where(keep, (advantages - mean) / (std + 1e-6), 0.0)
 
 
 class KLLoss(nn.Module):

@@ -1,12 +1,10 @@
 """The same functions as in `right.py`, each with one quiet bug."""
 
-from typing import Optional
-
 import torch
 from torch import nn
 
 
-def _mean(values: torch.Tensor, mask: Optional[torch.Tensor], dim=None):
+def _mean(values: torch.Tensor, mask: torch.Tensor | None, dim=None):
     if mask is None:
         return values.mean(dim)
     kept = torch.where(mask.bool(), values, torch.zeros_like(values))

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
 from tests.right import loops
 from tests.right.entry import Entry
 from tests.right.loops import Row, clamp, gap, peers, per_row, per_token, ppo, together, walked
+
 from trimtab.sentinel import Case, Result, Subject, at, bind
 
 UPDATE = gap("logp_current", "logp_old")

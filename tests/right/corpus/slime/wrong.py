@@ -89,7 +89,6 @@ def compute_opsm_mask(args, log_probs, old_log_probs, advantages, loss_masks):
         trained = loss_mask.bool()
         count = torch.clamp_min(loss_mask.sum(), 1)
         seq_kl = torch.where(trained, old_log_prob - log_prob, 0.0).sum() / count
-        seq_advantage = torch.where(trained, advantage, 0.0).sum() / count
         dropped = (advantage < 0) & (seq_kl > args.opsm_delta)
         masks.append(torch.where(dropped, 0.0, 1.0).expand_as(loss_mask) * loss_mask)
     return masks

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
 from tests.right import loops
 from tests.right.entry import Entry
 from tests.right.loops import Row, gap, peers, per_row, per_token, ppo, scalar, together
 from tests.right.shapes import cells, in_pairs, prompted, response_width
+
 from trimtab.sentinel import Case, Subject, at, bind
 
 UPDATE = gap("logp_current", "logp_old")

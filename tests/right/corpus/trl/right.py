@@ -1,7 +1,7 @@
 """Functions in the dialect of TRL: completions on the right, one advantage per sequence, settings on the trainer."""
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 
 
 class GRPOTrainer:

@@ -1,7 +1,7 @@
 """The same functions as in `right.py`, each with one quiet bug."""
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 
 
 class GRPOTrainer:
@@ -56,9 +56,7 @@ def entropy_from_logits(logits: torch.Tensor, chunk_size: int = 2) -> torch.Tens
 def compute(rewards, num_generations=2, scale_rewards="group"):
     mean_grouped_rewards = rewards.view(-1, num_generations).mean(dim=1).repeat_interleave(num_generations, dim=0)
     advantages = rewards - mean_grouped_rewards
-    if scale_rewards == "group":
-        std = rewards.std().expand_as(rewards)
-    elif scale_rewards == "batch":
+    if scale_rewards in ("group", "batch"):
         std = rewards.std().expand_as(rewards)
     else:
         return advantages

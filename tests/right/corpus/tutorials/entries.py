@@ -3,14 +3,18 @@
 from typing import Any
 
 import torch
-
 from tests.right import loops
 from tests.right.entry import Entry
 from tests.right.loops import Row, gap, peers, per_row, ppo, scalar, together, walked
 from tests.right.shapes import in_pairs
+
 from trimtab.sentinel import Case, Subject, at, bind
 
 UPDATE = gap("logp_current", "logp_old")
+
+
+def _gae(row: Row, o: Any) -> list[float]:
+    return loops.gae(row, row.token_reward, row.value_old, o["gamma"], o["lam"])
 
 
 def _normed(rows: list[Row], o: Any) -> list[float]:
@@ -96,7 +100,8 @@ def _reinforce(rows: list[Row], o: Any) -> float:
 
 
 ENTRIES = [
-    Entry("ppo_loss", "tutorials", "policy_loss", "The mean is over all cells; the mask is forgotten in the denominator.",
+    Entry("ppo_loss", "tutorials", "policy_loss",
+          "The mean is over all cells; the mask is forgotten in the denominator.",
           lambda fn: bind(fn, role="policy_loss", options={"clip_eps": 0.2}, variants={"clip_eps": (0.5,)}),
           scalar("loss", "loss", lambda rows, o: loops.token_mean(
               rows, lambda r, t: ppo(UPDATE(r, t), r.advantage[t], 1 - o["clip_eps"], 1 + o["clip_eps"]))),
@@ -118,9 +123,10 @@ ENTRIES = [
     Entry("compute", "tutorials", "returns", "The next value is that of the present step.",
           lambda fn: _episodes(fn, "compute", {"rewards": "token_reward", "values": "value_old"},
                                options={"gamma": 0.9, "lam": 0.8}),
-          walked("return", "return", lambda row, o: loops.gae(row, row.token_reward, row.value_old, o["gamma"], o["lam"])),
+          walked("return", "return", _gae),
           neutral=True),
-    Entry("step_fn", "tutorials", "policy_loss", "The entropy bonus is added to the loss, so entropy is punished.", _whole,
+    Entry("step_fn", "tutorials", "policy_loss",
+          "The entropy bonus is added to the loss, so entropy is punished.", _whole,
           together(scalar("loss", "loss", _total), scalar("policy", "loss", _policy), scalar("value", "loss", _value),
                    scalar("entropy", "metric", _entropy)),
           neutral=True, unusual=True, several=True, pads_finite=True),

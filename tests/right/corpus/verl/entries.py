@@ -6,6 +6,7 @@ from typing import Any
 from tests.right import loops
 from tests.right.entry import Entry
 from tests.right.loops import Row, clamp, gap, peers, per_row, per_token, ppo, scalar, together, walked
+
 from trimtab.sentinel import Subject, at, bind
 
 UPDATE = gap("logp_current", "logp_old")
@@ -133,7 +134,7 @@ ENTRIES = [
           scalar("loss", "loss", lambda rows, o: MEANS[o["loss_agg_mode"]](rows, lambda r, t: r.token_loss[t])),
           pads_finite=True),
     Entry("compute_policy_loss_vanilla", "verl", "policy_loss",
-          "The two clip ratios are swapped, so the band is [1 - high, 1 + low] (the kind of TRL ffb3dd5d2: swapped settings).",
+          "The two clip ratios are swapped: the band is [1 - high, 1 + low] (settings swapped as in TRL ffb3dd5d2).",
           _vanilla,
           together(scalar("loss", "loss", _vanilla_loss), scalar("clipfrac", "metric", _is_clipped),
                    scalar("ppo_kl", "metric",
@@ -155,11 +156,13 @@ ENTRIES = [
           lambda fn: bind(fn, role="group_advantage", options={"norm_adv_by_std_in_grpo": True},
                           variants={"norm_adv_by_std_in_grpo": (False,)}),
           per_row("advantage", "advantage", _grpo, level="token"), neutral=True, several=True, pads_finite=True),
-    Entry("apply_kl_penalty", "verl", "kl_in_reward", "The KL is added to the reward (verl 38ac52554 had this sign in the loss).",
+    Entry("apply_kl_penalty", "verl", "kl_in_reward",
+          "The KL is added to the reward (verl 38ac52554 had this sign in the loss).",
           _penalty,
           together(per_token("reward", "reward", lambda r, t, o: r.token_reward[t]
                              - o["kl_coef"] * (r.logp_old[t] - r.logp_ref[t])),
-                   scalar("kl", "metric", lambda rows, o: loops.row_mean(rows, gap("logp_old", "logp_ref"), empty=True))),
+                   scalar("kl", "metric", lambda rows, o: loops.row_mean(
+                       rows, gap("logp_old", "logp_ref"), empty=True))),
           several=True, pads_finite=True),
     Entry("compute_value_loss", "verl", "value_loss", "Value clipping takes the smaller of the two errors.",
           lambda fn: bind(fn, role="value_loss", args={"vpreds": "value", "values": "value_old"},
@@ -167,12 +170,13 @@ ENTRIES = [
                           returns={"loss": at(0, "loss"), "clipfrac": at(1, "metric", range=(0, 1))}),
           together(scalar("loss", "loss", _value_loss), scalar("clipfrac", "metric", _value_clipfrac)),
           several=True, pads_finite=True),
-    Entry("masked_whiten", "verl", "whitening", "The variance is a mean over all cells, padding included (verl 6de40fcdf).",
+    Entry("masked_whiten", "verl", "whitening",
+          "The variance is a mean over all cells, padding included (verl 6de40fcdf).",
           lambda fn: bind(fn, role="whitening", args={"values": "advantage"}, options={"shift_mean": True},
                           variants={"shift_mean": (False,)}),
           _whiten_all, single=True),
     Entry("DataParallelActor.step_fn", "verl", "kl_in_loss",
-          "Rows of shuffled micro-batches are put back in the wrong order, so masks meet other rows (SLIME-REWARD-PAIR).",
+          "Rows of shuffled micro-batches are put back in the wrong order, so masks meet other rows (slime fcbd428b8).",
           _kl_step,
           scalar("loss", "loss", lambda rows, o: o["kl_loss_coef"]
                  * loops.row_mean(rows, lambda r, t: loops.k3(r.logp_current[t] - r.logp_ref[t]))),

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Optional
 
 import torch
 
@@ -10,8 +9,8 @@ import torch
 @dataclass
 class ActorConfig:
     clip_ratio: float = 0.2
-    clip_ratio_low: Optional[float] = None
-    clip_ratio_high: Optional[float] = None
+    clip_ratio_low: float | None = None
+    clip_ratio_high: float | None = None
     clip_ratio_c: float = 3.0
 
 
@@ -32,7 +31,9 @@ def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str
     raise ValueError(f"Invalid loss_agg_mode: {loss_agg_mode}")
 
 
-def compute_policy_loss_vanilla(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None):
+def compute_policy_loss_vanilla(
+    old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None
+):
     """Clipped policy objective with a dual clip.
 
     Returns the loss and a dict with the clip fractions and the approximate KL.
