@@ -95,6 +95,13 @@ def _moved(
     return float(entry.definition(case.with_tokens(**{leaf: moved}), options)[name].value.sum())
 
 
+def poisoned(seen: Seen) -> str | None:
+    """The first gradient of a loss that NaN in padding reaches."""
+    losses = [name for name, result in seen.results.items() if result.kind == "loss" and name in seen.gradients]
+    found = ((name, leaf) for name in losses for leaf in TRAINED if bool(seen.gradients[name][leaf].isnan().any()))
+    return next((f"NaN in d {name} / d {leaf}" for name, leaf in found), None)
+
+
 def apart(entry: Entry, fn: Any) -> str | None:
     """The first disagreement of a function with its definition."""
     subject = entry.bound(fn)
@@ -102,8 +109,8 @@ def apart(entry: Entry, fn: Any) -> str | None:
     for which, found in enumerate((CASES, [] if entry.pads_finite else HOLLOW)):
         for case, options, seen in compared(entry, subject, found):
             told = "shape" if seen is None else values_apart(entry, case, options, seen)
-            if told is None and which == 0 and taken < 3 and seen is not None:
-                told = slopes_apart(entry, case, options, seen)
+            if told is None and seen is not None:
+                told = poisoned(seen) if which else slopes_apart(entry, case, options, seen) if taken < 3 else None
             taken += 1
             if told:
                 return f"{told} with {dict(options)} on {[''.join(k) for k in case.kinds]}, filled with {case.fill}"

@@ -25,7 +25,7 @@ def ppo_actor_loss_fn(
     """Decoupled PPO: clip against the proximal policy, weigh by proximal over behaviour, drop weights above the cap."""
     loss_mask = loss_mask.bool()
     count = loss_mask.count_nonzero().clamp(min=1)
-    ratio = torch.where(loss_mask, torch.exp(logprobs - proximal_logprobs), 0)
+    ratio = torch.exp(torch.where(loss_mask, logprobs - proximal_logprobs, 0.0))
     clipped_ratio = torch.clamp(ratio, 1.0 - eps_clip, 1.0 + eps_clip)
     pg_loss1 = -advantages * ratio
     pg_loss2 = -advantages * clipped_ratio

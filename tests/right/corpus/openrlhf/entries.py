@@ -97,9 +97,9 @@ ENTRIES = [
           together(scalar("loss", "loss", _policy_loss), scalar("clip_ratio", "metric", _clip_ratio),
                    scalar("ppo_kl", "metric",
                           lambda rows, o: loops.token_mean(rows, lambda r, t: -UPDATE(r, t)))),
-          several=True),
+          several=True, pads_finite=True),
     Entry("ValueLoss", "openrlhf", "value_loss", "Value clipping takes the smaller of the two errors.", _value,
-          scalar("loss", "loss", _value_loss)),
+          scalar("loss", "loss", _value_loss), pads_finite=True),
     Entry("F", "openrlhf", "kl_in_loss", "Each sequence is averaged over the padded width (SkyRL 6f20d29b8).", _drift,
           scalar("loss", "loss", lambda rows, o: o["weight"] * loops.row_mean(
               rows, lambda r, t: (r.logp_current[t] - r.logp_ref[t]) ** 2 / 2, empty=True)),

@@ -49,7 +49,8 @@ def f(inputs: LossInputs, loss_config) -> LossOutputs:
     gap = torch.where(mask, inputs.trainer_logprobs - inputs.inference_logprobs, 0.0)
     mean_gap = gap.mean()
     weight = torch.exp(mean_gap.detach()).clamp(max=loss_config.ratio_cap)
-    loss = -torch.where(mask, weight * inputs.advantages * inputs.trainer_logprobs, 0.0).sum()
+    trained = torch.where(mask, inputs.trainer_logprobs, 0.0)
+    loss = -torch.where(mask, weight * inputs.advantages * trained, 0.0).sum()
     return LossOutputs(loss, {"geo_ratio": weight.detach()})
 
 
