@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None, global_normalization_factor=None) -> Tensor:
+def reduce_it(values: Tensor, mask: Tensor, dim: int | None = None, global_normalization_factor=None) -> Tensor:
     """The mean over unmasked entries, or their sum over a count that the caller made for the whole step."""
     normalization_factor = (
         torch.ones_like(mask).sum() if global_normalization_factor is None else global_normalization_factor

@@ -92,14 +92,14 @@ ENTRIES = [
                    per_token("k2", "kl", lambda r, t, o: _gap(r, t) ** 2 / 2),
                    per_token("k3", "kl", lambda r, t, o: loops.k3(_gap(r, t)))),
           neutral=True, unusual=True, several=True),
-    Entry("advantage_stats", "numpy", "metric", "The extremes are taken over masked cells too (verl 99d2c19b0).",
+    Entry("summarise", "numpy", "metric", "The extremes are taken over masked cells too (verl 99d2c19b0).",
           lambda fn: _bound(fn, "metric", {"adv": "advantage", "mask": "trainable"},
                             returns={n: at(f"adv/{n}", "metric", of="advantage", reduction=n)
                                      for n in ("mean", "min", "max")}),
-          together(_stat("mean", loops.mean), _stat("min", min), _stat("max", max)), several=True),
-    Entry("keep_band", "numpy", "keep",
+          together(_stat("mean", loops.mean), _stat("min", min), _stat("max", max)), several=True, neutral=True),
+    Entry("select", "numpy", "keep",
           "1 plus the log-ratio stands in for the ratio, so far tokens are kept or dropped wrongly.",
           lambda fn: _bound(fn, "keep", {"train_logp": "logp_old", "gen_logp": "logp_rollout", "mask": "trainable"},
                             options={"low": 0.5, "high": 2.0}, variants={"low": (0.9,), "high": (1.1,)}),
-          per_token("keep", "keep", _keep)),
+          per_token("keep", "keep", _keep), neutral=True),
 ]  # fmt: skip

@@ -56,7 +56,7 @@ def compute(p_logp, q_logp, m):
     return d, d**2 / 2, np.exp(-d) - 1 + d
 
 
-def advantage_stats(adv, mask):
+def summarise(adv, mask):
     """Mean, smallest and largest of the advantages that train."""
     chosen = adv[mask > 0]
     if chosen.size == 0:
@@ -64,7 +64,7 @@ def advantage_stats(adv, mask):
     return {"adv/mean": chosen.mean(), "adv/min": chosen.min(), "adv/max": chosen.max()}
 
 
-def keep_band(train_logp, gen_logp, mask, low=0.5, high=2.0):
+def select(train_logp, gen_logp, mask, low=0.5, high=2.0):
     """1 for tokens whose ratio of trainer to generator lies in the band."""
     ratio = np.exp(np.where(mask > 0, train_logp - gen_logp, 0.0))
     return ((ratio >= low) & (ratio <= high) & (mask > 0)).astype(np.float64)

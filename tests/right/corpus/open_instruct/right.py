@@ -62,7 +62,7 @@ def compute(values, rewards, gamma, lam, dones, response_masks):
     return advantages, advantages + values * (response_masks > 0)
 
 
-def estimate_kl(ref_logprobs_diff: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
+def stacked(ref_logprobs_diff: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
     """Four estimates of the KL, stacked; `ref_logprobs_diff` is new minus reference log-probs."""
     return torch.stack(
         [
