@@ -118,7 +118,8 @@ def _extreme(name: str) -> Any:
 ENTRIES = [
     Entry("reduce_it", "nemo_rl", "statistic", "The mean counts masked cells (SkyRL 6f20d29b8).",
           lambda fn: bind(fn, role="statistic", args={"values": "advantage"}),
-          scalar("statistic", "statistic", lambda rows, o: loops.token_mean(rows, lambda r, t: r.advantage[t])), neutral=True),
+          scalar("statistic", "statistic", lambda rows, o: loops.token_mean(rows, lambda r, t: r.advantage[t])),
+          neutral=True),
     Entry("ClippedPGLossFn", "nemo_rl", "policy_loss",
           "The sample mask is forgotten: rejected samples train while the denominator leaves them out.", _clipped,
           _clipped_results, several=True),
