@@ -27,7 +27,7 @@ def _clipped(cls: Any) -> Subject:
         options={"ratio_clip_min": 0.2, "ratio_clip_max": 0.28},
         variants={"ratio_clip_min": (0.5,), "ratio_clip_max": (0.9,)},
         returns={"loss": at(0, "loss"), "probs_ratio": at((1, "probs_ratio"), "metric"),
-                 "num_valid_samples": at((1, "num_valid_samples"), "count")},
+                 "num_valid_samples": at((1, "num_valid_samples"), "statistic")},
     )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def _clipped_results(case: Case, o: Any) -> Any:
     ratio = _voting(lambda r, t, _: loops.exp(_ratio(r, t)))(case, o)
     count = loops.numbers([sum(bool(row.votes) for row in loops.rows(case))])[0]
     return {"loss": Result(loss, "scalar", "loss"), "probs_ratio": Result(ratio, "scalar", "metric"),
-            "num_valid_samples": Result(count, "scalar", "count")}  # fmt: skip
+            "num_valid_samples": Result(count, "scalar", "statistic")}  # fmt: skip
 
 
 def _prompts(case: Case) -> torch.Tensor:
