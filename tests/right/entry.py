@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from trimtab.sentinel.subject import Call, Subject
+from trimtab.sentinel.binding.subject import Call, Subject
 
 DIALECTS = (
     "verl", "trl", "openrlhf", "slime", "areal", "nemo_rl", "prime_rl", "skyrl", "open_instruct", "tutorials", "numpy",

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from trimtab.sentinel.case import Case
-from trimtab.sentinel.subject import Call, Kind, Out, Result
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Call, Kind, Out, Result
 
 Options = Mapping[str, Any]
 

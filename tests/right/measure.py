@@ -10,7 +10,7 @@ import torch
 from tests.right.entry import Entry, entries
 
 from trimtab.sentinel import Subject, examine
-from trimtab.sentinel.discover import subjects_of
+from trimtab.sentinel.binding.discover import subjects_of
 
 COLUMNS = ("unbound", "bound", "definition")
 VERSIONS = ("right", "wrong")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.case import Case
+from trimtab.sentinel.batch.case import Case
 
 
 def cells(name: str, **view: Any) -> Callable[[Case], Tensor]:

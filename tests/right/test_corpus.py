@@ -10,9 +10,9 @@ import pytest
 import torch
 from tests.right.entry import DIALECTS, Entry, entries
 
-from trimtab.sentinel.case import CannotRepresent, Case, WrongShape
-from trimtab.sentinel.cases import directed, random_cases
-from trimtab.sentinel.subject import TRAINED, Seen, Subject, resolve_inputs, run
+from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongShape
+from trimtab.sentinel.batch.directed import directed, random_cases
+from trimtab.sentinel.binding.subject import TRAINED, Seen, Subject, resolve_inputs, run
 
 ENTRIES = entries()
 ALL = pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: f"{e.dialect}-{e.name}")

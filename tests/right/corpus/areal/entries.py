@@ -10,7 +10,7 @@ from tests.right.loops import Row, gap, peers, per_row, per_token, ppo, scalar, 
 from tests.right.shapes import whole_tokens
 
 from trimtab.sentinel import Case, Result, Subject, at, bind
-from trimtab.sentinel.cases import directed
+from trimtab.sentinel.batch.directed import directed
 
 BEHAVIOUR = gap("logp_old", "logp_rollout")
 SEQLENS = {"cu_seqlens": lambda c: c.cu_seqlens}
