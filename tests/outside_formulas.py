@@ -83,3 +83,11 @@ def farthest(logratio: PerToken, segments: Any) -> tuple[Tensor, dict[str, Tenso
 def reads_the_future(reward: PerToken, advantage: PerToken) -> tuple[Tensor, Tensor]:
     """Asks for what does not exist yet."""
     return reward - advantage, reward > 0
+
+
+@formula(source="a test", stage="policy_loss", scope="token", promises=())
+def weighed_by_entropy(
+    logp_current: PerToken, advantage: PerToken, entropy: PerToken
+) -> tuple[PerToken, dict[str, Tensor]]:
+    """A policy loss that reads a quantity of the current policy besides its log-prob, and forgets to detach it."""
+    return -advantage * logp_current * entropy, {}

@@ -57,6 +57,19 @@ def test_an_entropy_gate_keeps_the_most_uncertain_tokens_of_the_update() -> None
     assert torch.equal(gradient != 0, torch.arange(16) >= 12)
 
 
+def test_a_policy_loss_reads_entropy_as_a_number_and_sends_no_gradient_into_it() -> None:
+    held = batch()
+    decided = decide(
+        next(prepare(held, recipe("start_on_policy", loss="outside_formulas.weighed_by_entropy"))[0].updates(1))
+    )
+    (micro,) = decided.split(num=1)
+    logp = held.logp_old.clone().requires_grad_()
+    entropy = torch.full((held.num_tokens,), 0.5, dtype=F64, requires_grad=True)
+    token_loss(micro, logp[select(held.segments, micro.sequences)[1]], entropy=entropy).loss.backward()
+    assert logp.grad.abs().sum() > 0
+    assert entropy.grad is None or not entropy.grad.any()
+
+
 def test_turn_level_credit_reads_the_turn_the_group_and_a_field_of_the_callers_own() -> None:
     chosen = recipe("start_on_policy", normalize="raw", advantage="outside_formulas.by_turn")
     prepared, _ = prepare(batch(), chosen)

@@ -8,9 +8,10 @@ import torch
 
 import trimtab
 from trimtab.errors import SignalError
-from trimtab.signal import Part, Stage, part, recipe
+from trimtab.signal import KL, Part, Stage, part, recipe
 from trimtab.signal.catalogue import of
 from trimtab.signal.layout import Keep, PerToken, TokenIndex
+from trimtab.signal.stages import logratio
 
 CLIP = part("policy_loss.clipped")
 BAND = Stage(part("keep.token_band", band=(0.5, 2.0)), ratio="engine")
@@ -64,3 +65,23 @@ def test_without_a_ratio_a_stage_is_late_when_it_reads_an_old_policy_that_moves(
     assert chosen.is_late(chosen.correction[0]) is late
     assert ("logp_old" in chosen.needs) is (formula is likely and old == "recompute")
     assert ("version" in chosen.needs) is (formula is young)
+
+
+@pytest.mark.parametrize("missing", ["formula", "coef", "into"])
+def test_a_kl_that_a_recipe_does_not_have_is_written_whole(missing: str) -> None:
+    table = {"formula": "k3", "coef": 0.1, "into": "loss"}
+    assert recipe("reinforce", kl=table).kl == KL(part("kl.k3"), 0.1, "loss")
+    del table[missing]
+    with pytest.raises(SignalError, match="the recipe has no KL to change"):
+        recipe("reinforce", kl=table)
+
+
+def test_a_kl_that_changes_in_part_keeps_its_anchor() -> None:
+    before, after = recipe("deepseek_v32").kl, recipe("deepseek_v32", kl={"coef": 0.5}).kl
+    assert before.anchor == after.anchor == "rollout"
+
+
+@pytest.mark.parametrize(("ratio", "missing"), [("engine", "old"), ("engine", "rollout"), ("update", "old")])
+def test_a_log_ratio_without_one_of_its_ends_is_none(ratio: str, missing: str) -> None:
+    available = {f"logp_{name}": torch.zeros(2) for name in ("current", "old", "rollout") if name != missing}
+    assert logratio(ratio, available) is None
