@@ -8,7 +8,7 @@ import torch
 
 import trimtab
 from trimtab.errors import SignalError
-from trimtab.signal import KL, Part, Stage, part, recipe
+from trimtab.signal import KL, Part, Stage, catalogue, part, recipe
 from trimtab.signal.catalogue import of
 from trimtab.signal.layout import Keep, PerToken, TokenIndex
 from trimtab.signal.stages import logratio
@@ -85,3 +85,22 @@ def test_a_kl_that_changes_in_part_keeps_its_anchor() -> None:
 def test_a_log_ratio_without_one_of_its_ends_is_none(ratio: str, missing: str) -> None:
     available = {f"logp_{name}": torch.zeros(2) for name in ("current", "old", "rollout") if name != missing}
     assert logratio(ratio, available) is None
+
+
+def test_an_anchor_of_a_kl_is_one_of_two_words() -> None:
+    with pytest.raises(SignalError, match="anchor = 'odl'"):
+        KL(part("kl.importance_weighted_k3"), 0.1, "loss", anchor="odl")
+
+
+def test_a_formula_of_the_package_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def k1(logp_current: PerToken, logp_ref: PerToken) -> PerToken:
+        """A second one of that name."""
+        return logp_current - logp_ref
+
+    k1.__module__ = "trimtab.signal.kl"
+    with pytest.raises(SignalError, match=r"kl\.k1: is defined twice"):
+        trimtab.formula(source="a test", scope="token", promises=())(k1)
+    other = catalogue.find("kl.k2")
+    monkeypatch.setattr(catalogue, "_installed", lambda: {"kl.k1": other})
+    with pytest.raises(SignalError, match=r"entry points \['kl\.k1'\] take names of built-in formulas"):
+        catalogue.catalog()

@@ -91,7 +91,7 @@ def _weights(whole: Slice, recipe: Recipe, keep: Keep, share: float) -> dict[str
 
     def weight(counted: Keep) -> Tensor:
         weights: Tensor = run(recipe.weighting, {**inputs, "keep": counted})
-        return weights if share == 1.0 else weights * share
+        return weights * share
 
     weights = {"weight_policy": weight(keep)}
     kl = recipe.kl if recipe.kl and recipe.kl.into == "loss" else None
