@@ -85,6 +85,12 @@ def reads_the_future(reward: PerToken, advantage: PerToken) -> tuple[Tensor, Ten
     return reward - advantage, reward > 0
 
 
+@formula(source="a test", stage="importance", scope="token", consumes="ratio", promises=())
+def undetached(logratio: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
+    """The ratio itself. It forgets to detach."""
+    return logratio.exp(), {}
+
+
 @formula(source="a test", stage="importance", scope="update", promises=())
 def as_entropy(entropy: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
     """An importance from the entropy of the current policy, over its mean in the update. It forgets to detach."""

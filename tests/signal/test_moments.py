@@ -83,6 +83,16 @@ def test_an_importance_that_is_decided_from_entropy_carries_no_gradient() -> Non
     assert entropy.grad is None or not entropy.grad.any()
 
 
+def test_no_gradient_flows_through_an_importance_that_forgot_to_detach() -> None:
+    """Stages read the current policy as a number."""
+    plain, forgot = (
+        loss_of(recipe("reinforce", correction=Stage(part(f"outside_formulas.{name}", **settings), ratio="total")))[0]
+        for name, settings in (("halved", {"factor": 1.0}), ("undetached", {}))
+    )
+    assert plain.abs().sum() > 0
+    assert torch.equal(plain, forgot)
+
+
 def test_turn_level_credit_reads_the_turn_the_group_and_a_field_of_the_callers_own() -> None:
     chosen = recipe("start_on_policy", normalize="raw", advantage="outside_formulas.by_turn")
     prepared, _ = prepare(batch(), chosen)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -104,3 +105,21 @@ def test_a_formula_of_the_package_has_a_name_of_its_own(monkeypatch: pytest.Monk
     monkeypatch.setattr(catalogue, "_installed", lambda: {"kl.k1": other})
     with pytest.raises(SignalError, match=r"entry points \['kl\.k1'\] take names of built-in formulas"):
         catalogue.catalog()
+
+
+@pytest.mark.parametrize("number", [numpy.float64(0.25), torch.tensor(0.25, dtype=torch.float64)])
+def test_a_number_of_numpy_or_torch_is_a_number(number: Any) -> None:
+    settings = part("reward.affine", bias=number).settings
+    assert type(settings["bias"]) is float
+    assert settings["bias"] == 0.25
+
+
+@pytest.mark.parametrize("band", [numpy.array([0.5, 2.0]), torch.tensor([0.5, 2.0]), [numpy.float32(0.5), 2]])
+def test_a_pair_of_numbers_is_a_band(band: Any) -> None:
+    assert part("keep.token_band", band=band).settings["band"] == (0.5, 2.0)
+
+
+@pytest.mark.parametrize("numbers", [numpy.array([0.25]), torch.tensor([0.25])])
+def test_a_list_of_one_number_is_no_number(numbers: Any) -> None:
+    with pytest.raises(SignalError, match="bias"):
+        part("reward.affine", bias=numbers)

@@ -99,7 +99,7 @@ def leave_one_out(
     total = segment_sum(voting, group_of_episode, num_groups)[group_of_episode] - voting
     voters = _voters(votes, group_of_episode, num_groups, "group")
     enough = voters >= 2
-    others = (voters - votes.to(torch.long)).clamp(min=1)
+    others = voters - votes.to(torch.long)
     result = torch.where(enough, values - total / others, torch.zeros_like(values))
     return result.to(reward.dtype), enough
 
