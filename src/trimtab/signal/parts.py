@@ -185,7 +185,9 @@ def _reader(entry: Formula, name: str) -> "tuple[Any, TypeAdapter[Any]]":
 def _plain_value(value: Any) -> Any:
     """Lists as tuples, and the numbers and arrays of numpy and torch as Python's own."""
     plain: Any = cast("Any", value).tolist() if isinstance(value, np.generic | np.ndarray | Tensor) else value
-    return tuple(_plain_value(inner) for inner in plain) if isinstance(plain, list | tuple) else plain
+    return (
+        tuple(_plain_value(inner) for inner in cast("list[Any]", plain)) if isinstance(plain, list | tuple) else plain
+    )
 
 
 def _holds_bool(value: Any) -> bool:
