@@ -83,3 +83,23 @@ def farthest(logratio: PerToken, segments: Any) -> tuple[Tensor, dict[str, Tenso
 def reads_the_future(reward: PerToken, advantage: PerToken) -> tuple[Tensor, Tensor]:
     """Asks for what does not exist yet."""
     return reward - advantage, reward > 0
+
+
+@formula(source="a test", stage="importance", scope="token", consumes="ratio", promises=())
+def undetached(logratio: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
+    """The ratio itself. It forgets to detach."""
+    return logratio.exp(), {}
+
+
+@formula(source="a test", stage="importance", scope="update", promises=())
+def as_entropy(entropy: PerToken) -> tuple[PerToken, dict[str, Tensor]]:
+    """An importance from the entropy of the current policy, over its mean in the update. It forgets to detach."""
+    return entropy / entropy.mean(), {}
+
+
+@formula(source="a test", stage="policy_loss", scope="token", promises=())
+def weighed_by_entropy(
+    logp_current: PerToken, advantage: PerToken, entropy: PerToken
+) -> tuple[PerToken, dict[str, Tensor]]:
+    """A policy loss that reads a quantity of the current policy besides its log-prob, and forgets to detach it."""
+    return -advantage * logp_current * entropy, {}

@@ -3,6 +3,8 @@
 
 from math import exp, inf, sqrt
 
+import pytest
+import torch
 from tests.golden.exact import assert_is, assert_near, flags, lengths, log, tokens
 
 from trimtab.signal import correction
@@ -94,6 +96,24 @@ def test_keep_veto() -> None:
     assert_is(keep, 0, 0, 0, 0, 0)
     keep, _ = correction.veto(LOGRATIO, LENGTHS)
     assert_is(keep, 1, 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("ends", [(0.5, 1.0), (1.0, 2.0)])
+def test_a_ratio_at_the_very_end_of_a_band_is_inside(ends: tuple[float, float]) -> None:
+    # exp(0) is exactly 1
+    still, rows = torch.zeros(3, dtype=torch.float64), lengths(2, 1)
+    for keep, seen in (
+        correction.token_band(still, band=ends),
+        correction.product_band(still, rows, band=ends),
+        correction.geometric_band(still, rows, band=ends),
+        correction.veto(still, rows, low=ends[0], high=ends[1]),
+    ):
+        assert_is(keep, 1, 1, 1)
+        assert not any(bool(flags.any()) for flags in seen.values())
+    for level in ("token", "sequence", "geometric"):
+        importance, seen = correction.truncated(still, rows, level=level, band=ends)
+        assert_is(importance, 1, 1, 1)
+        assert not any(bool(flags.any()) for flags in seen.values())
 
 
 def test_keep_negative_drift() -> None:

@@ -117,3 +117,15 @@ def test_mean_std_bounds_a_non_voter_by_the_voters_of_its_own_group() -> None:
     values = tokens(1.0, 1.0 + 1e-9, 5.0, 0.0, 2.0, 5.0)
     result, _ = normalize.mean_std(values, flags(1, 1, 0, 1, 1, 0), index(0, 0, 0, 1, 1, 1), 2, eps=0.0)
     assert_near(result, *(s / sqrt(2) for s in (-1, 1, 1, -1, 1, 1)), atol=1e-6)
+
+
+def test_without_a_mean_a_non_voter_is_held_by_the_voters_and_not_by_0() -> None:
+    # spread of 2 and 4 is sqrt(2); 1 and 9 lie outside of what the voters get
+    result, _ = normalize.mean_std(
+        tokens(2.0, 4.0, 1.0, 9.0), flags(1, 1, 0, 0), index(0, 0, 0, 0), 1, mean="none", std="group", ddof=1, eps=0.0
+    )
+    assert_near(result, 2 / sqrt(2), 4 / sqrt(2), 2 / sqrt(2), 4 / sqrt(2))
+    negative, _ = normalize.mean_std(
+        tokens(-2.0, -4.0, 1.0), flags(1, 1, 0), index(0, 0, 0), 1, mean="none", std="group", ddof=1, eps=0.0
+    )
+    assert_near(negative, -2 / sqrt(2), -4 / sqrt(2), -2 / sqrt(2))

@@ -109,6 +109,11 @@ def test_policy_loss_soft_gated() -> None:
         -4 / (1 + exp(-0.2)),
     )
     assert_is(seen["clipped_tokens"], 0, 0, 0, 0, 0)
+    # the sign of the advantage chooses tau, not its size: r = 1.5, A = +0.5 and A = -0.5
+    loss, _ = policy_loss.soft_gated(
+        CURRENT[:2], ANCHOR[:2], tokens(0.5, -0.5), temperature_positive=2.0, temperature_negative=1.05
+    )
+    assert_near(loss, -1 / (1 + exp(-1)), (2 / 1.05) / (1 + exp(-0.525)))
 
 
 # Kept log-probs -1, -2, -3, -1, -3, -2 have mean -2, kept advantages 2, -1, -3, 6, 1, -5 have mean 0, so
@@ -154,6 +159,14 @@ def test_select_covariance_largest() -> None:
     inputs = (COV_CURRENT, COV_ADVANTAGE, COV_KEEP, KEY)
     assert_is(policy_loss.covariance_largest(*inputs, fraction=0.34), 0, 0, 1, 1, 0, 0, 0, 0)
     assert_is(policy_loss.covariance_largest(*inputs, fraction=0.0), 0, 0, 0, 1, 0, 0, 0, 0)
+
+
+def test_covariance_is_taken_around_the_mean_advantage_and_the_mean_log_prob() -> None:
+    # means 3 and -7 / 3: covariances -8 / 3, -1 / 3 and -5, so token 1 has the largest
+    logps, credit = tokens(-1.0, -2.0, -4.0), tokens(1.0, 2.0, 6.0)
+    assert_is(policy_loss.covariance_largest(logps, credit, flags(1, 1, 1), index(0, 1, 2), fraction=0.34), 0, 1, 0)
+    # kept means 1.5 and -1.5: -0.25 and -0.25, a tie that the key decides; the third token counts nowhere
+    assert_is(policy_loss.covariance_largest(logps, credit, flags(1, 1, 0), index(5, 1, 2), fraction=0.5), 0, 1, 0)
 
 
 def test_equal_covariances_are_drawn_by_key() -> None:

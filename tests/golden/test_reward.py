@@ -8,6 +8,7 @@ from trimtab.signal import reward
 def test_reward_affine() -> None:
     # (2 - 0.5) * 4 = 6; (-1 - 0.5) * 4 = -6: the shift comes before the stretch
     assert_is(reward.affine(tokens(2.0, -1.0), bias=-0.5, scale=4.0), 6.0, -6.0)
+    assert_is(reward.affine(tokens(2.0, -1.0)), 2.0, -1.0)  # it is off until it is told something
 
 
 def test_reward_clip() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trimtab.signal.diagnostics import by_sign, drift, observed
+from trimtab.signal.diagnostics import by_sign, drift, kept_share, observed
 from trimtab.signal.layout import Segments
 from trimtab.signal.metrics import Metrics
 
@@ -48,3 +48,12 @@ def test_an_observation_is_a_fraction_of_tokens_or_of_the_sequences_that_hold_th
     }
     numbers = Metrics(observed("keep", seen, torch.tensor([True, True, False]), SEGMENTS), {}).numbers()
     assert numbers == {"keep/over_high_tokens": 0.5, "keep/drifted_sequences": 1.0}
+
+
+def test_the_effective_batch_is_what_trains_is_kept_and_has_an_advantage() -> None:
+    keep, trains = torch.tensor([True, True, False]), torch.tensor([True, False, True])
+    for advantage, tokens in (((1.0, 1.0, 1.0), 1.0), ((0.0, 1.0, 1.0), 0.0)):
+        numbers = Metrics(kept_share(keep, torch.tensor(advantage), trains, SEGMENTS), {}).numbers()
+        assert numbers["effective_batch/tokens"] == numbers["effective_batch/sequences"] == tokens
+        assert numbers["effective_batch/token_fraction"] == tokens / 2
+        assert numbers["kept/token_fraction"] == 0.5

@@ -89,11 +89,18 @@ def test_ids_that_are_distinct_over_all_ranks_stay() -> None:
     assert_is(found[0][0].sequence_id, 40, 10, 30, 20, 50, 5)
 
 
+def test_ids_that_any_two_ranks_share_become_places_in_the_whole() -> None:
+    ids = ([40, 10, 30], [20], [50, 40])
+    found = on_every_rank(lambda rank, reducer: gather(batch_on(rank, sequence_id=ids[rank]), reducer, rank), 3)
+    assert_is(found[0][0].sequence_id, 0, 1, 2, 3, 4, 5)
+
+
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
         ({"ended": None}, "in ended,"),
         ({"logp_rollout": torch.full((1, 2), -1.0, dtype=torch.float64)}, "in logp_rollout,"),
+        ({"extra": {"mane": torch.zeros(1, 2, dtype=torch.float64)}}, "in extra,"),
         ({"extra": {"mien": torch.zeros(1, 2, dtype=torch.float64)}}, "in extra,"),
         ({"logp_old": torch.full((1, 2), -1.0), "extra": {"mine": torch.zeros(1, 2)}}, "in dtype,"),
     ],

@@ -47,6 +47,14 @@ def test_the_spread_of_large_equal_numbers_is_zero() -> None:
     assert value(Spread.of(part_).merge(Spread.of(part_))) == 0.0
 
 
+def test_metrics_of_float32_numbers_are_computed_in_float64() -> None:
+    # the mean of 2^24 and 2^24 + 2 is no float32, and 1e20 squared overflows in float32
+    assert value(Spread.of(torch.tensor([2.0**24, 2.0**24 + 2]))) == 1.0
+    assert value(SampleSize.of(torch.full((3,), 1e20))) == pytest.approx(1.0)
+    assert value(Sum.of(torch.tensor([2.0**24, 1.0, 1.0]))) == 2**24 + 2
+    assert value(Mean.of(torch.tensor([2.0**24, 1.0, 1.0]))) == pytest.approx((2**24 + 2) / 3, rel=1e-12)
+
+
 def test_ess_reaches_its_extremes() -> None:
     assert value(SampleSize.of(torch.full((5,), 3.0))) == pytest.approx(1.0)
     assert value(SampleSize.of(torch.tensor([0.0, 0.0, 7.0, 0.0]))) == pytest.approx(0.25)

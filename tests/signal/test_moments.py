@@ -57,6 +57,42 @@ def test_an_entropy_gate_keeps_the_most_uncertain_tokens_of_the_update() -> None
     assert torch.equal(gradient != 0, torch.arange(16) >= 12)
 
 
+def test_a_policy_loss_reads_entropy_as_a_number_and_sends_no_gradient_into_it() -> None:
+    held = batch()
+    decided = decide(
+        next(prepare(held, recipe("start_on_policy", loss="outside_formulas.weighed_by_entropy"))[0].updates(1))
+    )
+    (micro,) = decided.split(num=1)
+    logp = held.logp_old.clone().requires_grad_()
+    entropy = torch.full((held.num_tokens,), 0.5, dtype=F64, requires_grad=True)
+    token_loss(micro, logp[select(held.segments, micro.sequences)[1]], entropy=entropy).loss.backward()
+    assert logp.grad.abs().sum() > 0
+    assert entropy.grad is None or not entropy.grad.any()
+
+
+def test_an_importance_that_is_decided_from_entropy_carries_no_gradient() -> None:
+    held = batch()
+    update = next(prepare(held, recipe("tis", correction=Stage(part("outside_formulas.as_entropy"))))[0].updates(1))
+    index = select(held.segments, update.sequences)[1]
+    entropy = torch.full((held.num_tokens,), 0.5, dtype=F64, requires_grad=True)
+    logp = held.logp_old.clone().requires_grad_()
+    decided = decide(update, logp[index], entropy_now=entropy)
+    (micro,) = decided.split(num=1)
+    token_loss(micro, logp[index], entropy=entropy).loss.backward()
+    assert logp.grad.abs().sum() > 0
+    assert entropy.grad is None or not entropy.grad.any()
+
+
+def test_no_gradient_flows_through_an_importance_that_forgot_to_detach() -> None:
+    """Stages read the current policy as a number."""
+    plain, forgot = (
+        loss_of(recipe("reinforce", correction=Stage(part(f"outside_formulas.{name}", **settings), ratio="total")))[0]
+        for name, settings in (("halved", {"factor": 1.0}), ("undetached", {}))
+    )
+    assert plain.abs().sum() > 0
+    assert torch.equal(plain, forgot)
+
+
 def test_turn_level_credit_reads_the_turn_the_group_and_a_field_of_the_callers_own() -> None:
     chosen = recipe("start_on_policy", normalize="raw", advantage="outside_formulas.by_turn")
     prepared, _ = prepare(batch(), chosen)

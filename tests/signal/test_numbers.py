@@ -25,6 +25,22 @@ def test_what_holds_no_numbers_is_refused(entries: object) -> None:
         as_tensor(entries, "here")
 
 
+@pytest.mark.parametrize(("entries", "said"), [([1.0, None], "entry 1 is None"), ([b"1", 2.0], "entry 0 is b'1'")])
+def test_an_entry_without_a_number_is_named_by_its_place(entries: object, said: str) -> None:
+    with pytest.raises(SignalError, match=said):
+        as_tensor(entries, "here")
+
+
+@pytest.mark.parametrize("length", [40, 41])
+def test_a_value_of_up_to_40_characters_is_shown_whole(length: int) -> None:
+    given = {0, 1, 2, "x" * (length - 13)}
+    assert len(repr(given)) == length
+    shown = f"{given!r} (set)" if length == 40 else "a set"
+    with pytest.raises(SignalError) as refusal:
+        as_tensor(given, "here")
+    assert f"is {shown}, so it holds no numbers" in str(refusal.value)
+
+
 def test_a_mask_holds_0_and_1() -> None:
     assert_is(as_flags([0, 1, 1.0], "here"), 0, 1, 1)
     assert_is(as_flags(torch.tensor([True, False]), "here"), 1, 0)

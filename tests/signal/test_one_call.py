@@ -10,7 +10,8 @@ from torch import Tensor
 import trimtab
 from trimtab import Counts
 from trimtab.errors import SignalError
-from trimtab.signal import recipe
+from trimtab.signal import Stage, recipe
+from trimtab.signal import part as part_of
 
 F64 = torch.float64
 ROWS = 12
@@ -68,6 +69,15 @@ def test_micro_batches_with_the_counts_of_the_step_give_the_gradient_of_one_call
     assert (counts.tokens, counts.sequences) == (56, ROWS)
     got = gradient(given, name, parts, counts=counts)
     torch.testing.assert_close(got, gradient(given, name, WHOLE), rtol=1e-12, atol=1e-15)
+
+
+def test_a_call_whose_counts_are_its_own_is_the_whole_step() -> None:
+    """So it may also decide across the step, which a part of one may not."""
+    given = rows()
+    chosen = recipe("tis", loss=Stage(part_of("policy_loss.covariance_clipped"), anchor="old"))
+    assert chosen.needs_logp_now
+    counts = trimtab.count(recipe=chosen, **cut(given, WHOLE[0]))
+    assert torch.equal(gradient(given, chosen, WHOLE, counts=counts), gradient(given, chosen, WHOLE))
 
 
 def test_without_counts_each_call_is_a_step_of_its_own_and_dividing_is_wrong() -> None:

@@ -67,7 +67,8 @@ def test_two_processes_give_the_gradient_of_one(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(one_rank, args=(port, str(tmp_path)), nprocs=2)
+    # Forked, so that the ranks compute with the modules of this process.
+    mp.start_processes(one_rank, args=(port, str(tmp_path)), nprocs=2, start_method="fork")
     found = [load_file(tmp_path / f"{rank}.safetensors") for rank in range(2)]
     # DDP averages gradients over ranks, so each rank's share is twice its part of the whole.
     torch.testing.assert_close(torch.cat([f["gradient"] for f in found]) / 2, expected, rtol=1e-12, atol=1e-15)

@@ -7,6 +7,7 @@ in the cells nobody may read.
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -288,6 +289,25 @@ def test_terms_have_their_own_population() -> None:
         loss.backward()
         assert (logp.grad.abs().sum() > 0) == acts
         assert metrics["weight/policy"] == 0.0
+
+
+@pytest.mark.parametrize(("on", "owed"), [("kept", (0.08, 0.18)), ("all", (0.08, 0.18, 0.5))])
+def test_a_kl_on_kept_tokens_is_theirs_alone(on: str, owed: tuple[float, ...]) -> None:
+    """k2 of gaps 0.4, 0.6 and 1 is 0.08, 0.18 and 0.5; the sampler gave the third token another log-prob."""
+    old = torch.full((1, 3), -1.0, dtype=torch.float64)
+    given: dict[str, Any] = {
+        "mask": torch.ones(1, 3), "reward": torch.ones(1).double(), "group": torch.zeros(1, dtype=torch.long),
+        "logp_old": old, "logp_rollout": old - torch.tensor([[0.0, 0.0, 2.0]]).double(),
+        "logp_ref": old - torch.tensor([[0.4, 0.6, 1.0]]).double(), "advantage": torch.zeros(1, 3).double(),
+    }  # fmt: skip
+    kl = trimtab.signal.KL(part("kl.k2"), coef=1.0, into="loss", on=on)
+    stage = (Stage(part("keep.token_band", band=(0.5, 2.0)), ratio="engine"),)
+    logp = old.clone().requires_grad_()
+    loss, _ = trimtab.loss(logp, recipe=recipe("tis", correction=stage, kl=kl), **given)
+    loss.backward()
+    assert loss.item() == pytest.approx(sum(owed) / 3)
+    gaps = (0.4, 0.6, 1.0 if on == "all" else 0.0)
+    assert logp.grad.tolist()[0] == pytest.approx([gap / 3 for gap in gaps])
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, "outside"])

@@ -120,7 +120,7 @@ def test_a_checkpoint_that_was_changed_is_refused_in_a_sentence(change: Any, sai
 
 def test_a_renamed_checkpoint_and_one_of_another_run_are_refused(tmp_path: Path) -> None:
     _ = write_checkpoint(tmp_path, saved(5), keep=1).rename(tmp_path / "step_000006")
-    with pytest.raises(CheckpointError, match=r"holds step 5, so the folder was renamed.*Call it step_000005"):
+    with pytest.raises(CheckpointError, match=r"holds step 5, so the folder was renamed.*Rename it to step_000005"):
         _ = newest_checkpoint(tmp_path, "mine")
     _ = (tmp_path / "step_000006").rename(tmp_path / "step_000005")
     with pytest.raises(CheckpointError, match=r"belongs to run mine and this folder's run is yours"):

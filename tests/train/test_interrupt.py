@@ -6,7 +6,7 @@ import pty
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +21,14 @@ from trimtab.train.interrupt import LISTENED, exit_code, stop_on_signals
 from trimtab.train.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(autouse=True)
+def not_nohup() -> Iterator[None]:
+    """A signal that whoever started the tests ignores, as nohup does, is ignored by every run: listen to it here."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    _ = signal.signal(signal.SIGHUP, before)
 
 
 class Signals(Silent):
@@ -118,7 +126,7 @@ def test_a_closed_terminal_costs_neither_checkpoint_nor_summary(small: TrainSett
             settings = small.model_copy(update={"run_dir": folder, "steps": 3000, "eval_every": 1000})
             code = exit_code(train(settings, "grpo").stopped_by)
         os._exit(code)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while time.monotonic() < end and not (folder / "metrics.jsonl").exists():
         with suppress(OSError):
             os.set_blocking(terminal, False)

@@ -144,7 +144,7 @@ def test_a_token_outside_its_support_is_refused(policy: Policy) -> None:
     with pytest.raises(SignalError, match=r"1 trainable tokens \(first: 1, id 5\) are not among the ids"):
         _ = token_pass(policy.model, wrong.rows([0]), temperature=1.0)
     short = gathered(policy, [episode([4, 5], [7, 5], [(3, 7)])])
-    with pytest.raises(SignalError, match="support counts 1 tokens and 2 ids where there are 2 and 2"):
+    with pytest.raises(SignalError, match="support counts 1 tokens and 2 ids, and there are 2 and 2"):
         _ = token_pass(policy.model, short.rows([0]), temperature=1.0)
 
 

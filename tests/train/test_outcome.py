@@ -41,7 +41,7 @@ def test_a_run_without_two_different_rewards_has_learned_nothing(small: TrainSet
     changed = {"warm_start_steps": 0, "task": TaskSettings(name="reverse", size=8), "steps": 2}
     summary = train(small.model_copy(update={**changed, "run_dir": tmp_path / "run"}), "grpo", progress=Silent())
     assert summary.outcome == "learned_nothing"
-    assert "no group held two different ones" in summary.warnings[0]
+    assert "no group had two different rewards" in summary.warnings[0]
 
 
 def test_a_run_that_diverged_says_so_and_keeps_its_record(small: TrainSettings, tmp_path: Path) -> None:

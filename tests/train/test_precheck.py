@@ -42,7 +42,7 @@ def checked(*overrides: str) -> Sizes:
         (["train.model.device=cuda:99"], "'cuda:99' is not on this machine"),
         (["train.model.hidden_size=1048576"], "GiB with their gradients and moments, and this machine has"),
         (["train.task.size=1", "train.eval_prompts=500"], "validation problems and 500 were asked for"),
-        (["train.engine.top_p=0.5"], "cut tokens away in sampling"),
+        (["train.engine.top_p=0.5"], "remove tokens in sampling"),
     ],
 )
 def test_what_would_fail_later_is_refused_first(

@@ -44,7 +44,7 @@ def test_a_recipe_that_needs_more_than_was_recorded_is_refused(ppo_run: Summary)
 
 
 def test_a_step_that_was_not_dumped_names_those_that_were(ppo_run: Summary, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no batch of step 99 \(steps 0000, 0001"):
+    with pytest.raises(ConfigError, match=r"holds no batch of step 99 \(it holds steps 0000, 0001"):
         _ = read_dump(ppo_run.run_dir, 99)
     with pytest.raises(ConfigError, match=r"train.dump_batches=true"):
         _ = read_dump(tmp_path, 0)

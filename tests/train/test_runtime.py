@@ -160,10 +160,10 @@ def test_a_sampler_that_hangs_is_told_of_can_be_left_and_is_given_up(
         else:
             pytest.fail("the wait never ended")
         # Where the stop hits it is chance: at work on an order, or between two.
-        at = r"(it is at prompts \d+ to \d+ with .*|it has version \d+ and no order .*)"
+        at = r"(it is sampling prompts \d+ to \d+ with .*|it has version \d+ and nothing to sample .*)"
         assert re.fullmatch(rf"no batch from the sampler for \d+ s; {at}", told[0]), told
         monkeypatch.setenv("TRIMTAB_SAMPLER_SECONDS", "0.1")
-        with pytest.raises(EngineError, match=rf"has said nothing for 0.1 s, so it seems to hang; {at}"):
+        with pytest.raises(EngineError, match=rf"has been silent for 0.1 s, so it seems to hang; {at}"):
             _ = runtime.batch(list)
     finally:
         runtime.close()

@@ -28,6 +28,7 @@ class Asked:
     start_over: bool
     trust: bool
     twin: bool
+    """Train the control run too: the same run without correction."""
     max_minutes: float | None
     dry_run: bool
     quiet: bool
@@ -61,19 +62,20 @@ def run_training(asked: Asked) -> None:
     summary = train(settings, recipe, quiet=asked.quiet, origin={"recipe": run.recipe, **origin})
     _exit_if_stopped(summary)
     if asked.twin:
-        _twin(settings, recipe, summary, asked.quiet)
+        _train_control(settings, recipe, summary, asked.quiet)
 
 
-def _twin(settings: Any, recipe: Any, summary: Any, quiet: bool) -> None:
+def _train_control(settings: Any, recipe: Any, summary: Any, quiet: bool) -> None:
+    """Train the control run, the same run without correction, and print both accuracies."""
     from trimtab.train.twin import train_twin
 
     if not quiet:
-        print("twin    the same run without correction ...", flush=True)
+        print("control run: the same run without correction ...", flush=True)
     twin = train_twin(settings, recipe, summary)
     pair = f"{twin.held_out_accuracy:.3f} without correction, {summary.held_out_accuracy:.3f} with"
-    print(f"twin    held-out accuracy {pair}")
+    print(f"control run: held-out accuracy {pair} correction")
     if not quiet:
-        print(f"report  {summary.run_dir / 'report.html'} shows both", flush=True)
+        print(f"report  {summary.run_dir / 'report.html'} shows both runs", flush=True)
     _exit_if_stopped(twin)
 
 
@@ -102,11 +104,14 @@ def _resume(asked: Asked) -> None:
 
 
 LEARNED_NOTHING = 3
-"""Exit code of a run that came to its end without one gradient other than 0."""
+"""Exit code of a run that did all its steps, and every gradient was 0."""
 
 
 def _exit_if_stopped(summary: "Summary") -> None:
-    """128 + signal, as shells report it and Slurm and Kubernetes expect it; 3 where nothing was learned."""
+    """Exit with 128 + signal, as shells, Slurm and Kubernetes expect it, or with 3 if nothing was learned.
+
+    `nonfinite` and `diverged` do not come here: they raise an error, and every error exits with 2.
+    """
     from trimtab.train.interrupt import exit_code
 
     if summary.outcome == "learned_nothing":
@@ -116,7 +121,7 @@ def _exit_if_stopped(summary: "Summary") -> None:
 
 
 def _changed(overrides: list[str]) -> dict[str, Any]:
-    """The [train] settings that overrides name; nothing else of a run can change while it goes on."""
+    """The [train] settings that overrides name. Nothing else can change when a run is resumed."""
     if not overrides:
         return {}
     given = load_run(None, overrides)

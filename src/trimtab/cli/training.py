@@ -46,7 +46,10 @@ def train(
         typer.Option("--trust", help="With --resume: import code that a run from another machine or user names."),
     ] = False,
     twin: Annotated[
-        bool, typer.Option("--twin", help="Then train the same run without correction; the report shows both.")
+        bool,
+        typer.Option(
+            "--twin", help="Then train a control run: the same run without correction. The report shows both."
+        ),
     ] = False,
     max_minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop after this long, with a checkpoint to go on from.")

@@ -74,8 +74,7 @@ def gae(
 
 def _next_value(value: PerToken, boundary: PerSequence, segments: Segments) -> PerToken:
     sequences, last = last_token(segments)
-    shifted = value.roll(-1) if value.shape[0] else value.clone()
-    return shifted.index_put((last,), boundary[sequences])
+    return value.roll(-1).index_put((last,), boundary[sequences])
 
 
 def discounted_sum(values: PerToken, segments: Segments, discount: float) -> PerToken:

@@ -2,9 +2,9 @@
 
 correction = importance × keep. An importance is a detached factor above zero; a keep is true or false, so it carries no
 gradient. Each formula reads the same untouched log-ratio, chosen by the recipe: `engine` = old − rollout (the sampler
-differs from the trainer), `update` = current − old, `total` = current − rollout (both). Stages never see one another, so
-they commute. Each returns its result and its observations; a name's ending, `_tokens` or `_sequences`, is the level it
-is counted at.
+differs from the trainer), `update` = current − old, `total` = current − rollout (both). Stages never see one another,
+so they commute. Each returns its result and its observations; a name's ending, `_tokens` or `_sequences`, is the level
+it is counted at.
 """
 
 from typing import Literal

@@ -45,8 +45,7 @@ def decide(
     check_given("decide", whole, logp_now=logp_now, entropy_now=entropy_now)
     keep = whole.fields["keep"]
     if recipe.needs_logp_now:
-        entropy = None if entropy_now is None else entropy_now.detach()
-        available = available_now(whole, _now(update, logp_now), entropy)
+        available = available_now(whole, _now(update, logp_now), entropy_now)
         late = run_stages(late_stages(recipe), available)
         keep = conjunction(keep, late.keeps)
         whole = with_fields(whole, **_settled(late, whole))
@@ -70,7 +69,7 @@ def _settled(late: Decisions, whole: Slice) -> dict[str, Tensor]:
 
 def _now(update: Update, logp_now: PerToken | None) -> PerToken:
     if logp_now is not None:
-        return logp_now.detach()
+        return logp_now
     if update.is_first and "logp_old" in update.whole.fields:
         return update.whole.fields["logp_old"]
     raise SignalError(
@@ -91,7 +90,7 @@ def _weights(whole: Slice, recipe: Recipe, keep: Keep, share: float) -> dict[str
 
     def weight(counted: Keep) -> Tensor:
         weights: Tensor = run(recipe.weighting, {**inputs, "keep": counted})
-        return weights if share == 1.0 else weights * share
+        return weights * share
 
     weights = {"weight_policy": weight(keep)}
     kl = recipe.kl if recipe.kl and recipe.kl.into == "loss" else None

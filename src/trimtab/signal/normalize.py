@@ -97,9 +97,10 @@ def leave_one_out(
     values = exact - _average(exact, votes, group_of_episode, num_groups, "group")
     voting = torch.where(votes, values, torch.zeros_like(values))
     total = segment_sum(voting, group_of_episode, num_groups)[group_of_episode] - voting
-    others = _voters(votes, group_of_episode, num_groups, "group") - votes.to(torch.long)
-    enough = (others >= 1) & (_voters(votes, group_of_episode, num_groups, "group") >= 2)
-    result = torch.where(enough, values - total / others.clamp(min=1), torch.zeros_like(values))
+    voters = _voters(votes, group_of_episode, num_groups, "group")
+    enough = voters >= 2
+    others = voters - votes.to(torch.long)
+    result = torch.where(enough, values - total / others, torch.zeros_like(values))
     return result.to(reward.dtype), enough
 
 
@@ -113,10 +114,10 @@ def whiten(
     """
     exact = values.double()
     one_group = torch.zeros(values.shape[0], dtype=torch.long, device=values.device)
-    centred = exact - _average(exact, votes, one_group, 1, "batch")
-    spread = _spread(centred, votes, one_group, 1, "batch", 1)
+    centred = exact - _average(exact, votes, one_group, 1, "group")
+    spread = _spread(centred, votes, one_group, 1, "group", 1)
     whitened = torch.where(spread > 0, centred / torch.sqrt(spread.square() + eps), centred)
-    whitened = _bounded(whitened, votes, one_group, 1, "batch")
+    whitened = _bounded(whitened, votes, one_group, 1, "group")
     return torch.where(votes.sum() >= 2, whitened, torch.zeros_like(whitened)).to(values.dtype)
 
 

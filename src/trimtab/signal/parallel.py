@@ -4,6 +4,7 @@ Flat fields are a few bytes per token, so gathering them costs little, and stati
 out the same on every rank. A `Reducer` is what talks to other ranks; hooks inside other frameworks bring theirs.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
@@ -91,8 +92,8 @@ def gather(batch: SignalBatch, reducer: Reducer, rank: int) -> tuple[SignalBatch
 def _check_alike(batch: SignalBatch, reducer: Reducer) -> None:
     """Every rank carries the same fields in the same precision: collectives pair up by order, not by name."""
     names = (*TOKENS, *SEQUENCES)
-    carried = [int(getattr(batch, name) is not None) for name in names]
-    word = sum(ord(letter) * (place + 1) for place, letter in enumerate("|".join(sorted(batch.extra))))
+    carried = [0 if getattr(batch, name) is None else 1 for name in names]
+    word = int.from_bytes(hashlib.sha256("|".join(sorted(batch.extra)).encode()).digest()[:7])
     mine = torch.tensor([*carried, batch.dtype.itemsize, word], device=batch.reward.device)
     for rank, theirs in enumerate(reducer.concat(mine)):
         if not torch.equal(theirs, mine):

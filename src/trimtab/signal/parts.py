@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
 
+import numpy as np
 from torch import Tensor
 
 from trimtab.errors import SignalError, nearest
@@ -182,12 +183,11 @@ def _reader(entry: Formula, name: str) -> "tuple[Any, TypeAdapter[Any]]":
 
 
 def _plain_value(value: Any) -> Any:
-    """Lists as tuples, and the numbers of numpy and torch as Python's own."""
-    if isinstance(value, list | tuple):
-        return tuple(_plain_value(inner) for inner in cast("list[Any]", value))
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return value.item()
-    return value
+    """Lists as tuples, and the numbers and arrays of numpy and torch as Python's own."""
+    plain: Any = cast("Any", value).tolist() if isinstance(value, np.generic | np.ndarray | Tensor) else value
+    return (
+        tuple(_plain_value(inner) for inner in cast("list[Any]", plain)) if isinstance(plain, list | tuple) else plain
+    )
 
 
 def _holds_bool(value: Any) -> bool:

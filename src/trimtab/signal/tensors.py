@@ -81,7 +81,7 @@ def as_flags(values: object, name: str, device: torch.device | None = None) -> T
     """A mask as booleans, always a new tensor; anything but 0 and 1 is refused."""
     mask = as_tensor(values, name, device=device)
     if mask.dtype == torch.bool:
-        return mask.detach().clone()
+        return mask.clone()
     flags = mask != 0
     odd = (mask != flags.to(mask.dtype)).nonzero()
     if odd.shape[0]:

@@ -23,9 +23,8 @@ def votes_and_trains(batch: SignalBatch, recipe: Recipe, keep: Keep) -> tuple[Ep
     episodes, count = levels.episode_of_sequence, levels.num_episodes
     filled = batch.segments.token_counts > 0
     left = sequence_any(keep, batch.segments)
-    has_tokens = segment_sum(filled.to(torch.long), episodes, count) > 0
     is_left = segment_sum(left.to(torch.long), episodes, count) > 0
-    votes, trains = batch.scored & has_tokens & is_left, batch.scored[episodes] & filled
+    votes, trains = batch.scored & is_left, batch.scored[episodes] & filled
     ended = ended_episodes(batch)
     if ended is not None and recipe.not_ended != "train":
         votes = votes & ended

@@ -26,7 +26,7 @@ def token_mean(advantage: PerToken, keep: Keep, *, over: Over = "all") -> PerTok
 
     w_t = 1 / number of tokens
     """
-    count = keep.sum().clamp(min=1) if over == "kept" else max(keep.shape[0], 1)
+    count = keep.sum() if over == "kept" else keep.shape[0]
     return _where_kept(torch.ones_like(advantage) / count, keep)
 
 
@@ -42,7 +42,7 @@ def sequence_mean_token_mean(advantage: PerToken, keep: Keep, segments: Segments
     w_t = 1 / (number of sequences * tokens of t's sequence)
     """
     counted = _population(keep, over)
-    tokens = sequence_count(counted, segments, advantage).clamp(min=1)
+    tokens = sequence_count(counted, segments, advantage)
     return _where_kept(1 / (to_tokens(tokens, segments) * _sequences(counted, segments)), keep)
 
 
@@ -84,7 +84,7 @@ def _population(keep: Keep, over: Over) -> Keep:
 
 
 def _sequences(counted: Keep, segments: Segments) -> torch.Tensor:
-    return sequence_any(counted, segments).sum().clamp(min=1)
+    return sequence_any(counted, segments).sum()
 
 
 def _where_kept(weight: PerToken, keep: Keep) -> PerToken:

@@ -37,8 +37,8 @@ def train(
 ) -> "Summary":
     """Run to the end and return the summary; the run folder holds everything else.
 
-    Tells its course on the terminal; with `quiet` only the result. `progress` takes the place of both. `origin` is the
-    part of a run file that made the recipe; with it, `resume` needs no recipe.
+    Shows its progress on the terminal; with `quiet`, only the result. `progress` replaces both. `origin` is the part
+    of a run file that made the recipe; with it, `resume` needs no recipe.
 
     >>> train(TrainSettings(seed=1), "dapo").held_out_accuracy     # doctest: +SKIP
     0.988
@@ -68,9 +68,10 @@ def resume(
     """Go on with a run from its last checkpoint, as if it had never stopped (`inline`: bit for bit).
 
     `changes` may name settings that touch nothing computed so far (`{"steps": 300}`). `recipe` is needed only if the
-    run began with your own. What is not as it was is refused, with the reason; these go on all the same. `last_good`:
-    from the newest checkpoint that is whole. `accept_changes`: with data or code that changed. `start_over`: from step
-    0, where every checkpoint is lost. `trust`: with code of your own on another machine, or named by somebody else.
+    run began with your own. What changed since the start is refused, with the reason, unless one of these allows
+    it. `last_good`: go on from the newest checkpoint that is whole. `accept_changes`: go on with data or code that
+    changed. `start_over`: begin at step 0 if every checkpoint is lost. `trust`: import code that a run from another
+    machine or user names.
     """
     _check_extras()
     from trimtab.train.opening import Leave

@@ -1,4 +1,4 @@
-"""The only place that says what is allowed and yet seldom meant. Settings and recipe in, sentences out."""
+"""The only place that warns of settings that are allowed but seldom meant. Settings and recipe in, sentences out."""
 
 import os
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +16,7 @@ OFTEN = 4
 
 
 def cautions(settings: "TrainSettings", recipe: Recipe | None = None) -> tuple[str, ...]:
-    """One sentence for each, with the line to write. Without a recipe, those that concern the settings alone."""
+    """One sentence per warning, with the line to write. Without a recipe, only warnings about the settings."""
     told = _threads(settings)
     if recipe is not None:
         told += _overlong(settings, recipe) + _divisor(settings, recipe)
@@ -35,14 +35,14 @@ def _threads(settings: "TrainSettings") -> list[str]:
 
 
 def _longest(settings: "TrainSettings") -> int:
-    """Tokens that an episode can have at most. Only a task that answers back has more than one turn."""
+    """Tokens that an episode can have at most. Only a task whose environment replies has more than one turn."""
     task = settings.task
     one_turn = task.name in ONE_TURN or task.name.startswith("reasoning_gym.")
     return settings.max_new_tokens * (1 if one_turn else task.max_turns)
 
 
 def _overlong(settings: "TrainSettings", recipe: Recipe) -> list[str]:
-    """A penalty on length that begins beyond what can be sampled."""
+    """A penalty on length that begins beyond the longest answer."""
     told: list[str] = []
     for part in recipe.reward:
         given = cast("dict[str, Any]", part.settings)

@@ -48,7 +48,7 @@ class Checkpoint:
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     """Write one, then delete all but the newest `keep`: at every moment a complete one exists.
 
-    One of the same step that is whole already stays as it is: equal steps of a run are equal.
+    A whole checkpoint of the same step stays as it is: a step of a run always has the same content.
     """
     path = folder / f"step_{checkpoint.step:06d}"
     if not path.exists() or not _is_whole(path, checkpoint.run_id):
@@ -86,7 +86,7 @@ def _step_of(path: Path) -> int:
 def newest_checkpoint(folder: Path, run_id: str, *, last_good: bool = False) -> tuple[Checkpoint, Path] | None:
     """The newest one and its folder; with `last_good` the newest that is whole. None where there is none at all.
 
-    A hidden copy that a kill left behind counts if it is whole; if it is not, nobody ever took it for a checkpoint.
+    A hidden copy that a kill left behind counts if it is whole. If it is not, it is ignored.
     """
     found = _folders(folder)
     problems: list[str] = []
@@ -101,14 +101,17 @@ def newest_checkpoint(folder: Path, run_id: str, *, last_good: bool = False) -> 
                 raise CheckpointError(f"{error} Put the right files back{older}.") from error
             problems.append(str(error))
     if problems:
-        raise CheckpointError("checkpoint: none is whole:\n" + "\n".join(problems))
+        raise CheckpointError(
+            "checkpoint: none is whole, so there is nothing to go on from. Put the files of one of them back.\n"
+            + "\n".join(problems)
+        )
     return None
 
 
 def settle_checkpoints(folder: Path, chosen: Path) -> None:
     """Leave the chosen one, which is whole, as the newest under its own name.
 
-    Newer ones are damaged, or they would have been chosen: they step aside, so that none of them is ever counted as a
+    Newer ones are damaged, or they would have been chosen. They are renamed, so that none of them is counted as a
     checkpoint to keep. What kills left behind is deleted.
     """
     path = folder / f"step_{_step_of(chosen):06d}"
@@ -152,12 +155,12 @@ def _is_whole(path: Path, run_id: str) -> bool:
 
 
 def _contents(path: Path, run_id: str) -> Iterator[tuple[str, bytes]]:
-    """Every file's name and content, after its hash was compared: what was hashed is what is read."""
+    """Every file's name and content. The hash is compared on the same bytes that are returned."""
     manifest = _manifest(path)
     if manifest["run_id"] != run_id:
         raise CheckpointError(
-            f"checkpoint: {path} belongs to run {manifest['run_id']} and this folder's run is {run_id}, so its numbers "
-            "would not go on from this run's."
+            f"checkpoint: {path} belongs to run {manifest['run_id']} and this folder's run is {run_id}, so this run "
+            "cannot go on from it."
         )
     for name, expected in manifest["sha256"].items():
         file = path / name
@@ -195,7 +198,7 @@ def _manifest(path: Path) -> dict[str, Any]:
     if step != _step_of(path):
         raise CheckpointError(
             f"checkpoint: {path} holds step {step}, so the folder was renamed and the run would miscount. "
-            f"Call it step_{step:06d}."
+            f"Rename it to step_{step:06d}."
         )
     return manifest
 

@@ -19,14 +19,14 @@ LOCK = ".lock"
 
 @contextmanager
 def claim_new(run_dir: Path | None, seed: int) -> Generator[Path]:
-    """A folder for a new run. One that holds anything is refused, for two runs in one folder belong to neither."""
+    """A folder for a new run. One that holds anything is refused: two runs would mix in it."""
     folder = _new_folder(Path("runs"), f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-seed{seed}") if run_dir is None else run_dir
     with writing(folder):
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"run_dir: {folder} is a file, so a run cannot be written into it. Give a folder.")
     make_folder(folder)
     if not (folder / LOCK).exists():
-        _refuse_filled(folder)  # a folder that is no run of ours gets no lock file of ours
+        _refuse_filled(folder)  # a folder that holds something else gets no lock file
     with claim(folder):
         _refuse_filled(folder)
         yield folder
@@ -45,10 +45,10 @@ def claim(folder: Path) -> Generator[None]:
                 f"train: another process is training in {folder}, so two runs would write over each other. Wait for "
                 "it, stop it, or give another folder."
             ) from error
-        except OSError as error:  # some network disks have no locks; a run there is worth more than the guard
+        except OSError as error:  # some network disks have no locks; a run without a lock is better than no run
             warnings.warn(
                 f"train: {folder} cannot be locked ({error.strerror}), so nothing stops a second run from writing "
-                "into it. Take care that there is none.",
+                "into it. Make sure that there is none.",
                 stacklevel=3,
             )
         yield

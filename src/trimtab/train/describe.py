@@ -1,7 +1,7 @@
 """The only place that turns a recipe into plain data: what will run, with its settings and sources, for the record.
 
-`fields` is read off the dataclasses themselves, so that a field nobody thought of here is described all the same: two
-recipes that differ never describe alike. `parts` tells the same to people, in the order in which it runs.
+`fields` is read from the dataclasses themselves, so that a new field is described too: two recipes that differ never
+have equal descriptions. `parts` says the same for people, in the order in which it runs.
 """
 
 import json
@@ -15,7 +15,7 @@ from trimtab.signal.catalogue import Formula
 from trimtab.signal.parts import Part
 
 WORDS = ("source", "summary")
-"""Fields of a recipe that only people read: a resumed run may have better ones."""
+"""Fields of a recipe that only people read. They may differ in a resumed run."""
 
 
 def describe(recipe: Recipe) -> dict[str, object]:
@@ -50,7 +50,7 @@ def is_same(described: Mapping[str, Any], recipe: Recipe) -> bool:
 
 
 def _text(described: dict[str, Any]) -> str:
-    """As text, where 1 and true are two things."""
+    """As JSON text, in which 1 and true differ."""
     return json.dumps({name: value for name, value in described.items() if name not in WORDS}, sort_keys=True)
 
 

@@ -1,7 +1,7 @@
 """The only place that measures drift along a run: by cause, by position, by age. Data for people; nothing trains on it.
 
-Engine and staleness are told apart by a probe: the trainer's own log-probs of fresh tokens, computed with the very
-parameters that sampled them. logp_trainer - logp_rollout is then the engine's doing, now - logp_trainer is staleness.
+A probe separates engine and staleness: the trainer's own log-probs of fresh tokens, computed with the same parameters
+that sampled them. logp_trainer - logp_rollout is then the engine's error, and now - logp_trainer is staleness.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from trimtab.train.learn import Learned, Learner
 from trimtab.train.policy import frozen_copy
 
 EDGES = (-20.0, -10.0, -5.0, -3.0, -2.0, -1.5, -1.0, -0.7, -0.5, -0.3, -0.2, -0.1, -0.05, -0.02, -0.01, -0.005, -0.001)
-"""Negative half of the log-ratio histogram's edges: fine near 0, where samplers live, coarse where they should not."""
+"""Negative half of the log-ratio histogram's edges: fine near 0, where most ratios are, coarse far away."""
 POSITION_BINS = 16
 """Bins of positions at most; answers shorter than that get one bin per token."""
 
@@ -51,7 +51,7 @@ def _sampled_by(group: Group, version: int) -> bool:
 
 
 def split_drift(assembled: Assembled, now: Tensor) -> dict[str, float]:
-    """Mean |difference| per token by cause, over the episodes that were probed; nothing where none was."""
+    """Mean |difference| per token by cause, over the episodes that were probed; empty if none was."""
     counts = list(assembled.token_counts)
     rollout, current = assembled.logp_rollout.split(counts), now.split(counts)
     engine: list[Tensor] = []

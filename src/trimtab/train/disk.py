@@ -1,7 +1,7 @@
 """The only place of the trainer that writes to disk: whole files and whole folders, or nothing.
 
 A reader, and a run that resumes after a kill at any point, sees the old content or the new one, never half of either.
-A disk that refuses is one sentence with what to do, never a bare OSError.
+A refusal of the disk is one sentence with what to do, never a bare OSError.
 """
 
 import errno
@@ -19,7 +19,7 @@ from torch import Tensor
 from trimtab.errors import DiskError
 
 DRAFT, OLD = ".draft", ".old"
-"""Endings of hidden names: content that is not in place yet, and content that is on its way out."""
+"""Endings of hidden names: content that is not in place yet, and content that will be deleted."""
 ADVICE = {
     errno.ENOSPC: "Make room on the disk.",
     errno.EDQUOT: "Make room within your quota.",
@@ -32,7 +32,7 @@ ADVICE = {
 
 @contextmanager
 def writing(path: Path) -> Generator[None]:
-    """Whatever the system says about writing here becomes one sentence."""
+    """Turn an error of the system about writing here into one sentence."""
     try:
         yield
     except OSError as error:
@@ -50,13 +50,13 @@ def _refusal(path: Path, why: str, number: int | None) -> str:
     shown = str(path) if len(str(path)) < 200 else f"{str(path)[:200]}…"
     advice = ADVICE.get(number or 0, "Look at the disk and the folder's permissions.")
     return (
-        f"disk: {shown} cannot be written ({why}), so the run cannot keep what it does and stops. {advice} What was "
+        f"disk: {shown} cannot be written ({why}), so the run cannot save its work and stops. {advice} What was "
         "written before is whole: trimtab train --resume RUN continues from the last checkpoint, if there is one."
     )
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """The new file or the old one, never half of either."""
+    """Write a file. At every moment the old or the new content is there, never half of either."""
     draft = hidden(path, DRAFT)
     with writing(path):
         write_durably(draft, content.encode() if isinstance(content, str) else content)
@@ -69,7 +69,7 @@ def write_json(path: Path, content: Mapping[str, object]) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Tensors by name, as safetensors; tied ones are written out each."""
+    """Write tensors by name, as safetensors. Tied ones are written once per name."""
     from safetensors.torch import save
 
     content = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -77,7 +77,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def append_line(path: Path, line: Mapping[str, object]) -> None:
-    """One line in one write; only a kill inside that write can leave half of it, as the file's last line."""
+    """Append one line in one write. Only a kill inside that write can leave half of it, as the file's last line."""
     with writing(path), path.open("ab") as file:
         _ = file.write((json.dumps(plain(line)) + "\n").encode())
 
@@ -94,10 +94,10 @@ def hidden(path: Path, ending: str) -> Path:
 
 @contextmanager
 def whole_folder(path: Path) -> Generator[Path]:
-    """A draft folder to fill; when the block ends well it is put on the disk and takes the place of `path`.
+    """A draft folder to fill; when the block ends without an error, the draft replaces `path`.
 
-    Where `path` exists it has to step aside first: a kill between the two renames leaves both contents under hidden
-    names, and `restore_folder` puts one back. Checkpoints never come to that: each has a name of its own.
+    If `path` exists, it is renamed first: a kill between the two renames leaves both contents under hidden names, and
+    `restore_folder` puts one back. This never happens to checkpoints: each has a name of its own.
     """
     draft, old = hidden(path, DRAFT), hidden(path, OLD)
     with writing(path):
@@ -127,7 +127,7 @@ def restore_folder(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Out of sight in one rename, then deleted: a kill in between leaves no half folder under its name."""
+    """Hide the folder by one rename, then delete it: a kill in between leaves no half folder under its name."""
     old = hidden(path, OLD)
     with writing(path):
         shutil.rmtree(old, ignore_errors=True)
@@ -147,7 +147,7 @@ def plain(content: object) -> object:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Bytes that are on the disk when this returns."""
+    """Write bytes. They are on the disk when this returns."""
     with path.open("wb") as file:
         _ = file.write(content)
         file.flush()
@@ -161,7 +161,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Renames are durable once their folder is; not every system lets one say so."""
+    """Put the renames in a folder on the disk. Some systems cannot do that; then it does nothing."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:

@@ -11,7 +11,7 @@ from trimtab.rollout.task import Problem
 
 RIGHT = 1.0
 """The least reward that counts as right. Partial credit below it counts as wrong: accuracy is a share of answers, not
-a mean reward. A reward whose best value is below 1 can therefore never be accurate; scale it."""
+a mean reward. A reward whose best value is below 1 therefore has accuracy 0; scale it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Repeated:
 
 
 def evaluate(collector: Collector, problems: Sequence[Problem], *, max_new_tokens: int) -> Evaluation:
-    """Right means full reward. An answer whose reward could not be had is not right."""
+    """Right means full reward. An answer without a reward is not right."""
     played = collector.play(problems, [0] * len(problems), Greedy(max_new_tokens))
     right = _judge(collector, played)
     return Evaluation(
@@ -53,7 +53,7 @@ def evaluate(collector: Collector, problems: Sequence[Problem], *, max_new_token
 
 
 def evaluate_repeated(collector: Collector, problems: Sequence[Problem], how: Sampling, *, k: int) -> Repeated:
-    """Always the same random streams, so that two policies are compared on the same luck."""
+    """Sample k answers per problem. The random streams are always the same, so that two policies are comparable."""
     seeds = [stream_seed("held out", place, number) for place in range(len(problems)) for number in range(k)]
     played = collector.play([problem for problem in problems for _ in range(k)], seeds, how)
     right = _judge(collector, played)

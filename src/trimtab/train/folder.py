@@ -39,8 +39,8 @@ def open_folder(folder: Path, settings: "ModelSettings | None") -> "tuple[PreTra
     rows = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0]
     if len(tokenizer) > rows:
         raise ConfigError(
-            f"{folder}: the tokenizer has {len(tokenizer)} tokens and the model embeds {rows}, so some have no meaning "
-            "to it. Save model and tokenizer together, after resizing the embeddings."
+            f"{folder}: the tokenizer has {len(tokenizer)} tokens and the model embeds {rows}, so the model does not "
+            "know some of them. Save model and tokenizer together, after resizing the embeddings."
         )
     _check_end(folder, tokenizer)
     _give_padding(folder, tokenizer, rows)
@@ -68,12 +68,15 @@ def _json(path: Path) -> dict[str, Any]:
             f"{path}: is not JSON ({error}), so the model cannot be read. Copy the file again."
         ) from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: holds {type(content).__name__} instead of settings, so the model cannot be read.")
+        raise ConfigError(
+            f"{path}: holds {type(content).__name__} instead of settings, so the model cannot be read. "
+            "Copy the file again."
+        )
     return cast("dict[str, Any]", content)
 
 
 def _refuse_code(folder: Path, described: dict[str, Any]) -> None:
-    """A model or tokenizer that only the folder's own module can build: that would be code of whoever wrote it."""
+    """Refuse a model or tokenizer that needs a module of the folder: that would run code of whoever wrote it."""
     from transformers import CONFIG_MAPPING
 
     kind = described.get("model_type")
@@ -151,9 +154,9 @@ def _model(folder: Path, described: dict[str, Any], kinds: dict[str, str], dtype
                 dtype=dtype,
                 use_safetensors=True,
                 local_files_only=True,
-                trust_remote_code=False,  # unsaid, transformers asks on the terminal
+                trust_remote_code=False,  # without this, transformers asks on the terminal
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # told below, by name
+                ignore_mismatched_sizes=True,  # refused below, by name
             )
     except (ValueError, KeyError, OSError, RuntimeError, TypeError, AttributeError) as error:
         raise ConfigError(
@@ -166,13 +169,13 @@ def _model(folder: Path, described: dict[str, Any], kinds: dict[str, str], dtype
 
 
 def _check_loaded(folder: Path, model: Any, info: dict[str, Any], kinds: dict[str, str]) -> None:
-    """Names, shapes and kinds of number in the weight files are those of the model, and every number is one."""
+    """Names, shapes and kinds of number in the weight files are those of the model, and all are finite."""
     broken = [name for name, values in model.named_parameters() if not bool(values.isfinite().all())]
     if broken:
         values = model.get_parameter(broken[0])
         raise ConfigError(
             f"{folder}: {broken[0]} holds {int((~values.isfinite()).sum())} numbers that are not finite, of "
-            f"{values.numel()} ({len(broken)} such parameters in all), so the model can say nothing. Take a folder "
+            f"{values.numel()} ({len(broken)} such parameters in all), so the model cannot answer. Use a folder "
             "that was saved before the training broke, or copy it again."
         )
     lost = sorted(info["missing_keys"])
@@ -201,7 +204,7 @@ def _check_loaded(folder: Path, model: Any, info: dict[str, Any], kinds: dict[st
 
 @contextmanager
 def _silence_transformers() -> Generator[None]:
-    """transformers draws a bar and prints a table while it loads; what matters of it, we say ourselves."""
+    """Stop the progress bar and the table that transformers prints. What matters of it is checked here."""
     from transformers.utils import logging
 
     verbosity, shows_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -252,8 +255,8 @@ def _check_end(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
 def _give_padding(folder: Path, tokenizer: "PreTrainedTokenizerFast", rows: int) -> None:
     """A padding token that is not the end token: one the tokenizer has, its unknown token, or a row nobody uses.
 
-    Padding is hidden from every real token here, so any id gives the same numbers; but other tools take an end token
-    that equals the padding for padding, and then never learn to end.
+    Padding is hidden from every real token here, so any id gives the same numbers. But other tools hide an end token
+    that equals the padding, and then the policy never learns to end.
     """
     if tokenizer.pad_token_id not in (None, tokenizer.eos_token_id):
         return
@@ -268,7 +271,7 @@ def _give_padding(folder: Path, tokenizer: "PreTrainedTokenizerFast", rows: int)
         tokenizer.pad_token = tokenizer.eos_token
         warnings.warn(
             f"{folder}: the tokenizer has no padding token, no unknown token and no free row, so its end token "
-            f"{tokenizer.eos_token!r} pads too. That is safe here, but a tool that hides padding by id hides ends.",
+            f"{tokenizer.eos_token!r} pads too. That is safe here, but a tool that hides padding by id hides the end.",
             stacklevel=2,
         )
 

@@ -100,7 +100,7 @@ def read_identity(folder: Path) -> Identity:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of a run folder, or a sentence about why not."""
+    """Read a JSON file of a run folder. A file that cannot be read is refused."""
     return parse_json(path, _read(path))
 
 
@@ -108,9 +108,9 @@ def parse_json(path: Path, content: bytes) -> dict[str, Any]:
     try:
         parsed = json.loads(content)
     except ValueError as error:
-        raise ConfigError(f"resume: {path} is not JSON ({error}), so the run cannot be understood.") from error
+        raise ConfigError(f"resume: {path} is not JSON ({error}), so the run is not known. Put it back.") from error
     if not isinstance(parsed, dict):
-        raise ConfigError(f"resume: {path} holds no settings, so the run cannot be understood. Put the file back.")
+        raise ConfigError(f"resume: {path} holds no settings, so the run is not known. Put the file back.")
     return cast("dict[str, Any]", parsed)
 
 
@@ -123,7 +123,9 @@ def _read(path: Path) -> bytes:
             "Give one that `trimtab train` made."
         ) from error
     except OSError as error:
-        raise ConfigError(f"resume: {path} cannot be read ({error.strerror}), so the run is not known.") from error
+        raise ConfigError(
+            f"resume: {path} cannot be read ({error.strerror}), so the run is not known. Look at its permissions."
+        ) from error
 
 
 def _fingerprint(content: Mapping[str, object]) -> str:
@@ -132,7 +134,7 @@ def _fingerprint(content: Mapping[str, object]) -> str:
 
 
 def _mark(run_id: str) -> str:
-    """Who started a run and where, so that only the same user on the same machine can tell."""
+    """A hash of who started a run and where. Only the same user on the same machine can make it again."""
     machine = next((text for path in MACHINE_IDS if (text := _text(Path(path)))), "")
     return hashlib.sha256(f"{run_id} {machine} {platform.node()} {os.getuid()}".encode()).hexdigest()[:32]
 

@@ -1,7 +1,7 @@
 """The only place that knows which files outside of its folder a run depends on: data, tokenizer, the user's code.
 
-Their hashes are in the run's record, so that a run never goes on with others unasked. Nothing is imported here: a run
-folder that came from elsewhere may name code that nobody has looked at.
+Their hashes are in the run's record, so that a run never goes on with other files unless told to. Nothing is imported
+here: a run folder that came from elsewhere may name code that nobody has looked at.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ def hash_inputs(settings: TrainSettings, origin: Mapping[str, object] | None, re
 
 
 def changed_inputs(before: Inputs, now: Inputs) -> Inputs:
-    """What differs between two looks: for each setting what it named, the hash before and the hash now."""
+    """What differs: for each setting, the file that it names, the hash before and the hash now."""
     return {
         key: {
             "named": (now.get(key) or before[key])["named"],
@@ -63,14 +63,14 @@ def changed_inputs(before: Inputs, now: Inputs) -> Inputs:
 
 
 def refuse_changed(changed: Inputs) -> None:
-    """A run that goes on with other data or another reward is another run, and its record would not say so."""
+    """Refuse changed files: with other data or another reward it is another run, and its record would not say so."""
     if not changed:
         return
     key, one = next(iter(changed.items()))
     others = f", and {len(changed) - 1} more ({', '.join(list(changed)[1:4])})" if len(changed) > 1 else ""
     raise CheckpointError(
         f"resume: {one['named']} ({key}) is not what the run was started with: sha256 {_short(one['before'])} then, "
-        f"{_short(one['now'])} now{others}. The rest of the run would learn from something else than its record says. "
+        f"{_short(one['now'])} now{others}. The rest of the run would learn from other files than its record says. "
         "Put the file back; or add --accept-changes, and the change is written to manifest.json."
     )
 
@@ -88,7 +88,7 @@ def named_formulas(origin: Mapping[str, object] | None) -> dict[str, str]:
 
 
 def refuse_code(code: Mapping[str, str], where: str, folder: Path) -> None:
-    """Say what would be imported; the caller has found that nobody vouches for it."""
+    """Refuse a run that another user or machine started, and name the code that it would import."""
     if not code:
         return
     listed = ", ".join(f"{name} ({key})" for key, name in code.items())
@@ -144,7 +144,7 @@ def _hash(path: Path | None) -> str:
     try:
         return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
-        return ""  # whoever needs the file says what is wrong with it
+        return ""  # the code that needs the file reports what is wrong with it
 
 
 def _short(digest: str) -> str:

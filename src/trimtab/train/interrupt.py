@@ -38,12 +38,12 @@ def stop_on_signals() -> Generator[StopRequest]:
         request.signal = signal.Signals(number).name
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # A terminal that closes may send it twice, from the kernel and from the shell: that is no second request.
+        # A closing terminal may send it twice, from the kernel and from the shell. That is not a second request.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         mute_closed(terminals)
 
     for number, handler in before.items():
-        if not (number == signal.SIGHUP and handler == signal.SIG_IGN):  # nohup: the caller wants to live on
+        if not (number == signal.SIGHUP and handler == signal.SIG_IGN):  # nohup: the run must go on
             signal.signal(number, ask)
     try:
         yield request
@@ -54,7 +54,7 @@ def stop_on_signals() -> Generator[StopRequest]:
 
 
 def mute_closed(terminals: list[int]) -> None:
-    """Send to nowhere what is written to a terminal that is gone: it would fail, and the checkpoint with it."""
+    """Discard what is written to a terminal that is gone: a failed write would lose the checkpoint."""
     gone = [handle for handle in terminals if not os.isatty(handle)]
     if gone:
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -64,7 +64,7 @@ def mute_closed(terminals: list[int]) -> None:
 
 
 def exit_code(name: str) -> int:
-    """What a shell reports of a process that a signal ended, and Slurm and Kubernetes expect: 128 + its number.
+    """128 + the number of the signal: what shells report and what Slurm and Kubernetes expect.
 
     >>> exit_code("SIGINT"), exit_code("SIGTERM"), exit_code("SIGHUP")
     (130, 143, 129)

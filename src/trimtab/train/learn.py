@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 SPLIT_EVERY = 10
-"""Steps between two split checks. One computes the loss of an update three times more, without the model."""
+"""Steps between two split checks. One check computes the loss of an update three more times, without the model."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Learned:
     nonfinite: tuple[Tensor, ...]
     """The sequences behind each optimiser step that was refused because its loss or gradient was not finite."""
     fields: Mapping[str, Tensor]
-    """The flat batch as the signal saw it, for the record, with what the current policy said of each token."""
+    """The flat batch as the signal saw it, for the record, with the current policy's numbers for each token."""
     advantage: Tensor
     state_before: SignalState
 
 
 @dataclass
 class Seen:
-    """What the updates of one batch produced, as they go by."""
+    """What the updates of one batch have produced so far."""
 
     metrics: Metrics = field(default_factory=Metrics.empty)
     losses: list[float] = field(default_factory=list[float])
@@ -95,10 +95,10 @@ class Learner:
         self.optimizer: Optimizer = Optimizer(policy, settings, with_critic=self._has_value)
 
     def learn(self, assembled: Assembled, *, version: int) -> Learned:
-        """Every optimiser step on this batch, watched; `version` is that of the parameters it starts with."""
+        """Take every optimiser step on this batch, watched by the guard; `version` is that of the first parameters."""
         batch, fields = self._score_batch(assembled)
         known = len(self.guard.alarms)
-        # The very tensors that formulas read: a write into a copy of them would not show.
+        # The same tensors that formulas read: a write into a copy would not be noticed.
         with self.guard.step(batch=watched_fields(batch)) as watch:
             learned = self._learn_watched(assembled, batch, fields, version, watch)
             watch.metrics(learned.metrics)
@@ -176,7 +176,7 @@ class Learner:
         return own
 
     def _score_now(self, assembled: Assembled, update: Update) -> tuple[Tensor | None, Tensor | None]:
-        """Log-probs and entropy before a step, where the recipe decides on them; logp_old serves on the first."""
+        """Log-probs and entropy before a step, if the recipe decides by them; the first step uses logp_old."""
         known = update.is_first and self._has_old and not self.recipe.needs_entropy_now
         if not self.recipe.needs_logp_now or known:
             return None, None
@@ -201,7 +201,7 @@ class Learner:
         return step(outs)
 
     def _pass(self, assembled: Assembled, sequences: Tensor, model: "PreTrainedModel | None" = None) -> TokenPass:
-        """One forward pass; the few numbers per token that the signal works on are brought to the CPU."""
+        """Run one forward pass. The few numbers per token that the signal works on are moved to the CPU."""
         passed = token_pass(
             model or self.policy.model,
             assembled.rows(sequences),
@@ -213,7 +213,7 @@ class Learner:
         return replace(passed, logp=passed.logp.cpu(), entropy=passed.entropy.cpu())
 
     def _value(self, state: Tensor | None) -> Tensor | None:
-        """The critic reads the state without moving it: its error must not steer the policy's features."""
+        """The critic's value. It sends no gradient into the state: its error must not change the policy."""
         return None if state is None else self.policy.critic(state.detach().float())[:, 0]
 
     def _score_batch(self, assembled: Assembled) -> tuple[SignalBatch, dict[str, Tensor]]:
@@ -270,7 +270,7 @@ def _nothing_seen(assembled: Assembled, in_row: int) -> Seen:
 def _keep_current(
     seen: Seen, assembled: Assembled, sequences: Tensor, number: int, passed: TokenPass, value: Tensor | None
 ) -> None:
-    """What the current policy said of these sequences when they were trained on: what a replay needs."""
+    """Keep the current policy's numbers for these sequences, for a replay."""
     places = _places(assembled, sequences)
     assert seen.update is not None
     seen.update[sequences] = number

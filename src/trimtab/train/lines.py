@@ -1,7 +1,7 @@
 """The only place that cuts the logs of a run: files of JSON lines, each with its step.
 
-A line that cannot be read costs itself at most. What is taken out of a log is kept beside it unless it will be written
-again.
+A line that cannot be read never costs other lines. What is removed from a log is kept beside it, unless it will be
+written again.
 """
 
 import json
@@ -11,10 +11,10 @@ from trimtab.train.disk import sync_file, write_whole, writing
 
 
 def cut_lines(path: Path, *, before_step: int) -> str:
-    """Keep the lines of earlier steps; later ones will be written again. Says so where a line was damaged.
+    """Keep the lines of earlier steps; later ones will be written again. Returns a sentence if a line was damaged.
 
-    A kill inside a write leaves a torn line, the last one and without its end: it goes without a word. Any other line
-    that cannot be read was damaged by somebody else, so the file as it was is kept beside, under a new name.
+    A kill inside a write leaves half a line at the end of the file: it is removed silently. Any other line that cannot
+    be read was damaged by something else, so the old file is kept beside, under a new name.
     """
     if not path.is_file():
         return ""
@@ -45,7 +45,7 @@ def cut_lines(path: Path, *, before_step: int) -> str:
 
 
 def has_trained(path: Path) -> bool:
-    """Whether a log tells of a step that was trained, in a line that can be read or in one that cannot."""
+    """Whether a log has a line of a trained step. A line that cannot be read counts as one."""
     if not path.is_file():
         return False
     return any(_step(line) is None or b'"train/' in line for line in path.read_bytes().splitlines())

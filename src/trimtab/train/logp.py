@@ -25,10 +25,10 @@ LOGITS_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class TokenPass:
-    """What one forward pass says of the trainable tokens, flat, sequence after sequence; all float32."""
+    """What one forward pass computes for the trainable tokens, flat, sequence after sequence; all float32."""
 
     logp: Tensor
-    """Of the token that stands there, under the tempered distribution."""
+    """Of the token itself, under the tempered distribution."""
     entropy: Tensor
     """Of that distribution, in nats."""
     state: Tensor | None
@@ -133,7 +133,7 @@ def _scores_among(logits: Tensor, target: Tensor, ruled_out: Tensor, entropy_gra
     among = logits.masked_fill(ruled_out, -math.inf)
     normaliser = among.logsumexp(-1)
     logp = logits.gather(-1, target[:, None])[:, 0] - normaliser
-    # Not `among` in the product: zero times infinity is no number.
+    # Not `among` in the product: zero times infinity is nan.
     with torch.set_grad_enabled(entropy_graph and torch.is_grad_enabled()):
         return logp, normaliser - (torch.softmax(among, -1) * logits.masked_fill(ruled_out, 0.0)).sum(-1)
 
@@ -152,7 +152,7 @@ def _cut_support(
 def _check_support(ids: Tensor, counts: Tensor, target: Tensor) -> None:
     if len(counts) != len(target) or int(counts.sum()) != len(ids):
         raise SignalError(
-            f"token_pass: support counts {len(counts)} tokens and {int(counts.sum())} ids where there are "
+            f"token_pass: the support counts {len(counts)} tokens and {int(counts.sum())} ids, and there are "
             f"{len(target)} and {len(ids)}, so it cannot be read. Record it for every trainable token, or for none."
         )
     owner = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)

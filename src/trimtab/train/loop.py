@@ -22,13 +22,13 @@ from trimtab.train.runtime import Delivered, Wait
 from trimtab.train.transcript import transcripts
 
 DIVERGED = 1000.0
-"""A run whose parameters' norm has grown by this factor has left every useful policy behind."""
+"""A run has diverged if the norm of its parameters has grown by this factor."""
 SHOWN_ANSWERS = 8
 """Held-out answers kept at each evaluation, for people to read."""
 
 
 def publish(run: Run) -> None:
-    """Hand the policy as it is to the sampler, under the number of steps it has taken."""
+    """Give the current policy to the sampler; its version is the number of steps taken."""
     version = run.tally.steps
     if version % run.settings.eval_every == 0:
         run.probe.mark(version)
@@ -36,7 +36,7 @@ def publish(run: Run) -> None:
 
 
 def loop(run: Run, stopped: Callable[[], bool]) -> Outcome:
-    """Steps until there are enough, the policy is good enough, time is up, or somebody asks to stop."""
+    """Train until all steps are done, the policy is good enough, time is up, or somebody asks to stop."""
     run.tally.start_norm = run.tally.start_norm or parameter_norm(run.policy)
     validation = run.task.held_out("validation", run.settings.eval_prompts)
     while run.tally.steps < run.settings.steps:
@@ -51,7 +51,7 @@ def loop(run: Run, stopped: Callable[[], bool]) -> Outcome:
                 run.record.append("metrics.jsonl", line)
                 return "early_stop"
         stepped = _train_step(run, stopped)
-        if stepped is None:  # asked to stop while it waited for a batch
+        if stepped is None:  # it was asked to stop while it waited for a batch
             if "eval/accuracy" in line:
                 run.record.append("metrics.jsonl", line)
             continue
@@ -75,16 +75,16 @@ def why_nothing(run: Run) -> str:
     if not had:
         lost = ", ".join(f"{status} {count}" for status, count in counts.items() if count)
         said = f"; the first said: {tally.first_error}" if tally.first_error else ""
-        why = f"no answer of {asked} got a reward ({lost}){said}. Mend the reward, then start again"
+        why = f"no answer of {asked} got a reward ({lost}){said}. Repair the reward function, then start again"
     elif tally.nonfinite:
-        why = f"{tally.nonfinite} steps had a loss or gradient that was not finite. Lower train.lr, look at nonfinite/"
+        why = f"{tally.nonfinite} optimiser steps were not finite. Lower train.lr, and look at nonfinite/"
     else:
         why = (
-            f"{had} of {asked} answers got a reward and no group held two different ones, or what differed was "
-            "rejected. Read transcripts.jsonl; more train.warm_start_steps, easier problems or more "
+            f"{had} of {asked} answers got a reward and no group had two different rewards, or those that differed "
+            "were rejected. Read transcripts.jsonl; more train.warm_start_steps, easier problems or more "
             "train.samples_per_prompt give rewards that differ"
         )
-    return f"learned nothing: in {tally.steps} steps no gradient was other than 0, for {why}."
+    return f"learned nothing: in {tally.steps} steps every gradient was 0, because {why}."
 
 
 def _has_diverged(run: Run) -> bool:
@@ -100,7 +100,7 @@ def _why_stop(run: Run, stopped: Callable[[], bool]) -> Outcome | None:
 
 
 def checkpoint(run: Run) -> None:
-    """Write one; the run can go on from here, bit for bit."""
+    """Write a checkpoint. The run can go on from it, bit for bit."""
     saved = snapshot(run)
     run.record.sync()
     _ = write_checkpoint(run.record.folder / "checkpoints", saved, keep=run.settings.keep_checkpoints)
@@ -125,7 +125,7 @@ def evaluate_and_keep(run: Run, problems: list[Problem]) -> dict[str, object]:
 
 
 def answer_greedily(run: Run, problems: list[Problem]) -> Evaluation:
-    """Load the policy as it is into the judge's engine, and let it answer."""
+    """Load the current policy into the judge's engine, and let it answer greedily."""
     from trimtab.rollout.weights import digest
 
     state = published(run.policy.model)
@@ -135,7 +135,7 @@ def answer_greedily(run: Run, problems: list[Problem]) -> Evaluation:
 
 
 def _train_step(run: Run, stopped: Callable[[], bool]) -> dict[str, object] | None:
-    """One batch: wait for it, learn from it, publish. The metrics of the step; None if the wait was broken off."""
+    """One batch: wait for it, learn from it, publish. The metrics of the step; None if the wait was ended."""
     began = time.perf_counter()
     version = run.tally.steps
     wait = Wait(lambda: _why_stop(run, stopped) is not None, run.progress.stage)
@@ -173,12 +173,12 @@ def _train_step(run: Run, stopped: Callable[[], bool]) -> dict[str, object] | No
 
 
 def _check_fresh(assembled: Assembled, version: int, limit: int) -> None:
-    """The buffer promises it; a run that broke the promise would be corrected for the wrong thing."""
+    """Check the buffer's promise: with staler tokens, the correction would be wrong."""
     oldest = int(assembled.version.min())
     if version - oldest > limit:
         raise SignalError(
-            f"train: step {version} got tokens of version {oldest}, {version - oldest} updates old, where the limit is "
-            f"{limit}. This is a fault of trimtab; please report it with the run folder."
+            f"train: step {version} got tokens of version {oldest}, {version - oldest} updates old, and the limit is "
+            f"{limit}. This is a bug in trimtab; please report it with the run folder."
         )
 
 
@@ -215,7 +215,7 @@ def _count(run: Run, assembled: Assembled, learned: Learned, seconds: float) -> 
 
 
 def _dump(run: Run, version: int, assembled: Assembled, learned: Learned) -> None:
-    """What the signal saw, for `trimtab replay`; of a refused step always, and which sequences were behind it."""
+    """Write what the signal saw, for `trimtab replay`, and which sequences each refused step trained on."""
     meta = {
         "step": version,
         "metrics": learned.metrics,

@@ -1,6 +1,6 @@
 """The only place that says how much memory a run will take, before it takes it. An estimate: within a factor of 1.5.
 
-It counts what grows with the model and the batch, on one machine; transformers, torch and Python come on top.
+It counts what grows with the model and the batch, on one machine. The libraries are added as a constant.
 """
 
 from typing import TYPE_CHECKING, cast
@@ -65,7 +65,7 @@ def _activations(policy: Policy, settings: "TrainSettings", length: int) -> int:
 
 
 def _cache(policy: Policy, settings: "TrainSettings", length: int) -> int:
-    """Keys and values in float32, with the half of room that a growing buffer may hold."""
+    """Keys and values in float32, and half as much again for the free room of a growing buffer."""
     config = policy.model.config
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     size = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

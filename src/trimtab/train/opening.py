@@ -36,12 +36,12 @@ CHANGEABLE = frozenset(
 
 
 def check_run(settings: TrainSettings, recipe: Recipe) -> None:
-    """What settings and recipe must agree on, before any work."""
+    """Refuse settings and a recipe that do not fit together, before any work."""
     engine = settings.engine
     reads_ratio = [stage for stage in (recipe.loss, *recipe.correction) if stage.pair in ("engine", "total")]
     if (engine.top_p < 1 or engine.top_k) and reads_ratio and not engine.record_support:
         raise ConfigError(
-            f"train.engine: top_p {engine.top_p:g} and top_k {engine.top_k} cut tokens away in sampling, and recipe "
+            f"train.engine: top_p {engine.top_p:g} and top_k {engine.top_k} remove tokens in sampling, and recipe "
             f"{recipe.name!r} divides by the sampler's probabilities, so every ratio would be wrong by the share that "
             "was cut. Set train.engine.record_support=true, or top_p=1 and top_k=0."
         )
@@ -49,7 +49,7 @@ def check_run(settings: TrainSettings, recipe: Recipe) -> None:
 
 @dataclass(frozen=True)
 class Opening:
-    """A run before its first step: what a new one and a resumed one have alike."""
+    """A run before its first step: what a new one and a resumed one have in common."""
 
     settings: TrainSettings
     recipe: Recipe
@@ -59,11 +59,11 @@ class Opening:
     task: Task
     policy: Policy
     notes: tuple[str, ...] = ()
-    """What was found on the way and belongs into the summary."""
+    """What was found while the run was opened; it goes into the summary."""
     started: float = field(default_factory=time.perf_counter)
 
     def begin(self, stopped: Callable[[], bool]) -> Run:
-        """Warm start, then a learner; its reference, if it has one, is the policy as the warm start left it."""
+        """Begin a new run: warm start, then a learner. Its reference, if any, is the policy after the warm start."""
         if self.settings.warm_start_steps:
             self.progress.stage(f"warm start: {self.settings.warm_start_steps} supervised steps")
             _ = warm_start(self.policy, self.settings, stopped=stopped)
@@ -73,7 +73,7 @@ class Opening:
         )
 
     def go_on(self, saved: Checkpoint) -> Run:
-        """Everything as the checkpoint has it."""
+        """Go on with everything as the checkpoint has it."""
         learner = Learner(self.policy, self.recipe, self.settings)
         restore_learner(learner, saved)
         tally = restored_tally(saved.state, saved.step)
@@ -146,7 +146,7 @@ def open_resumed(
     leave: Leave,
     stopped: Callable[[], bool],
 ) -> Run:
-    """The run as it was at its last checkpoint; lines written after it are cut off, for they will be written again."""
+    """The run as it was at its last checkpoint; later lines are cut off: they will be written again."""
     folder, record = identity.folder, Record(identity.folder)
     found = newest_checkpoint(folder / "checkpoints", identity.run_id, last_good=leave.last_good)
     if found is None and record.has_trained and not leave.start_over:
@@ -162,7 +162,7 @@ def open_resumed(
         restore_folder(folder / name)
     if found is None:
         aside = record.set_aside()
-        told = f"; what was there is in {aside.name}" if aside else ""
+        told = f"; the old files are in {aside.name}" if aside else ""
         progress.stage(f"no checkpoint: beginning again{told}")
         return Opening(settings, recipe, progress, record, identity.run_id, task, policy).begin(stopped)
     saved, path = found
@@ -177,7 +177,7 @@ def resumed_settings(identity: Identity, changes: Mapping[str, object]) -> Train
     refused = sorted(set(changes) - CHANGEABLE)
     if refused:
         raise ConfigError(
-            f"resume: {refused[0]} cannot change in the middle of a run, for what is already learned depends on it. "
+            f"resume: {refused[0]} cannot change in the middle of a run, because what was learned depends on it. "
             f"Only {', '.join(sorted(CHANGEABLE - {'run_dir'}))} can; start a new run for the rest."
         )
     return read_settings(identity.config, identity.folder, changes).model_copy(update={"run_dir": identity.folder})
@@ -186,7 +186,7 @@ def resumed_settings(identity: Identity, changes: Mapping[str, object]) -> Train
 def read_settings(
     config: Mapping[str, object], folder: Path, changes: Mapping[str, object] | None = None
 ) -> TrainSettings:
-    """The settings in a run's config.json; one of another version may hold what this one does not know."""
+    """The settings in a run's config.json. Settings that this version does not know are left out."""
     known = {name: value for name, value in config.items() if name in TrainSettings.model_fields}
     try:
         return TrainSettings.model_validate_json(json.dumps({**known, **(changes or {})}, default=str))
@@ -204,7 +204,7 @@ def check_same_recipe(identity: Identity, recipe: Recipe) -> None:
     described = identity.config["recipe"]
     if not is_same(described, recipe):
         raise CheckpointError(
-            f"resume: the run was started with recipe {described['name']!r} and its settings of then, and "
-            f"{recipe.name!r} as it is now runs other formulas or settings, so the run would change its meaning. "
+            f"resume: the run was started with recipe {described['name']!r}, and {recipe.name!r} as it is now has "
+            "other formulas or settings, so the rest of the run would be another run. "
             "Give the recipe it was started with, or start a new run."
         )

@@ -1,4 +1,4 @@
-"""The only place that changes parameters: AdamW, its schedule, clipping, and the refusal of steps that would destroy.
+"""The only place that changes parameters: AdamW, its schedule, clipping, and the refusal of steps that are not finite.
 
 It does not know where gradients come from.
 """
@@ -62,7 +62,7 @@ class Optimizer:
         return {f"{index}.{name}": value for index, values in held.items() for name, value in values.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on where `state` was taken."""
+        """Continue from `state`."""
         held: dict[int, dict[str, Tensor]] = {}
         for key, value in state.items():
             index, _, name = key.partition(".")
@@ -73,7 +73,7 @@ class Optimizer:
 def scheduled(settings: "TrainSettings", batch: int) -> float:
     """The factor on the learning rate for this batch, between 0 and 1.
 
-    It rises over `lr_warmup_steps`, then stays, falls in a line, or falls along half a cosine until `steps`.
+    It rises over `lr_warmup_steps`, then stays, falls linearly, or falls along half a cosine until `steps`.
     """
     if batch < settings.lr_warmup_steps:
         return (batch + 1) / (settings.lr_warmup_steps + 1)

@@ -97,7 +97,7 @@ def make_policy(
     width = cast(nn.Linear, model.get_output_embeddings()).weight.shape[1]
     if settings is not None:
         model = model.to(getattr(torch, settings.dtype)).to(find_device(settings.device))  # pyright: ignore[reportArgumentType]
-    # A dropped activation would make the log-prob of a token a matter of chance, and every ratio with it.
+    # Dropout would make log-probs random, and every ratio with them.
     for module in model.modules():
         for name, value in vars(module).items():
             if isinstance(value, float) and (name == "p" if isinstance(module, nn.Dropout) else "dropout" in name):
@@ -126,7 +126,7 @@ def find_device(name: str) -> torch.device:
         )
     if asked not in there:
         raise ConfigError(
-            f"model.device: {name!r} is not on this machine, so the policy has no place to be. "
+            f"model.device: {name!r} is not on this machine, so the policy cannot be placed there. "
             f"There is: {', '.join(there)}."
         )
     return torch.device(asked)
@@ -141,7 +141,7 @@ def new_critic(hidden_size: int) -> nn.Linear:
 
 
 def frozen_copy(model: "PreTrainedModel") -> "PreTrainedModel":
-    """The same model with parameters of its own that never change by training: a reference, or an engine's model."""
+    """The same model with parameters of its own that training never changes: a reference, or an engine's model."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
@@ -190,7 +190,7 @@ def load(folder: Path, settings: "ModelSettings | None" = None) -> Policy:
 
 
 def _load_critic(critic: nn.Linear, path: Path) -> None:
-    """A linear layer takes what it is given, integers too; this one takes what was saved for it."""
+    """Load a critic that was saved for this model. A linear layer alone would accept integers too."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""The only place that finds out, before any work, whether these settings can come to a run's end on this machine.
+"""The only place that finds out, before any work, whether a run with these settings can reach its end here.
 
 Nothing is written and no parameter is made. A refusal here costs a second; the same one after the warm start costs
 minutes and leaves a folder behind.
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from trimtab.config.train import ModelSettings, TrainSettings
 
 LOOKED_AT = 1024
-"""Demonstrations that are asked for beforehand, at most; a row without an answer further on is still refused there."""
+"""Demonstrations that are checked beforehand, at most. A later row without an answer is refused when it is used."""
 TRAINED_BYTES = 4 * 4
-"""Bytes per parameter that no run does without: itself, its gradient and two moments, in float32."""
+"""Bytes per parameter that every run needs: itself, its gradient and two moments, in float32."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many problems there are. `train` is None where they are made as they are needed."""
+    """How many problems there are. `train` is None for a task that makes them as they are needed."""
 
     train: int | None
     validation: int
@@ -41,7 +41,7 @@ class Sizes:
 
 
 def precheck(settings: "TrainSettings", recipe: Recipe) -> Sizes:
-    """Refuse what would fail later: against the recipe, this machine, its packages, the task and the reward."""
+    """Refuse what would fail later: check the recipe, this machine, its packages, the task and the reward."""
     check_run(settings, recipe)
     _check_threads(settings.threads)
     _check_groups(settings, recipe)
@@ -125,8 +125,8 @@ def _check_memory(model: "ModelSettings") -> None:
     if parameters * TRAINED_BYTES > there:
         raise ConfigError(
             f"train.model: about {parameters:.1e} parameters take {parameters * TRAINED_BYTES / 2**30:,.0f} GiB with "
-            f"their gradients and moments, and this machine has {there / 2**30:,.0f} GiB. Make hidden_size, mlp_size "
-            "or num_layers smaller."
+            f"their gradients and moments, and this machine has {there / 2**30:,.0f} GiB, so they do not fit. Make "
+            "hidden_size, mlp_size or num_layers smaller."
         )
 
 

@@ -1,8 +1,8 @@
 """The only place that runs the sampler in a process of its own, so that sampling and learning overlap.
 
-One child, one pipe each way. One thread listens, another sends: parameters, of which a newer version replaces one not
-yet sent, and the tickets that the buffer admits for the version the child has confirmed. Nobody sends while holding the
-lock: the child may be waiting for its own words to be read.
+One child, one pipe each way. One thread listens, another sends. It sends parameters, where a newer version replaces one
+that is not sent yet, and the tickets that the buffer admits for the version that the child has confirmed. Nobody sends
+while holding the lock: the child may be waiting until its own message is read.
 """
 
 import os
@@ -26,17 +26,17 @@ from trimtab.rollout.wire import receive, send
 from trimtab.train.runtime import FOR_EVER, Arrived, Delivered, Wait, in_batches
 
 POLL_SECONDS = 0.2
-"""Between two looks, while the learner waits, at signals and at the time."""
+"""How often a waiting learner looks at signals and at the time."""
 NOTICE_SECONDS = 60.0
-"""After this long without a batch people are told, and again each time it has passed."""
+"""After this long without a batch a notice is printed, and again each time it has passed."""
 PATIENCE = "TRIMTAB_SAMPLER_SECONDS"
-"""Environment variable: how long the sampler may say nothing before the run gives it up."""
+"""Environment variable: how long the sampler may be silent before the run gives up on it."""
 PATIENCE_SECONDS = 3600.0
-"""Its default. One order is a batch of prompts; on a CPU, with a large model, that can take many minutes."""
+"""Its default. One order is a batch of prompts. On a CPU, with a large model, that can take many minutes."""
 CLOSE_SECONDS = 5.0
 """How long the child may take to finish what it is sampling when the run is over."""
 SHOWN_LINES = 12
-"""Lines of a dead sampler's last words that are worth showing."""
+"""Lines of a dead sampler's last output that are shown."""
 
 
 class Processes:
@@ -68,7 +68,7 @@ class Processes:
         return self._buffer
 
     def publish(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Copied at once, so that the learner may go on changing its own; sent by the other thread."""
+        """Copy the parameters now, so that the learner may change its own; another thread sends the copy."""
         copied = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
         with self._changed:
             self._outbox = (copied, version, digest(copied))
@@ -101,27 +101,27 @@ class Processes:
             self._give_up_on_silence()
 
     def _doing(self) -> str:
-        """What the sampler is at, as far as it was heard."""
+        """What the sampler is doing, by its last messages."""
         with self._changed:
             silent = f"silent for {time.monotonic() - self._heard:.0f} s"
             if self._engine_version < 0:
                 return f"it has not loaded the first parameters yet ({silent})"
             if not self._sampling:
-                return f"it has version {self._engine_version} and no order ({silent})"
+                return f"it has version {self._engine_version} and nothing to sample ({silent})"
             first, last = self._sampling[0][0], self._sampling[0][-1]
-            return f"it is at prompts {first} to {last} with version {self._engine_version} ({silent})"
+            return f"it is sampling prompts {first} to {last} with version {self._engine_version} ({silent})"
 
     def _give_up_on_silence(self) -> None:
         limit = float(os.environ.get(PATIENCE) or PATIENCE_SECONDS)
         if time.monotonic() - self._heard > limit:
             raise EngineError(
-                f"processes: the sampler has said nothing for {limit:g} s, so it seems to hang; {self._doing()}. The "
+                f"processes: the sampler has been silent for {limit:g} s, so it seems to hang; {self._doing()}. The "
                 "run can be resumed from its last checkpoint. If one batch really takes that long, raise the limit: "
                 f"{PATIENCE}={2 * limit:g} in the environment; or train.runtime=inline shows where it hangs."
             )
 
     def _take_arrived(self) -> list[Group]:
-        """What has arrived since the last look."""
+        """Take the groups that arrived since the last call."""
         with self._changed:
             if self._error:
                 raise EngineError(self._error)
@@ -153,13 +153,13 @@ class Processes:
         for part in in_batches(tickets, self._buffer.groups_per_batch):
             self._orders.append({"do": "collect", "tickets": part})
             if not self._sampling:
-                self._heard = time.monotonic()  # it had nothing to say anything about
+                self._heard = time.monotonic()  # it had nothing to do before
             self._sampling.append(part)
         if tickets:
             self._changed.notify_all()
 
     def _send(self) -> None:
-        """Orders and parameters, parameters first, until the last one. That a child is gone, the listener tells."""
+        """Send orders and parameters, parameters first, until the run closes. The listener reports a lost child."""
         try:
             head: dict[str, object] = {}
             while head.get("do") != "close":
@@ -180,7 +180,7 @@ class Processes:
             return {"do": "load", "version": version, "digest": checksum}, state
 
     def _listen(self) -> None:
-        """What the child says, until it closes its pipe."""
+        """Take in the child's messages until it closes its pipe."""
         while (message := receive(cast(BinaryIO, self._child.stdout))) is not None:
             head, tensors = message
             groups = unpack(tensors, head["meta"]) if head["say"] == "groups" else []  # without the lock: it takes long
@@ -215,16 +215,16 @@ class Processes:
         code = self._child.wait()
         _ = self._words.seek(0)
         lines = self._words.read().decode(errors="replace").strip().splitlines()
-        said = "\n".join(lines[-SHOWN_LINES:]) or "(it said nothing)"
+        said = "\n".join(lines[-SHOWN_LINES:]) or "(it printed nothing)"
         return (
             f"processes: the sampler ended with exit code {code}, so no batch can come. The run can be resumed from "
             "its last checkpoint; if it happens again, train.runtime=inline shows the error in place. "
-            f"Its last words:\n{said}"
+            f"The last that it printed:\n{said}"
         )
 
 
 def _start(words: IO[bytes]) -> "subprocess.Popen[bytes]":
-    """The child: this Python, this package; one thread unless told otherwise; its words go to a file."""
+    """Start the child with this Python and this package. What it prints goes to a file."""
     package = Path(__file__).resolve().parents[2]
     path = os.pathsep.join(part for part in (str(package), os.environ.get("PYTHONPATH", "")) if part)
     return subprocess.Popen(

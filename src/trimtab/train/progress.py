@@ -28,7 +28,7 @@ RESUMABLE = ("interrupted", "time_limit")
 
 
 class Progress(Protocol):
-    """What a run tells while it goes."""
+    """What a run reports, and when."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -97,7 +97,7 @@ class Lines(Silent):
 
 
 class Unbroken:
-    """Another progress, for as long as it can be told: a terminal or pipe that goes away must not end the run."""
+    """Passes everything on to another progress until that fails: a closed terminal or pipe must not end the run."""
 
     def __init__(self, told: Progress) -> None:
         self._told: Progress = told
@@ -134,7 +134,7 @@ class Unbroken:
 
 
 class Redrawn:
-    """Owns a live display, from entering until leaving."""
+    """Owns a live display while it is open."""
 
     _live: "RichLive"
 

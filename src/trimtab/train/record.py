@@ -5,8 +5,8 @@ metrics.jsonl   one line per step                       samples.jsonl      held-
 summary.json    the result in a few numbers             transcripts.jsonl  a few training episodes, as they were
 report.html     the same for people                     diagnostics.jsonl  drift by position and age
 model/          the policy, for plain transformers      best/              the same at its best validation accuracy
-checkpoints/    all it takes to go on                   batches/           what the signal saw, when asked for
-nonfinite/      batches whose step was refused          twin/              the run without correction, when asked for
+checkpoints/    all that a resume needs                 batches/           what the signal saw, when asked for
+nonfinite/      batches whose step was refused          twin/              the control run, without correction
 set_aside_1/    what --start-over moved out of the way
 """
 
@@ -38,7 +38,7 @@ Outcome = Literal["finished", "early_stop", "interrupted", "time_limit", "nonfin
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run came to."""
+    """The result of a run."""
 
     held_out_accuracy: float
     """Greedy accuracy on test prompts that no decision of the run has looked at."""
@@ -54,7 +54,7 @@ class Summary:
     start_accuracy: float
     """Validation accuracy after the warm start."""
     validation_accuracy: float
-    """The same at the end; early stopping looks at it, so it may flatter the run a little."""
+    """The same at the end; early stopping looks at it, so it may be a little too high."""
     tokens: int
     """Tokens sampled and trained on."""
     skipped_updates: int
@@ -70,7 +70,7 @@ class Summary:
     best_accuracy: float = 0.0
     """The best validation accuracy; `best/` holds that policy."""
     reward_status: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Rewards had, and not had, by reason."""
+    """How many answers have each reward status."""
     staleness: Mapping[str, float] = field(default_factory=dict[str, float])
     """Updates between sampling and learning, over tokens: mean and max."""
     nonfinite: int = 0
@@ -81,7 +81,7 @@ class Summary:
     avg_at_k: float | None = None
     """Mean accuracy of `eval_samples` sampled answers to each test prompt."""
     pass_at_k: float | None = None
-    """Share of test prompts of which one of these is right."""
+    """Share of test prompts for which at least one of these is right."""
     stopped_by: str = ""
     """The signal that asked an interrupted run to stop: SIGINT (Ctrl-C), SIGTERM, SIGHUP."""
 
@@ -122,17 +122,17 @@ class Record:
         sync_folder(self.folder)
 
     def cut_back(self, step: int) -> tuple[str, ...]:
-        """Forget every line from this step on: they will be written again. Says what it found damaged."""
+        """Remove every line from this step on: they will be written again. Returns a sentence per damaged file."""
         said = [cut_lines(self.folder / name, before_step=step) for name in LINE_FILES]
         return tuple(text for text in said if text)
 
     @property
     def has_trained(self) -> bool:
-        """Whether the logs tell of a step that was trained."""
+        """Whether the logs have a step that was trained."""
         return has_trained(self.folder / "metrics.jsonl")
 
     def set_aside(self) -> Path | None:
-        """Move all that the run has written, but who it is, into a folder of its own; None if there is nothing."""
+        """Move all files of the run except config and manifest into a new folder; None if there are none."""
         stay = (LOCK, CONFIG, MANIFEST)
         held = [path for path in self.folder.iterdir() if path.name not in stay and not path.name.startswith(ASIDE)]
         if not held:
@@ -149,11 +149,11 @@ class Record:
 
 
 def manifest(settings: "TrainSettings", trainer_dtype: str) -> dict[str, object]:
-    """What it takes to understand a difference between two runs of the same config."""
+    """What may explain a difference between two runs of the same config."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": settings.seed,
-        # torch's own word, which names the build (+cpu, +cu130); its package metadata may leave that out.
+        # torch's own version names the build (+cpu, +cu130); its package metadata may leave that out.
         "versions": {
             "python": platform.python_version(),
             **{name: _version(name) for name in PACKAGES},

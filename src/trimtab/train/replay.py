@@ -1,6 +1,6 @@
 """The only place that computes a recorded step again: the batch as the signal saw it, through its recipe or another.
 
-Nothing is sampled and no model runs: the dump holds what the current policy said of each token when it was trained on.
+Nothing is sampled and no model runs: the dump holds the current policy's numbers for each token at that time.
 """
 
 from collections.abc import Mapping
@@ -43,11 +43,11 @@ class Dump:
 
 @dataclass(frozen=True)
 class Replayed:
-    """The step again."""
+    """The result of computing a step again."""
 
     metrics: dict[str, float]
     differences: dict[str, tuple[float, float]]
-    """Metrics that came out other than recorded: recorded, now."""
+    """Metrics that differ from the record: the recorded value and the new one."""
 
 
 def read_dump(folder: Path, number: int) -> Dump:
@@ -59,7 +59,7 @@ def read_dump(folder: Path, number: int) -> Dump:
     dumped = sorted(path.stem.removeprefix("step_") for path in folder.glob("*/step_*.safetensors"))
     there = f"steps {', '.join(dumped[:8])}{', …' if len(dumped) > 8 else ''}" if dumped else "none"
     raise ConfigError(
-        f"replay: {folder} holds no batch of step {number} ({there} of them), so there is nothing to compute again. "
+        f"replay: {folder} holds no batch of step {number} (it holds {there}), so there is nothing to compute again. "
         "Batches are written with train.dump_batches=true."
     )
 
@@ -82,7 +82,7 @@ def _read(path: Path, number: int) -> Dump:
 
 
 def replay(dump: Dump, recipe: Recipe, *, updates_per_batch: int) -> Replayed:
-    """All moments of one step. With the run's own recipe every metric must come out as it was recorded."""
+    """Compute one step again. With the run's own recipe, every metric must equal the recorded one."""
     recorded = {*dump.fields, *(("value",) if "value_current" in dump.fields else ())}
     missing = sorted(recipe.needs - recorded)
     if missing:
@@ -120,7 +120,7 @@ def batch_of(fields: Mapping[str, Tensor]) -> SignalBatch:
 
 
 def _replay_update(update: Update, fields: Mapping[str, Tensor], recipe: Recipe) -> tuple[Metrics, float]:
-    """One optimiser step's loss, from the recorded log-probs of the policy of then."""
+    """One optimiser step's loss, from the log-probs that were recorded."""
     now = _of(fields["logp_current"], fields, update.sequences)
     known = update.is_first and "logp_old" in fields and not recipe.needs_entropy_now
     needs_now = recipe.needs_logp_now and not known

@@ -1,4 +1,4 @@
-"""What a run holds while it goes: its parts and its counts. The only place that knows what a checkpoint holds."""
+"""The parts and the counts of a run. The only place that knows what a checkpoint holds."""
 
 import re
 import time
@@ -30,7 +30,7 @@ class Tally:
     """What a run has counted so far; a checkpoint holds it whole."""
 
     warm_started: bool = True
-    """The warm start came to its end; a run that was interrupted in it can only begin again."""
+    """The warm start is complete. A run that was interrupted before that can only begin again."""
     steps: int = 0
     tokens: int = 0
     step_seconds: float = 0.0
@@ -49,9 +49,9 @@ class Tally:
     evaluations: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     """Step and validation accuracy."""
     shown: list[str] = field(default_factory=list[str])
-    """Held-out prompts whose answers people get to read."""
+    """Held-out prompts whose answers are kept for people to read."""
     warnings: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    """Each as it was first said, and how often it came; two that differ in a number are one."""
+    """Each warning in its first wording, and how often it came. Two that differ only in numbers are one."""
     statuses: dict[str, int] = field(default_factory=dict[str, int])
     staleness_total: float = 0.0
     staleness_max: float = 0.0
@@ -125,7 +125,7 @@ def snapshot(run: Run) -> Checkpoint:
 
 
 def restored_tally(state: Mapping[str, Any], step: int) -> Tally:
-    """The tally as it was; an evaluation of the very step that is to come will be made again."""
+    """The tally as it was, without the evaluation of the next step: that will be made again."""
     tally = Tally(**state["tally"])
     tally.warnings = [(str(text), int(count)) for text, count in tally.warnings]
     tally.evaluations = [(int(at), float(accuracy)) for at, accuracy in tally.evaluations if at < step]

@@ -1,4 +1,4 @@
-"""The only place that says what a runtime is: parameters in, batches out, never too stale. And the simplest one.
+"""The only place that says what a runtime is: parameters in, batches out, never too stale. It has the simplest one.
 
 The loop does not know whether sampling happens here or in another process.
 """
@@ -36,9 +36,9 @@ class Delivered:
     dropped: int
     """Groups sampled for it that taught nothing and were replaced."""
     sample_seconds: float
-    """Sampling behind what arrived since the last batch."""
+    """Time that it took to sample the groups that arrived since the last batch."""
     wait_seconds: float
-    """How long the learner stood still for it."""
+    """How long the learner waited for it."""
     lag_seconds: float
     """From the last publication until the engine used it."""
     lag_versions: int
@@ -57,11 +57,11 @@ class Runtime(Protocol):
     def buffer(self) -> Buffer: ...
 
     def publish(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Hand new parameters to the engine; it may use them a little later, but never sample too stale a batch."""
+        """Hand new parameters to the engine; it may use them a little later, but no batch is ever too stale."""
         ...
 
     def batch(self, arrived: Arrived, wait: Wait = FOR_EVER) -> Delivered | None:
-        """The next batch; waits for it. None if the wait is over before it comes."""
+        """Wait for the next batch. None if the wait ends first."""
         ...
 
     def ready(self) -> tuple[dict[str, object], list[Group]]:
@@ -77,7 +77,7 @@ class Inline:
     def __init__(self, collector: Collector, buffer: Buffer) -> None:
         self._collector: Collector = collector
         self._buffer: Buffer = buffer
-        self._again: list[int] = sorted(buffer.waiting)  # after a resume: admitted, but lost on the way
+        self._again: list[int] = sorted(buffer.waiting)  # after a resume: admitted, but never delivered
         self._lag: float = 0.0
 
     @property
@@ -90,7 +90,7 @@ class Inline:
         self._lag = time.perf_counter() - began
 
     def batch(self, arrived: Arrived, wait: Wait = FOR_EVER) -> Delivered:
-        """Samples here and now, so there is nothing to wait for: the loop looks between steps."""
+        """Sample now. There is nothing to wait for, so `wait` is not used: the loop looks at signals between steps."""
         del wait
         began = time.perf_counter()
         while True:

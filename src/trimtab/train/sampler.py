@@ -1,4 +1,4 @@
-"""The sampler process of the `processes` runtime: loads what it is sent, samples what it is asked, until told."""
+"""The sampler process of the `processes` runtime: loads and samples what it is told, until told to close."""
 
 import json
 import os
@@ -20,10 +20,10 @@ from trimtab.train.interrupt import LISTENED
 
 
 def main() -> int:
-    """Messages on standard input and output; prints go to standard error, so that they cannot break a message."""
-    # A scheduler signals every process of a job. Stopping is the learner's affair: it finishes its step, then closes
-    # the pipe, and a learner that dies closes it too. A handler, for what is ignored would stay ignored in the
-    # processes of a reward.
+    """Serve messages on standard input and output; prints go to standard error, so that they cannot break a message."""
+    # A scheduler signals every process of a job, but the learner decides when to stop: it finishes its step, then
+    # closes the pipe. A learner that dies closes it too. A handler, not SIG_IGN: an ignored signal would stay ignored
+    # in the processes of a reward.
     for number in LISTENED:
         _ = signal.signal(number, _ignore_signal)
     pipe_in = os.fdopen(os.dup(0), "rb")
@@ -36,18 +36,18 @@ def main() -> int:
         return 1
     except BrokenPipeError:
         return 0
-    except Exception:  # whatever it is, people shall read where; the parent says that the sampler died
+    except Exception:  # the traceback shows where; the parent reports that the sampler died
         traceback.print_exc()
         return 1
     return 0
 
 
 def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
-    """What a signal does here: nothing."""
+    """Do nothing."""
 
 
 def _serve(pipe_in: BinaryIO, pipe_out: BinaryIO) -> None:
-    """The first message opens; then `load` and `collect`, in the order in which they come."""
+    """Answer messages: first the opening, then `load` and `collect` in the order in which they come."""
     from trimtab.train.policy import load
     from trimtab.train.setup import new_collector
 

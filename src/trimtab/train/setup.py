@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def task_and_policy(settings: "TrainSettings") -> tuple[Task, Policy]:
-    """What is asked, and who answers: the folder that was named, or a small model for the task's characters."""
+    """The task, and the policy: a model folder, or a new small model for the task's characters."""
     task = open_task(settings.task, settings.seed)
     if settings.model.path is not None:
         return task, load(settings.model.path, settings.model)
@@ -75,7 +75,7 @@ def new_buffer(settings: "TrainSettings", recipe: Recipe) -> Buffer:
 
 
 def open_runtime(policy: Policy, settings: "TrainSettings", buffer: Buffer, folder: Path) -> Runtime:
-    """Nothing is published yet; the loop does that. `folder` holds what a sampler process starts from."""
+    """Open the runtime. The loop publishes to it later. `folder` gets the model that a sampler process starts from."""
     if settings.runtime == "inline":
         return Inline(new_collector(policy, settings), buffer)
     save(policy, folder)

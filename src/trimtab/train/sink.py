@@ -1,9 +1,9 @@
 """The only place that sends metrics to other people's dashboards: TensorBoard, wandb, trackio. All are optional.
 
-`metrics.jsonl` is the record; a sink is a convenience. A package that is missing is said at once, for then the run was
-asked for something that cannot be. Anything that fails later is said once, and the run goes on without that sink.
-A resumed run trains some steps again: TensorBoard is told to hide what it has of them, the others are sent only steps
-that they have not seen, so that no curve has a point twice.
+`metrics.jsonl` is the record; a sink is a convenience. A missing package is refused at once.
+Anything that fails later is reported once, and the run goes on without that sink. A resumed run trains some steps
+again: TensorBoard is told to hide its old points, and the others get only steps that they have not seen, so that no
+curve has a point twice.
 """
 
 import contextlib
@@ -48,14 +48,14 @@ class Sinks:
             self._guard(name, "log", lambda sink: sink.log(step, numbers))
 
     def close(self) -> None:
-        """Finish everything; twice is once."""
+        """Close all sinks. A second call does nothing."""
         for name in list(self.open):
             with _silence():
                 self._guard(name, "close", lambda sink: sink.close())
         self.open.clear()
 
     def drop(self, name: str, doing: str, error: Exception) -> None:
-        """Say it, once, and go on without it: whatever a dashboard does, the run is worth more."""
+        """Report the failure once, and go on without this sink: a dashboard must not end a run."""
         _ = self.open.pop(name, None)
         text = (
             f"log_to: {name} failed to {doing} ({type(error).__name__}: {error}), so it gets no more metrics of this "
@@ -67,7 +67,7 @@ class Sinks:
     def _guard(self, name: str, doing: str, call: Callable[[Sink], None]) -> None:
         try:
             call(self.open[name])
-        except Exception as error:  # a dashboard's failure can be anything; interrupts still pass
+        except Exception as error:  # a dashboard can raise anything; an interrupt still ends the run
             self.drop(name, doing, error)
 
 
@@ -86,14 +86,14 @@ def open_sinks(
         try:
             with _silence():
                 sinks.open[name] = OPENERS[name](folder, resumed_step, dict(config), sent)
-        except Exception as error:  # no account, no disk, a version that changed its mind: not worth a run
+        except Exception as error:  # no account, no disk, an unknown version: no reason to end a run
             sinks.drop(name, "open", error)
     return sinks
 
 
 @dataclass
 class Sent:
-    """What dashboards have seen of this run, on disk: {"name": "run-1f2e3d4c", "steps": {"wandb": 41}}."""
+    """What was sent to dashboards, on disk: {"name": "run-1f2e3d4c", "steps": {"wandb": 41}}."""
 
     path: Path
     name: str
@@ -101,7 +101,7 @@ class Sent:
 
     @classmethod
     def read(cls, folder: Path, *, fresh: bool) -> "Sent":
-        """A new run gets a name of its own, so that folders of equal names do not meet at a dashboard."""
+        """A new run gets a name of its own, so that folders of equal names stay apart at a dashboard."""
         path = folder / SENT
         if not fresh and path.is_file():
             with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -110,7 +110,7 @@ class Sent:
         return cls(path, f"{folder.resolve().name}-{secrets.token_hex(4)}", {})
 
     def claim_step(self, sink: str, step: int) -> bool:
-        """Is this step later than all that were sent? Noted before it is sent: a step may be lost, never doubled."""
+        """Note a step as sent; False if it was sent before. It is noted first: a step may be lost, never sent twice."""
         if step <= self.steps.get(sink, -1):
             return False
         self.steps[sink] = step
@@ -215,7 +215,7 @@ def _require(name: str) -> None:
 
 
 def _logged_in(wandb: Any) -> bool:
-    """Are there credentials, without asking for any?"""
+    """Whether there are credentials. It never asks for any."""
     try:
         return bool(wandb.login(prompt=False))
     except TypeError:  # versions before `prompt` would ask
@@ -228,6 +228,6 @@ def _is_number(value: object) -> bool:
 
 @contextlib.contextmanager
 def _silence() -> Any:
-    """Dashboards print greetings; what is printed here is for the person who runs the training."""
+    """Discard what a dashboard prints."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield

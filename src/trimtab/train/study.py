@@ -32,7 +32,7 @@ LAST_WORDS = 400
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What a study came to; `study.json`, `study.md` and `study.html` in `folder` say the same."""
+    """The result of a study; `study.json`, `study.md` and `study.html` in `folder` say the same."""
 
     folder: Path
     protocol: Protocol
@@ -115,7 +115,7 @@ def run_study(
 def _run_all(
     protocol: Protocol, folder: Path, jobs: int, told: StudyProgress
 ) -> tuple[dict[tuple[str, int], str], bool]:
-    """Start, wait, start the next; returns why runs failed, and whether somebody asked to stop."""
+    """Run everything, a few at once. Returns why runs failed, and whether somebody asked to stop."""
     # Seed by seed, so that a study that is stopped half-way has compared all its arms on some seeds.
     waiting = [(arm, seed) for seed in protocol.study.seeds for arm in protocol.arms]
     running: list[Child] = []
@@ -206,7 +206,8 @@ def _claim(folder: Path, protocol: Protocol) -> Generator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigError(
-                f"study: {folder} is in use by another process, so two would run the same arms. Wait for it."
+                f"study: {folder} is in use by another process, so two would run the same arms. Wait for it, or "
+                "give another folder with --out."
             ) from error
         _check_protocol(folder, protocol)
         yield
@@ -227,7 +228,7 @@ def _check_protocol(folder: Path, protocol: Protocol) -> None:
         )
     if held:
         raise ConfigError(
-            f"study: {folder} already holds {', '.join(held[:4])} and no protocol, so it is no folder of a study. "
+            f"study: {folder} already holds {', '.join(held[:4])} and no protocol, so it is not the folder of a study. "
             "Give another one with --out."
         )
     write_whole(folder / "protocol.toml", protocol.path.read_bytes())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StudyProgress(Protocol):
-    """What a study tells while it goes."""
+    """What a study reports, and when."""
 
     def __enter__(self) -> Self: ...
     def __exit__(

@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Checked:
-    """An expectation and whether it came so; None where a seed is missing, so that nobody can say."""
+    """An expectation and whether it is met; None if a seed is missing."""
 
     expectation: Expectation
     mean: float | None
@@ -66,7 +66,7 @@ class Checked:
 
 
 def table(protocol: Protocol, cells: Sequence[Cell]) -> tuple[Row, ...]:
-    """One row an arm, in the protocol's order, with a cell for every seed."""
+    """One row per arm, in the protocol's order, with a cell for every seed."""
     found = {(cell.arm, cell.seed): cell for cell in cells}
     rows: list[Row] = []
     for arm in protocol.arms:
@@ -78,7 +78,7 @@ def table(protocol: Protocol, cells: Sequence[Cell]) -> tuple[Row, ...]:
 
 
 def check_expectations(protocol: Protocol, rows: Sequence[Row]) -> tuple[Checked, ...]:
-    """Each expectation against the mean of its arm; an arm with a hole in it decides nothing."""
+    """Each expectation against the mean of its arm; an arm with a missing value decides nothing."""
     of = {row.arm: row for row in rows}
     results: list[Checked] = []
     for expectation in protocol.study.expect:

@@ -46,7 +46,7 @@ def transcripts(
 
 
 def _turns(episode: Episode, tokenizer: "PreTrainedTokenizerFast") -> list[dict[str, str]]:
-    """Runs of cells with the same author; the prompt, the first of them, is told apart."""
+    """Runs of cells with the same author. The first is the prompt, which is left out: it has a field of its own."""
     flags, ids = cast("list[bool]", episode.trainable.tolist()), cast("list[int]", episode.ids.tolist())
     cells = list(zip(flags, ids, strict=True))
     parts = [(trains, [token for _, token in part]) for trains, part in groupby(cells, key=itemgetter(0))]

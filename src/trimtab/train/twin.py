@@ -1,4 +1,4 @@
-"""The only place that makes a run's uncorrected twin: the same run in everything but the correction."""
+"""The only place that makes a control run (`--twin`): the same run without correction."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +12,11 @@ FOLDER = "twin"
 
 
 def uncorrected(recipe: Recipe) -> Recipe:
-    """The recipe with a plain policy gradient and no correction: it takes every token for its own, however old."""
+    """The recipe with a plain policy gradient and no correction, as if the current policy had sampled every token."""
     return replace(
         recipe,
         name=f"{recipe.name} without correction",
-        summary="The twin: plain policy gradient, blind to who sampled the tokens and when.",
+        summary="The control run: a plain policy gradient that ignores which policy sampled the tokens.",
         loss=Stage(part("policy_loss.reinforce")),
         correction=(),
         old="current",
@@ -24,12 +24,12 @@ def uncorrected(recipe: Recipe) -> Recipe:
 
 
 def twin_settings(settings: TrainSettings, run_dir: Path) -> TrainSettings:
-    """The same settings, in a folder inside of the run's own; nothing but `steps` ends it, which is in its favour."""
+    """The same settings, in a folder inside the run's own. It never stops early, which can only help it."""
     return settings.model_copy(update={"run_dir": run_dir / FOLDER, "early_stop": "never", "log_to": ()})
 
 
 def train_twin(settings: TrainSettings, recipe: Recipe, summary: Summary) -> Summary:
-    """Train the twin, then draw the run's report again with both."""
+    """Train the control run, then write the run's report again with both runs."""
     from trimtab.report import write_report
     from trimtab.train.whole import train_run
 

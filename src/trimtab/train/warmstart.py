@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trimtab.config.train import TrainSettings
 
 PROMPTS_PER_STEP = 128
-"""Right answers behind one supervised step; 50 steps of these teach the shape of an answer and half of the task."""
+"""Right answers in one supervised step. 50 such steps teach the format of an answer and about half of the task."""
 
 
 def warm_start(policy: Policy, settings: "TrainSettings", *, stopped: Callable[[], bool] = lambda: False) -> float:

@@ -1,4 +1,4 @@
-"""The only place that says what the live guard looks at in a training step: the very tensors, a loss, each effect."""
+"""The only place that says what the live guard looks at in a training step: tensors, a loss, each effect."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,7 +15,7 @@ def watched_fields(batch: SignalBatch) -> dict[str, Tensor]:
 
 
 def stage_effects(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What each correction did by itself. An importance may rightly change every token: it only must change some."""
+    """What each correction did by itself. An importance may change every token, but it must change some."""
     alone = {name.removesuffix("/alone"): value for name, value in metrics.items() if name.endswith("/alone")}
     return {
         name: value if value == 0 or name.startswith("keep.") else 0.5  # neither nothing nor everything
@@ -24,7 +24,7 @@ def stage_effects(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def loss_of_rows(decided: Decided, said: Callable[[Tensor], Mapping[str, Tensor]]) -> Callable[[Tensor], Tensor]:
-    """The loss of some sequences of an update, from what the model `said` of them a moment ago: it runs no model."""
+    """The loss of some sequences of an update, from the numbers that the model just `said`. It runs no model."""
 
     def loss(rows: Tensor) -> Tensor:
         part = decided.whole.take(rows)

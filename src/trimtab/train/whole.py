@@ -1,4 +1,4 @@
-"""The only place that runs a run from its opening to its end, new or resumed, and gives back what it borrowed."""
+"""The only place that runs a run from its opening to its end, new or resumed, and closes what it opened."""
 
 import shutil
 from collections.abc import Generator, Mapping
@@ -33,9 +33,9 @@ def train_run(
     settings: TrainSettings, recipe: Recipe, progress: Progress, origin: Mapping[str, object] | None = None
 ) -> Summary:
     """The whole run, from random parameters or a model folder to its summary."""
-    _ = precheck(settings, recipe)  # all that can be known, before threads, the warm start and the folder
+    _ = precheck(settings, recipe)  # before threads, the warm start and the folder
     with _use_threads(settings.threads), stop_on_signals() as stopped, Unbroken(progress) as progress:
-        parts = task_and_policy(settings)  # before the folder: what cannot be opened leaves none behind
+        parts = task_and_policy(settings)  # before the folder: a refusal leaves none behind
         with claim_new(settings.run_dir, settings.seed) as folder:
             return _train_to_end(open_new(folder, settings, recipe, progress, origin, parts, stopped), stopped)
 
@@ -67,7 +67,7 @@ def resume_run(
 
 
 def _check_code_and_data(identity: Identity, settings: TrainSettings, recipe: Recipe | None, leave: Leave) -> None:
-    """Before anything is imported: whose code it is, and whether code and data are still what they were."""
+    """Check, before anything is imported, whose code it is and whether code and data are what they were."""
     origin = identity.config.get("origin")
     if not leave.trust and not identity.is_own:
         refuse_code(named_code(settings, origin), "resume", identity.folder)
@@ -85,7 +85,7 @@ def _own_recipe(identity: Identity) -> Recipe:
 
 
 def _train_to_end(run: Run, stopped: StopRequest) -> Summary:
-    """First checkpoint, steps, end; the sampler and its processes are closed whatever happens."""
+    """First checkpoint, steps, end. The sampler and its processes are always closed."""
     try:
         publish(run)
         if run.tally.steps == 0 and run.tally.warm_started:
@@ -123,9 +123,9 @@ def _write_report(folder: Path) -> None:
 
 
 def _finish_killed(folder: Path, settings: TrainSettings) -> Summary | None:
-    """The summary of a run that was killed between its last step and its report, which is drawn now.
+    """Write the report of a run that was killed between its last step and its report, and return the summary.
 
-    None for one that can go on; one that is finished in every way is refused, with what to ask for.
+    None for a run that can go on. A run that is complete is refused, with what to ask for.
     """
     path = folder / "summary.json"
     if not path.is_file():

@@ -126,8 +126,8 @@ plant(
     "vectorised_group_of_two",
     vectorised,
     "signal.normalize:leave_one_out",
-    "others.clamp(min=1)",
-    "others.clamp(min=2)",
+    "total / others,",
+    "total / others.clamp(min=2),",
 )
 plant(
     "twins_agree",
@@ -168,7 +168,7 @@ plant(
     "sequence_band_on_token_ratios",
     undefined(formula("keep.geometric_band", band=(0.9, 1.1))),
     corrections + "geometric_band",
-    "return _sequence_band(sequence_mean(logratio.detach(), segments), segments, band)",
+    "return _sequence_band(sequence_mean(logratio, segments), segments, band)",
     "return token_band(logratio, band=band)[0], {}",
 )
 plant(
@@ -176,8 +176,8 @@ plant(
     "token_band_on_the_running_product",
     undefined(formula("keep.token_band", band=(0.5, 2.0))),
     corrections + "token_band",
-    "bounded_exp(logratio.detach())",
-    "bounded_exp(logratio.detach().cumsum(0))",
+    "bounded_exp(logratio)",
+    "bounded_exp(logratio.cumsum(0))",
 )
 plant(
     "decision_granularity",

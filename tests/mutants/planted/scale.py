@@ -175,8 +175,8 @@ plant(
     "tokens_divided_by_sequences",
     aggregation("token_mean", declared="token_mean"),
     "signal.weighting:token_mean",
-    "max(keep.shape[0], 1)",
-    "8",
+    "else keep.shape[0]",
+    "else 8",
 )
 plant(
     "denominator",

@@ -179,7 +179,7 @@ plant(
     "baseline_of_the_row_above",
     others,
     normalize + "leave_one_out",
-    "values - total / others.clamp(min=1)",
+    "values - total / others",
     "values - values.roll(1)",
 )
 plant(
