@@ -36,7 +36,7 @@ def collect(chosen: Sequence[Entry], *, jobs: int, columns: Sequence[str], budge
 def told(entry: Entry, column: str, found: Found) -> list[str]:
     """Invariants that only the wrong twin breaks."""
     right, wrong = (found[entry.dialect, entry.name, version, column] for version in VERSIONS)
-    return [name for name in wrong.bugs if name not in right.bugs]
+    return [name for name in wrong.findings if name not in right.findings]
 
 
 def latent(entry: Entry, name: str) -> bool:
@@ -68,6 +68,8 @@ def totals(chosen: Sequence[Entry], columns: Sequence[str], found: Found) -> dic
             "right: silent and exercised": sum(bool(r.exercised) and not r.bugs for _, r in rights),
             "right: functions with a false alarm": sum(bool(r.bugs) for _, r in rights),
             "right: … besides NaN in padding": sum(bool(names) for _, names in real),
+            "right: suspects": sum("suspect" in r.verdicts for _, r in rights),
+            "right: latent": sum("latent" in r.verdicts for _, r in rights),
             "right: false bug verdicts": sum(len(r.bugs) for _, r in rights),
             "right: … besides NaN in padding, verdicts": sum(len(names) for _, names in real),
             "wrong: told apart": sum(bool(told(e, column, found)) for e in chosen),

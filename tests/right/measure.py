@@ -32,14 +32,19 @@ class Measured:
         return self.verdicts.get("bug", [])
 
     @property
+    def findings(self) -> list[str]:
+        """What a person is told about: bugs, suspects and latent bugs."""
+        return [name for status in ("bug", "suspect", "latent") for name in self.verdicts.get(status, [])]
+
+    @property
     def exercised(self) -> int:
         """Invariants that held or were violated."""
-        return sum(len(self.verdicts.get(status, [])) for status in ("holds", "bug", "hygiene", "convention"))
+        return sum(len(self.verdicts.get(status, [])) for status in ("holds", "bug", "suspect", "latent", "hygiene", "convention"))
 
     def text(self) -> str:
         shown = [
             f"{status}: {', '.join(self.verdicts[status])}"
-            for status in ("bug", "hygiene", "convention", "could not run")
+            for status in ("bug", "suspect", "latent", "hygiene", "convention", "could not run")
             if status in self.verdicts
         ]
         counts = [f"{len(self.verdicts.get(s, []))} {s}" for s in ("holds", "could not exercise")]
@@ -64,7 +69,7 @@ def measure(dialect: str, name: str, version: str, column: str, *, budget: int =
                 return measured
             for verdict in examine(subject):
                 measured.verdicts.setdefault(verdict.status, []).append(verdict.invariant)
-                if verdict.status == "bug" and verdict.violation is not None:
+                if verdict.status in ("bug", "suspect", "latent") and verdict.violation is not None:
                     measured.what[verdict.invariant] = f"{verdict.severity}: {verdict.violation.what}"
                 if verdict.status == "could not run":
                     measured.what[verdict.invariant] = verdict.reason

@@ -171,6 +171,10 @@ class Subject:
     """It draws random numbers, so each call gets the same ones. Measured before the search."""
     varies: str = ""
     """Why its results change from call to call, if they do. Measured before the search."""
+    guessed: str = ""
+    """For a binding that nobody wrote: what was chosen."""
+    alternatives: "tuple[Subject, ...]" = ()
+    """Other plausible bindings of the same function."""
     boundary: "Boundary | None" = None
     """The loaded function of a target, for executed lines, stubs and reproduction files."""
 

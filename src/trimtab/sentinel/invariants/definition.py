@@ -130,7 +130,9 @@ def _slopes(subject: Subject, case: Case, seen: Seen, name: str) -> Violation | 
             # Take differences first and sum them afterwards: a huge loss value elsewhere must not swallow the slope.
             before, after = float((middle - left).sum()) / STEP, float((right - middle).sum()) / STEP
             slope, found = (before + after) / 2, float(gradient[place])
-            allowed = KINK * max(1.0, abs(slope)) + ROUNDING * float((right - left != 0).mul(middle.abs()).sum()) / STEP
+            # A number that stands alone is rounded as a whole, even where the step did not show in it.
+            touched = torch.ones_like(middle) if middle.numel() == 1 else (right - left != 0).to(middle.dtype)
+            allowed = KINK * max(1.0, abs(slope)) + ROUNDING * float((touched * middle.abs()).sum()) / STEP
             wrong = abs(before - after) <= allowed and abs(slope - found) > allowed
             if wrong and not _tied(subject, case, name, leaf, place, slope):
                 size = abs(slope - found) / max(abs(slope), 1e-12)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from trimtab.errors import TrimtabError, unknown_name
 from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongShape
-from trimtab.sentinel.batch.directed import directed, random_cases
+from trimtab.sentinel.batch.directed import SHAPES, directed, random_cases
 from trimtab.sentinel.batch.rest import at_rest
 from trimtab.sentinel.binding.subject import Subject, resolve_inputs, run
 from trimtab.sentinel.invariants.declare import GRADES, INVARIANTS, Effect, Violation
@@ -80,7 +80,7 @@ def examine(
                 why_not = f"not deterministic: {subject.varies}"
                 yield Verdict(subject.label, name, "could not exercise", 0, reason=why_not)
             else:
-                verdict = _judged(subject, _held(subject, name, cases), cases)
+                verdict = _graded(subject, _judged(subject, _held(subject, name, cases), cases), cases)
                 yield replace(verdict, seconds=time.perf_counter() - started)
     finally:
         close_pools()
@@ -112,6 +112,15 @@ def ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
 def fields_of(subject: Subject) -> frozenset[str] | None:
     """The fields that it reads or that its binding names; the search leaves the others at rest."""
     return None if subject.reads is None else subject.reads | subject.inputs
+
+
+def _graded(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
+    """A bug under a guessed binding is a suspect, unless every other plausible binding shows it as well."""
+    if not subject.guessed or verdict.status != "bug":
+        return verdict
+    others = [ready(one, cases[: len(SHAPES)])[0] for one in subject.alternatives]
+    sure = bool(others) and all(_held(one, verdict.invariant, cases).status == "bug" for one in others)
+    return verdict if sure else replace(verdict, status="suspect")
 
 
 def _judged(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:

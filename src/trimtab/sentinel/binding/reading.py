@@ -1,0 +1,231 @@
+"""What a function returned, read as results: levels from shapes, a role from fields, gradients and where policies agree.
+
+The only place that decides what an unbound function is.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import LOGPS, agreed
+from trimtab.sentinel.binding.bind import ROLES, Role
+from trimtab.sentinel.binding.callable import CannotCall, Found
+from trimtab.sentinel.binding.guess import Plan, called, plausible, probes
+from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject
+from trimtab.sentinel.binding.words import GROUP_SIZES
+
+SECOND: dict[str, Kind] = {"returns": "return", "group_advantage": "return"}
+"""The kind of a second result, by role: estimators return advantages and returns."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One result of a call, as far as it shows."""
+
+    name: str
+    value: Any
+    level: Level | None
+    has_gradient: bool
+    is_flag: bool
+    """Every number is 0 or 1, and both occur or it is boolean."""
+
+
+def subject_of(found: Found) -> Subject:
+    """The most usual plausible binding, with the others as alternatives."""
+    made = [_subject(found, plan) for plan, _ in plausible(found)]
+    if not made:
+        raise CannotCall("no result has a shape that is known")
+    first = made[0]
+    return replace(first, alternatives=tuple(made[1:]))
+
+
+def _subject(found: Found, plan: Plan) -> Subject:
+    by_size = bool(set(found.options) & GROUP_SIZES)
+    adapt = in_pairs if by_size else lambda case: case
+    fields = frozenset(one.field for one in plan.fillings)
+    probe = adapt(probes()[0])
+    role = role_of(fields, _looks(found, plan, _with_leaves(probe)), found, plan, probe, by_size=by_size)
+    preset = ROLES[role] if role is not None else None
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        looks = list(_looked_at(case, called(found, plan, case, options), plan))
+        return {look.name: one for i, look in enumerate(looks) if (one := _result(case, look, plan, preset, role, i))}
+
+    facts: dict[str, Any] = {"couples": preset.couples, "waived": dict(preset.waived)} if preset else {}
+    return Subject(
+        found.name, call, options=dict(found.options), role=role, adapt=adapt, guessed=lines(found, plan, role), **facts
+    )
+
+
+def lines(found: Found, plan: Plan, role: str | None) -> str:
+    """What was chosen, and the binding that says so."""
+    shapes = {"padded": "[rows, width]", "list": "a list of rows", "packed": "all tokens", "row": "one row"}
+    told = [
+        f"{one.argument} = {one.field} {'[rows]' if one.size == 'sequence' else shapes[plan.way]}" for one in plan.fillings
+    ]
+    args = {one.argument: one.field for one in plan.fillings}
+    layout = "" if plan.way in ("padded", "row") else f", layout={plan.way!r}"
+    return f"guessed: role {role or 'unknown'}; {', '.join(told)}. bind({found.name}, role={role!r}{layout}, args={args})"
+
+
+def in_pairs(case: Case) -> Case:
+    """Groups of two neighbours, for a function that takes groups by position."""
+    group = case.sequences["group"]
+    rows: list[int] = []
+    for name in sorted({int(g) for g in group}):
+        own = (group == name).nonzero().squeeze(1).tolist()
+        rows += own[: len(own) // 2 * 2]
+    if not rows:
+        raise case.cannot("no two sequences answer one prompt")
+    taken = case.taken(rows, as_part=case.within is not None)
+    pairs = torch.arange(len(rows)) // 2
+    return taken.with_sequences(group=pairs)
+
+
+def _with_leaves(case: Case) -> Case:
+    leaves = {n: v.detach().clone().requires_grad_() for n, v in case.tokens.items() if v.dtype.is_floating_point}
+    return case.with_tokens(**leaves)
+
+
+def _looks(found: Found, plan: Plan, case: Case) -> list[Look]:
+    return list(_looked_at(case, called(found, plan, case, found.options), plan))
+
+
+def _looked_at(case: Case, returned: Any, plan: Plan) -> Iterator[Look]:
+    for name, value in _parts(_by_result(returned) if plan.way == "row" else returned):
+        held = _as_tensors(value)
+        if held is None:
+            continue
+        flat = held if isinstance(held, Tensor) else torch.cat([one.reshape(-1) for one in held]) if held else None
+        if flat is None:
+            continue
+        flags = flat.dtype == torch.bool or (flat.numel() > 1 and bool(((flat == 0) | (flat == 1)).all()))
+        yield Look(name, held, level_of(held, case, plan), flat.requires_grad, flags)
+
+
+def _by_result(rows: list[Any]) -> Any:
+    """Results of one call per row, as one list per result."""
+    if rows and isinstance(rows[0], tuple):
+        return tuple([row[i] for row in rows] for i in range(len(rows[0])))
+    if rows and isinstance(rows[0], dict):
+        return {key: [row[key] for row in rows] for key in rows[0]}
+    return rows
+
+
+def _parts(returned: Any) -> Iterator[tuple[str, Any]]:
+    """Every value in what was returned, with a name."""
+    if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
+        returned = {f.name: getattr(returned, f.name) for f in dataclasses.fields(returned)}
+    if isinstance(returned, Mapping):
+        for key, value in returned.items():
+            yield from ((f"{key}.{n}" if n != "value" else str(key), v) for n, v in _parts(value))
+    elif isinstance(returned, tuple):
+        for i, value in enumerate(cast("tuple[Any, ...]", returned)):
+            yield from ((f"{i}.{n}" if n != "value" else str(i), v) for n, v in _parts(value))
+    else:
+        yield "value", returned
+
+
+def _as_tensors(value: Any) -> Tensor | list[Tensor] | None:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return torch.as_tensor(np.asarray(value))
+    if isinstance(value, bool | int | float):
+        return torch.tensor(float(value), dtype=torch.float64)
+    if isinstance(value, list):
+        held = [_as_tensors(one) for one in cast("list[Any]", value)]
+        if any(not isinstance(one, Tensor) for one in held):
+            return None
+        tensors = cast("list[Tensor]", held)
+        return torch.stack([one.double() for one in tensors]) if all(one.ndim == 0 for one in tensors) and tensors else tensors
+    return None
+
+
+def level_of(value: Tensor | list[Tensor], case: Case, plan: Plan) -> Level | None:
+    """The level from the shape; None where no shape of the case fits."""
+    if isinstance(value, list):
+        sizes = [len(rows) for rows in (case.list("trainable", with_prompt=False))]
+        return "token" if [one.shape[0] if one.ndim else -1 for one in value] == sizes else None
+    if value.ndim == 0 or value.numel() == 1 and case.num_sequences > 1:
+        return "scalar"
+    width = case.padded("trainable", with_prompt=False).shape
+    if value.shape == width:
+        return "token"
+    if plan.way == "packed" and value.shape == case.trainable.shape:
+        return "token"
+    return "sequence" if value.shape == (case.num_sequences,) else None
+
+
+def role_of(
+    fields: frozenset[str], looks: list[Look], found: Found, plan: Plan, probe: Case, *, by_size: bool
+) -> str | None:
+    """The most likely part of the signal, from what it reads and what its first result is like."""
+    main = next((look for look in looks if look.level is not None), None)
+    if main is None:
+        raise CannotCall("no result has a shape that is known")
+    policies = {f for f in fields if f in LOGPS} | ({"logp_current", "logp_old"} if fields & {"ratio", "log_ratio"} else set())
+    if "teacher_logits" in fields:
+        return "distillation"
+    if "logits" in fields:
+        return "logp" if "token_id" in fields else "entropy" if main.level == "token" else "statistic"
+    if "value" in fields and "returns" in fields and not policies:
+        return "value_loss" if main.has_gradient else "metric"
+    if "advantage" in fields and policies:
+        return "keep" if main.is_flag else "policy_loss" if main.has_gradient else _numeric(main)
+    if fields & {"reward", "token_reward"}:
+        if "group" in fields or by_size:
+            return "group_advantage" if main.level == "token" else "reward_normalisation"
+        return "returns" if main.level == "token" else None
+    if len(policies) == 2:
+        return _of_two_policies(main, found, plan, probe)
+    if fields & {"token_loss", "advantage", "entropy", "kl"}:
+        return "whitening" if main.level == "token" else "aggregation" if main.has_gradient else "statistic"
+    return None
+
+
+def _numeric(main: Look) -> str | None:
+    return "metric" if main.level == "scalar" else None
+
+
+def _of_two_policies(main: Look, found: Found, plan: Plan, probe: Case) -> str | None:
+    if main.is_flag:
+        return "keep"
+    if main.level == "scalar":
+        return "kl_in_loss" if main.has_gradient else "metric"
+    same = next((look for look in _looks(found, plan, agreed(probe)) if look.name == main.name), None)
+    held = same.value if same is not None else None
+    numbers = torch.cat([one.reshape(-1) for one in held]) if isinstance(held, list) else held
+    if not isinstance(numbers, Tensor) or not numbers.numel():
+        return None
+    size = numbers.double().abs().max()
+    if float(size) < 1e-6:
+        return "kl"
+    return "importance" if float((numbers.double() - 1).abs().min()) < 1e-6 else None
+
+
+def _result(case: Case, look: Look, plan: Plan, preset: Role | None, role: str | None, place: int) -> Result | None:
+    if look.level is None:
+        return None
+    if place == 0:
+        kind: Kind = "statistic" if look.level != "token" else "term"
+        if preset is not None:
+            kind = preset.token_kind if look.level == "token" and preset.token_kind else preset.kind
+    elif look.level == "token" and role in SECOND:
+        kind = SECOND[role]
+    elif look.level == "scalar":
+        kind = "metric"
+    else:
+        return None
+    if look.level == "token":
+        layout = "packed" if plan.way == "packed" else "list" if isinstance(look.value, list) else "padded"
+        view: dict[str, Any] = {} if layout == "packed" else {"with_prompt": False}
+        return Result.token(case, look.value, kind, layout=layout, **view)
+    values = look.value.reshape(()) if look.level == "scalar" and isinstance(look.value, Tensor) else look.value
+    return Result.sequence(values, kind) if look.level == "sequence" else Result.scalar(values, kind)

@@ -1,0 +1,114 @@
+"""What an argument is, from the words in its name: the only place that reads meaning out of foreign names.
+
+    >>> [field_of(name) for name in ("old_log_probs", "lp_ref", "vllm_logprobs", "adv", "response_mask", "how")]
+    ['logp_old', 'logp_ref', 'logp_rollout', 'advantage', 'trainable', None]
+
+Known spellings come first. Then the words decide: a log-prob is the current one unless a word says whose it is.
+"""
+
+import re
+
+from trimtab.lexicon import meanings
+from trimtab.sentinel.binding.names import GROUP_NAMES, KNOWN_ARGUMENTS
+
+LOG_PROB = frozenset({"logp", "logps", "logprob", "logprobs", "lp", "lps", "logpi"})
+WHOSE: dict[str, frozenset[str]] = {
+    "logp_ref": frozenset({"ref", "reference", "base", "sft", "init", "initial", "q"}),
+    "logp_old": frozenset({"old", "prev", "previous", "prox", "proximal", "anchor"}),
+    "logp_rollout": frozenset({
+        "rollout", "behav", "behavior", "behaviour", "behave", "mu", "sampling", "sampler", "inference", "infer",
+        "generation", "gen", "generator", "vllm", "sglang", "engine",
+    }),
+}  # fmt: skip
+WORDS: dict[str, frozenset[str]] = {
+    "trainable": frozenset({"mask", "masks", "m"}),
+    "advantage": frozenset({"advantage", "advantages", "adv", "advs", "credit"}),
+    "returns": frozenset({"returns", "return", "ret", "rets"}),
+    "entropy": frozenset({"entropy", "entropies", "ent"}),
+    "kl": frozenset({"kl", "kls", "kld"}),
+    "group": frozenset({"group", "groups", "index", "uid", "uids", "prompts", "gid", "gids"}),
+    "ended": frozenset({"done", "dones", "ended", "terminated", "finished"}),
+    "length": frozenset({"lengths", "lens"}),
+    "logits": frozenset({"logits", "logit"}),
+    "token_id": frozenset({"ids", "labels", "actions"}),
+    "reward": frozenset({"reward", "rewards", "score", "scores"}),
+    "value": frozenset({"value", "values", "vpred", "vpreds", "v"}),
+    "token_loss": frozenset({"loss", "losses"}),
+    "ratio": frozenset({"ratio", "ratios"}),
+}
+"""Our field, or `ratio`, to words that mean it. Earlier rows win: a `loss_mask` is a mask, a `kl_loss` a KL."""
+GROUP_SIZES = frozenset({
+    "num_generations", "group_size", "n", "k", "samples_per_problem", "samples_per_prompt", "n_samples_per_prompt",
+    "num_samples_per_prompt_rollout", "rollout_n", "num_return_sequences",
+})  # fmt: skip
+"""How many neighbours are answers to one prompt, where a function takes groups by position."""
+SETTINGS = frozenset({
+    "coef", "coeff", "mode", "type", "config", "cfg", "args", "scale", "size", "norm", "estimator", "range",
+    "cliprange", "reduction", "factor", "clip", "eps", "epsilon", "cap", "chunk", "max",
+})  # fmt: skip
+"""Words of a setting, which is no field whatever else its name says: a `kl_coef` is no KL."""
+NUMBERS: tuple[tuple[frozenset[str], float], ...] = (
+    (frozenset({"gamma", "discount"}), 0.9),
+    (frozenset({"lam", "lambd", "lambda"}), 0.95),
+    (frozenset({"temperature", "temp", "tau"}), 0.7),
+    (frozenset({"cap", "max", "ceiling"}), 2.0),
+    (frozenset({"high", "hi", "upper"}), 0.28),
+    (frozenset({"eps", "epsilon", "clip", "cliprange", "low", "lo", "ratio"}), 0.2),
+    (frozenset({"coef", "coeff", "beta", "weight", "alpha"}), 0.1),
+)
+"""Words of a setting without a default, and a number at which it acts on small batches."""
+
+
+def words_of(name: str) -> list[str]:
+    """`oldLogProbs_v2` in words: old, log, probs, v, 2."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
+
+
+def field_of(name: str) -> str | None:
+    """The field of a case that an argument of this name takes; None where its name does not tell."""
+    if name in GROUP_NAMES:
+        return "group"
+    if name in KNOWN_ARGUMENTS:
+        return KNOWN_ARGUMENTS[name]
+    fields = {one.ours for one in meanings(name) if one.kind == "field"}
+    if len(fields) == 1:
+        return fields.pop()
+    words = set(words_of(name))
+    if words & WORDS["trainable"]:
+        return "attention" if "attention" in words else "trainable"
+    if words & LOG_PROB or ("log" in words and words & {"prob", "probs", "p", "ps", "pi"}):
+        return next((field for field, whose in WHOSE.items() if words & whose), "logp_current")
+    if words & SETTINGS:
+        return None
+    for field, spelled in WORDS.items():
+        if words & spelled:
+            return _precisely(field, words)
+    return None
+
+
+def fields_of(names: list[str]) -> dict[str, str]:
+    """The field of every argument whose name tells. Two arguments of one field are told apart by what is left."""
+    found = {name: field for name in names if (field := field_of(name)) is not None}
+    for field, other in (("logp_old", "logp_rollout"), ("value", "value_old")):
+        same = [name for name, one in found.items() if one == field]
+        if len(same) == 2 and other not in found.values():
+            # Beside a proximal policy, the old one is the sampler; beside predictions, the values are the old ones.
+            later = next((n for n in same if not set(words_of(n)) & {"prox", "proximal", "vpred", "vpreds"}), same[1])
+            found[later] = other
+    return found
+
+
+def _precisely(field: str, words: set[str]) -> str:
+    if field == "value" and words & WHOSE["logp_old"]:
+        return "value_old"
+    if field == "logits" and words & {"teacher", "ref", "reference"}:
+        return "teacher_logits"
+    if field == "reward" and words & {"token", "tok", "tokens"}:
+        return "token_reward"
+    return "log_ratio" if field == "ratio" and "log" in words else field
+
+
+def number_of(name: str) -> float | None:
+    """A number for a setting without a default; None where its name does not tell."""
+    words = set(words_of(name))
+    return next((number for spelled, number in NUMBERS if words & spelled), None)
