@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trimtab.sentinel.binding.words import GROUP_SIZES, number_of, words_of
+from trimtab.sentinel.binding.words import GROUP_SIZES, field_of, number_of, words_of
 
 CONFIGS = frozenset({"config", "cfg", "args", "settings", "conf", "hparams", "opts", "options"})
 """Words of an argument that holds settings as attributes or keys."""
@@ -36,12 +36,20 @@ class Config:
         return _setting(name) if default is None else default
 
 
+class Off(Config):
+    """A setting that nothing is known about: off, and a table of such settings where it is read as one."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
 def _setting(name: str) -> Any:
     if name in GROUP_SIZES:
         return 2
     if words_of(name)[:1] in (["use"], ["is"], ["do"], ["enable"], ["has"]):
         return False
-    return number_of(name)
+    number = number_of(name)
+    return Off() if number is None else number
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class CannotCall(Exception):
 
 def found_in(module: ModuleType) -> Iterator[tuple[str, Callable[[], Found]]]:
     """Every public function, module of torch and method that a module itself defines, in source order."""
-    for name, value in vars(module).items():
+    for name, value in list(vars(module).items()):
         if getattr(value, "__module__", None) != module.__name__ or name.startswith("_"):
             continue
         if inspect.isclass(value) and not dataclasses.is_dataclass(value):
@@ -89,8 +97,7 @@ def of_method(cls: type, method: str) -> Found:
     """A method of an object that is made with its defaults. Settings of the object are options of the call."""
     function = getattr(cls, method)
     arguments, own = _sorted({n: p for n, p in inspect.signature(function).parameters.items() if n != "self"})
-    init = {n: p for n, p in inspect.signature(cls).parameters.items()} if "__init__" in vars(cls) else {}
-    needed, settings = _sorted(init)
+    needed, settings = _sorted(inspect.signature(cls).parameters if "__init__" in vars(cls) else {})
     if needed:
         raise CannotCall(f"{cls.__name__} needs {', '.join(needed)} when it is made, and nothing is known about that")
     both = sorted(own.keys() & settings.keys())
@@ -128,15 +135,18 @@ def _sorted(
 
 
 def _is_number(name: str, annotation: Any) -> bool:
-    from trimtab.sentinel.binding.words import field_of
-
-    return field_of(name) is None and number_of(name) is not None and annotation in (inspect.Parameter.empty, float, int)
+    plain = annotation in (inspect.Parameter.empty, float, int, "float", "int")
+    return plain and field_of(name) is None and number_of(name) is not None
 
 
 def _config(annotation: Any) -> Any:
     """The class that the signature names, made with its defaults; otherwise an object that suggests its settings."""
-    if inspect.isclass(annotation) and dataclasses.is_dataclass(annotation):
-        if all(f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
-               for f in dataclasses.fields(annotation)):  # fmt: skip
-            return annotation()
+    if inspect.isclass(annotation) and dataclasses.is_dataclass(annotation) and not _needed(annotation):
+        return annotation()
     return Config()
+
+
+def _needed(cls: Any) -> list[str]:
+    """Fields of a dataclass without a default."""
+    missing = dataclasses.MISSING
+    return [f.name for f in dataclasses.fields(cls) if f.default is missing and f.default_factory is missing]

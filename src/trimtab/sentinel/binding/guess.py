@@ -87,14 +87,15 @@ class _Fields(dict[str, Any]):
         field = field_of(key)
         if field is None:
             raise self._case.cannot(f"nothing is known about the key {key!r}")
-        self[key] = _view(self._case, field, "sequence" if field in ROWS or field == "advantage" else "token", self._way)
+        size: Size = "sequence" if field in ROWS or field == "advantage" else "token"
+        self[key] = _view(self._case, field, size, self._way)
         return self[key]
 
     def __contains__(self, key: object) -> bool:
         return field_of(str(key)) is not None
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        return self[key] if key in self else default  # noqa: SIM401 - dict.get does not ask __missing__
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -114,9 +115,9 @@ class _NoOuterProducts(TorchFunctionMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         given = [one for one in args if isinstance(one, Tensor)]
-        if isinstance(out, Tensor) and len(given) > 1 and func in _PAIRWISE:
-            if out.numel() > max(one.numel() for one in given):
-                self.seen = self.seen or " with ".join(str(list(one.shape)) for one in given)
+        pairwise = isinstance(out, Tensor) and len(given) > 1 and func in _PAIRWISE
+        if pairwise and out.numel() > max(one.numel() for one in given):
+            self.seen = self.seen or " with ".join(str(list(one.shape)) for one in given)
         return out
 
 

@@ -51,6 +51,8 @@ NUMBERS: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"gamma", "discount"}), 0.9),
     (frozenset({"lam", "lambd", "lambda"}), 0.95),
     (frozenset({"temperature", "temp", "tau"}), 0.7),
+    (frozenset({"size"}), 2),
+    (frozenset({"delta"}), 0.1),
     (frozenset({"cap", "max", "ceiling"}), 2.0),
     (frozenset({"high", "hi", "upper"}), 0.28),
     (frozenset({"eps", "epsilon", "clip", "cliprange", "low", "lo", "ratio"}), 0.2),
