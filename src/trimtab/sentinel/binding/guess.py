@@ -23,7 +23,9 @@ from trimtab.sentinel.binding.words import field_of, fields_of
 
 Way = Literal["padded", "list", "packed", "row"]
 Size = Literal["token", "sequence"]
-EITHER = {"advantage": ("token", "sequence"), "reward": ("sequence", "token"), "kl": ("token",)}
+EITHER: dict[str, tuple[Size, ...]] = {
+    "advantage": ("token", "sequence"), "reward": ("sequence", "token"), "batch": ("token", "sequence"),
+}  # fmt: skip
 """Fields that frameworks hold per token or per sequence. The usual one comes first."""
 ROWS = frozenset({"group", "ended", "length", "outcome", "reward"})
 BATCHES = frozenset({"data", "inputs", "batch", "experience", "samples", "rollouts", "sample"})
@@ -61,8 +63,10 @@ class Plan:
 
 
 def _view(case: Case, field: str, size: Size, way: Way) -> Any:
+    if field == "count":
+        return case.whole.segments.num_tokens
     if field in ("batch", "boundaries"):
-        return _Fields(case, way) if field == "batch" else case.cu_seqlens
+        return _Fields(case, way, size) if field == "batch" else case.cu_seqlens
     if field in ("ratio", "log_ratio"):
         gap = [_view(case, name, "token", way) for name in ("logp_current", "logp_old")]
         if isinstance(gap[0], list):
@@ -79,15 +83,15 @@ def _view(case: Case, field: str, size: Size, way: Way) -> Any:
 class _Fields(dict[str, Any]):
     """A batch that nobody has seen: a key is filled with the field that its name tells."""
 
-    def __init__(self, case: Case, way: Way) -> None:
+    def __init__(self, case: Case, way: Way, size: Size) -> None:
         super().__init__()
-        self._case, self._way = case, way
+        self._case, self._way, self._size = case, way, size
 
     def __missing__(self, key: str) -> Any:
         field = field_of(key)
-        if field is None:
+        if field is None or field in ("batch", "boundaries"):
             raise self._case.cannot(f"nothing is known about the key {key!r}")
-        size: Size = "sequence" if field in ROWS or field == "advantage" else "token"
+        size: Size = self._size if field in EITHER else "sequence" if field in ROWS else "token"
         self[key] = _view(self._case, field, size, self._way)
         return self[key]
 
@@ -173,13 +177,13 @@ def _speaks_numpy(found: Found) -> bool | None:
     return None if has_torch == has_numpy else has_numpy
 
 
-def plausible(found: Found, most: int = 3) -> list[tuple[Plan, Any]]:
+def plausible(found: Found, adapt: Callable[[Case], Case], most: int = 3) -> list[tuple[Plan, Any]]:
     """The plans that run on every probe without an accidental broadcast, with what the first probe returned."""
     kept: list[tuple[Plan, Any]] = []
     why = ""
     for plan in plans(found):
         try:
-            returned = [returned_by(found, plan, case) for case in probes()]
+            returned = [returned_by(found, plan, adapt(case)) for case in probes()]
         except CannotRepresent as error:
             why = why or str(error)
         except Exception as error:  # foreign code may raise anything

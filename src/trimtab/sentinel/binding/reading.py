@@ -4,7 +4,7 @@ The only place that decides what an unbound function is.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -38,16 +38,25 @@ class Look:
 
 def subject_of(found: Found) -> Subject:
     """The most usual plausible binding, with the others as alternatives."""
-    made = [_subject(found, plan) for plan, _ in plausible(found)]
-    if not made:
-        raise CannotCall("no result has a shape that is known")
-    first = made[0]
-    return replace(first, alternatives=tuple(made[1:]))
-
-
-def _subject(found: Found, plan: Plan) -> Subject:
     by_size = bool(set(found.options) & GROUP_SIZES)
-    adapt = in_pairs if by_size else lambda case: case
+    adapt = in_pairs if by_size else _as_it_is
+    made: list[Subject] = []
+    why = ""
+    for plan, _ in plausible(found, adapt):
+        try:
+            made.append(_subject(found, plan, adapt, by_size=by_size))
+        except CannotCall as error:
+            why = why or str(error)
+    if not made:
+        raise CannotCall(why)
+    return replace(made[0], alternatives=tuple(made[1:]))
+
+
+def _as_it_is(case: Case) -> Case:
+    return case
+
+
+def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size: bool) -> Subject:
     fields = frozenset(one.field for one in plan.fillings)
     probe = adapt(probes()[0])
     role = role_of(fields, _looks(found, plan, _with_leaves(probe)), found, plan, probe, by_size=by_size)

@@ -72,6 +72,8 @@ def field_of(name: str) -> str | None:
         return "group"
     if name in KNOWN_ARGUMENTS:
         return KNOWN_ARGUMENTS[name]
+    if is_count(name):
+        return "count"
     fields = {one.ours for one in meanings(name) if one.kind == "field"}
     if len(fields) == 1:
         return fields.pop()
@@ -88,9 +90,24 @@ def field_of(name: str) -> str | None:
     return None
 
 
+SHORT: dict[str, frozenset[str]] = {
+    "trainable": frozenset({"keep", "on", "valid", "active", "train"}),
+    "logp_ref": frozenset({"base", "ref", "q"}),
+    "logp_current": frozenset({"new", "lp", "pi", "p"}),
+    "reward": frozenset({"r", "rew"}),
+    "advantage": frozenset({"a"}),
+    "token_loss": frozenset({"x", "xs", "tensor", "t", "arr", "array", "inp", "per_tok", "vals"}),
+}
+"""Short names that tell only beside others: taken where nothing else fills the field."""
+
+
 def fields_of(names: list[str]) -> dict[str, str]:
     """The field of every argument whose name tells. Two arguments of one field are told apart by what is left."""
     found = {name: field for name in names if (field := field_of(name)) is not None}
+    for field, spelled in SHORT.items():
+        short = [name for name in names if name not in found and name.lower() in spelled]
+        if short and field not in found.values():
+            found[short[0]] = field
     for field, other in (("logp_old", "logp_rollout"), ("value", "value_old")):
         same = [name for name, one in found.items() if one == field]
         if len(same) == 2 and other not in found.values():
@@ -98,6 +115,13 @@ def fields_of(names: list[str]) -> dict[str, str]:
             later = next((n for n in same if not set(words_of(n)) & {"prox", "proximal", "vpred", "vpreds"}), same[1])
             found[later] = other
     return found
+
+
+def is_count(name: str) -> bool:
+    """Whether it is a number of tokens in the whole step, which a loss divides by."""
+    words = set(words_of(name))
+    counted = words & {"tok", "toks", "token", "tokens"} and words & {"num", "count", "total", "global", "n"}
+    return bool(counted) or name in ("loss_scale", "step_total", "normalizer", "denominator")
 
 
 def _precisely(field: str, words: set[str]) -> str:
