@@ -69,16 +69,13 @@ class CannotCall(Exception):
     """Nothing is known that could be given to it."""
 
 
-def found_in(module: ModuleType) -> Iterator[tuple[str, Callable[[], Found]]]:
-    """Every public function, module of torch and method that a module itself defines, in source order."""
-    for name, value in list(vars(module).items()):
-        if getattr(value, "__module__", None) != module.__name__ or name.startswith("_"):
-            continue
-        if inspect.isclass(value) and not dataclasses.is_dataclass(value):
-            for method in _methods(value):
-                yield f"{name}.{method}", lambda cls=value, method=method: of_method(cls, method)
-        elif inspect.isfunction(inspect.unwrap(value)) if callable(value) and not inspect.isclass(value) else False:
-            yield name, lambda fn=value: of_function(fn)
+def found_in(module: ModuleType, name: str, value: Any) -> Iterator[tuple[str, Callable[[], Found]]]:
+    """What can be called of one name of a module: a function, the forward of a module of torch, or methods."""
+    if inspect.isclass(value):
+        for method in [] if dataclasses.is_dataclass(value) else _methods(value):
+            yield f"{name}.{method}", lambda method=method: of_method(value, method)
+    elif inspect.isfunction(inspect.unwrap(value)):
+        yield name, lambda: of_function(value)
 
 
 def _methods(cls: type) -> list[str]:

@@ -6,13 +6,14 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from trimtab.errors import AdapterError, TrimtabError
-from trimtab.sentinel.binding.bind import bind
-from trimtab.sentinel.binding.names import GROUP_NAMES, KNOWN_ARGUMENTS
+from trimtab.sentinel.binding.callable import CannotCall, found_in
+from trimtab.sentinel.binding.reading import subject_of
 from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.loading import Boundary, Spec
 from trimtab.sentinel.loading.stubs import StubRecord
@@ -91,11 +92,11 @@ def _is_declared(value: Any) -> bool:
 
 
 def _public(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Functions that the module itself defines, in source order."""
+    """Functions and classes that the module itself defines, in source order."""
     return {
         name: value
-        for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        for name, value in list(vars(module).items())
+        if callable(value) and getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
     }
 
 
@@ -107,33 +108,19 @@ def _of(module: ModuleType, name: str, value: Any, *, asked: bool) -> Iterator[S
     elif isinstance(value, list | tuple):
         yield from (one for one in value if isinstance(one, Subject))
     elif callable(value):
-        yield _guessed(module, name, value)
+        yield from _guessed(module, name, value)
     elif asked:
         raise AdapterError(f"{module.__name__}:{name} is neither a subject nor a function.")
 
 
-def _guessed(module: ModuleType, name: str, fn: Callable[..., Any]) -> Subject | Unbound:
-    """A binding from argument names alone. It is good for a first look, and it is reported as a guess."""
-    try:
-        names = inspect.signature(fn).parameters
-        fields = {KNOWN_ARGUMENTS[n] for n in names if n in KNOWN_ARGUMENTS}
-        fields |= {"group" for n in names if n in GROUP_NAMES}
-        return bind(boundary_of(fn, root_of(module.__name__)) or fn, name=name, role=guessed_role(fields))
-    except TrimtabError as error:
-        return Unbound(name, f"{module.__name__}:{name}", str(error))
-
-
-def guessed_role(fields: set[str]) -> str | None:
-    """The most likely role of a function, from the fields that it reads."""
-    logps = {field for field in fields if field.startswith("logp_")}
-    if "logp_current" in logps and "advantage" in fields:
-        return "policy_loss"
-    if "token_loss" in fields:
-        return "aggregation"
-    if {"value", "returns"} <= fields:
-        return "value_loss"
-    if "token_reward" in fields:
-        return "group_advantage" if "group" in fields else "returns"
-    if "reward" in fields:
-        return "group_advantage"
-    return "kl" if len(logps) == 2 and fields <= logps | {"trainable"} else None
+def _guessed(module: ModuleType, name: str, value: Callable[..., Any]) -> Iterator[Subject | Unbound]:
+    """Bindings from names, shapes and what runs. They are guesses, and every report says so."""
+    for label, find in found_in(module, name, value):
+        try:
+            found = find()
+            subject = subject_of(found)
+        except (CannotCall, TrimtabError) as error:
+            yield Unbound(label, f"{module.__name__}:{label}", str(error))
+            continue
+        boundary = boundary_of(found.function, root_of(module.__name__))
+        yield replace(subject, name=label, boundary=boundary)
