@@ -39,7 +39,10 @@ class Measured:
     @property
     def exercised(self) -> int:
         """Invariants that held or were violated."""
-        return sum(len(self.verdicts.get(status, [])) for status in ("holds", "bug", "suspect", "latent", "hygiene", "convention"))
+        return sum(
+            len(self.verdicts.get(status, []))
+            for status in ("holds", "bug", "suspect", "latent", "hygiene", "convention")
+        )
 
     def text(self) -> str:
         shown = [

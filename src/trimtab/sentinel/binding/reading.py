@@ -1,4 +1,4 @@
-"""What a function returned, read as results: levels from shapes, a role from fields, gradients and where policies agree.
+"""What a function returned, read as results: levels from shapes, a role from fields, gradients and agreement.
 
 The only place that decides what an unbound function is.
 """
@@ -67,6 +67,7 @@ def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size
         return {look.name: one for i, look in enumerate(looks) if (one := _result(case, look, plan, preset, role, i))}
 
     facts: dict[str, Any] = {"couples": preset.couples, "waived": dict(preset.waived)} if preset else {}
+    facts |= {"block": 2} if by_size else {}
     return Subject(
         found.name, call, options=dict(found.options), role=role, adapt=adapt, guessed=lines(found, plan, role), **facts
     )
@@ -75,12 +76,12 @@ def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size
 def lines(found: Found, plan: Plan, role: str | None) -> str:
     """What was chosen, and the binding that says so."""
     shapes = {"padded": "[rows, width]", "list": "a list of rows", "packed": "all tokens", "row": "one row"}
-    told = [
-        f"{one.argument} = {one.field} {'[rows]' if one.size == 'sequence' else shapes[plan.way]}" for one in plan.fillings
-    ]
+    sizes = {one.argument: "[rows]" if one.size == "sequence" else shapes[plan.way] for one in plan.fillings}
+    told = ", ".join(f"{one.argument} = {one.field} {sizes[one.argument]}" for one in plan.fillings)
     args = {one.argument: one.field for one in plan.fillings}
     layout = "" if plan.way in ("padded", "row") else f", layout={plan.way!r}"
-    return f"guessed: role {role or 'unknown'}; {', '.join(told)}. bind({found.name}, role={role!r}{layout}, args={args})"
+    bound = f"bind({found.name}, role={role!r}{layout}, args={args})"
+    return f"guessed: role {role or 'unknown'}; {told}. {bound}"
 
 
 def in_pairs(case: Case) -> Case:
@@ -153,7 +154,8 @@ def _as_tensors(value: Any) -> Tensor | list[Tensor] | None:
         if any(not isinstance(one, Tensor) for one in held):
             return None
         tensors = cast("list[Tensor]", held)
-        return torch.stack([one.double() for one in tensors]) if all(one.ndim == 0 for one in tensors) and tensors else tensors
+        is_row = bool(tensors) and all(one.ndim == 0 for one in tensors)
+        return torch.stack([one.double() for one in tensors]) if is_row else tensors
     return None
 
 
@@ -162,7 +164,7 @@ def level_of(value: Tensor | list[Tensor], case: Case, plan: Plan) -> Level | No
     if isinstance(value, list):
         sizes = [len(rows) for rows in (case.list("trainable", with_prompt=False))]
         return "token" if [one.shape[0] if one.ndim else -1 for one in value] == sizes else None
-    if value.ndim == 0 or value.numel() == 1 and case.num_sequences > 1:
+    if value.ndim == 0 or (value.numel() == 1 and case.num_sequences > 1):
         return "scalar"
     width = case.padded("trainable", with_prompt=False).shape
     if value.shape == width:
@@ -179,7 +181,9 @@ def role_of(
     main = next((look for look in looks if look.level is not None), None)
     if main is None:
         raise CannotCall("no result has a shape that is known")
-    policies = {f for f in fields if f in LOGPS} | ({"logp_current", "logp_old"} if fields & {"ratio", "log_ratio"} else set())
+    policies = {f for f in fields if f in LOGPS}
+    if fields & {"ratio", "log_ratio"}:
+        policies |= {"logp_current", "logp_old"}
     if "teacher_logits" in fields:
         return "distillation"
     if "logits" in fields:

@@ -171,6 +171,8 @@ class Subject:
     """It draws random numbers, so each call gets the same ones. Measured before the search."""
     varies: str = ""
     """Why its results change from call to call, if they do. Measured before the search."""
+    block: int = 1
+    """How many neighbours are one group, for a function that takes groups by position."""
     guessed: str = ""
     """For a binding that nobody wrote: what was chosen."""
     alternatives: "tuple[Subject, ...]" = ()

@@ -153,7 +153,7 @@ def permutation(subject: Subject, case: Case) -> Violation | None:
     count = case.num_sequences
     if count < 2:
         raise case.cannot("there is one sequence")
-    for order in (list(reversed(range(count))), [*range(1, count), 0]):
+    for order in _orders(count, subject.block):
         other = run(subject, case.taken(order, as_part=False))
         everything = slice_all(other.case)
         match = Match(
@@ -166,6 +166,13 @@ def permutation(subject: Subject, case: Case) -> Violation | None:
         if found:
             return found
     return None
+
+
+def _orders(count: int, block: int) -> Iterator[list[int]]:
+    """Two other orders: blocks reversed, and either rotated by one sequence or reversed inside each block."""
+    blocks = [list(range(start, min(start + block, count))) for start in range(0, count, block)]
+    yield [i for one in reversed(blocks) for i in one]
+    yield [*range(1, count), 0] if block == 1 else [i for one in blocks for i in reversed(one)]
 
 
 def slice_all(case: Case) -> tuple[Tensor, Tensor, Tensor]:
