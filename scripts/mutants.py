@@ -144,7 +144,8 @@ def _is_text(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         return _name(node.value.func) in SAYS and any(isinstance(part, ast.JoinedStr) for part in ast.walk(node))
-    return isinstance(node, ast.keyword) and node.arg == "stacklevel"
+    # zip(…, strict=True) asserts that lengths agree.
+    return isinstance(node, ast.keyword) and node.arg in ("stacklevel", "strict")
 
 
 def _name(node: ast.AST) -> str:

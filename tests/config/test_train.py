@@ -22,6 +22,7 @@ from trimtab.errors import ConfigError
             {"early_stop": {"accuracy": 1.5}},
             "early_stop.accuracy = 1.5 is not possible: input should be less",
         ),
+        ({"self": 1}, "there is no key 'self'"),
         ({"early_stop": "sometimes"}, "early_stop = 'sometimes' is not possible: input should be 'never'"),
         (
             {"prompts_per_step": 2, "updates_per_batch": 3},

@@ -116,6 +116,13 @@ def test_a_ratio_at_the_very_end_of_a_band_is_inside(ends: tuple[float, float]) 
         assert not any(bool(flags.any()) for flags in seen.values())
 
 
+@pytest.mark.parametrize(("exponent", "met"), [(20.0, 0), (-20.0, 0), (20.5, 1), (-20.5, 1)])
+def test_an_exponent_of_20_is_the_last_that_is_not_bounded(exponent: float, met: int) -> None:
+    importance, seen = correction.truncated(tokens(exponent), lengths(1), level="token", band=(0.0, inf))
+    assert_is(seen["exponent_bounded_tokens"], met)
+    assert_near(importance, exp(min(max(exponent, -20.0), 20.0)))
+
+
 def test_keep_negative_drift() -> None:
     # sequence 0 (slime #1917's example): anchor - current = 1 at each of 3 tokens, advantages -1, 0.25, -0.5: mean < 0,
     #   so the token of advantage +0.25 goes with the others;

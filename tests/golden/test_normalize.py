@@ -129,3 +129,8 @@ def test_without_a_mean_a_non_voter_is_held_by_the_voters_and_not_by_0() -> None
         tokens(-2.0, -4.0, 1.0), flags(1, 1, 0), index(0, 0, 0), 1, mean="none", std="group", ddof=1, eps=0.0
     )
     assert_near(negative, -2 / sqrt(2), -4 / sqrt(2), -2 / sqrt(2))
+
+
+def test_whiten_adds_1e_8_to_the_variance_unless_told_otherwise() -> None:
+    # 0 and 1e-4: variance 5e-9
+    assert_near(normalize.whiten(tokens(0.0, 1e-4), flags(1, 1)), -0.5e-4 / sqrt(1.5e-8), 0.5e-4 / sqrt(1.5e-8))

@@ -5,7 +5,7 @@ import torch
 
 from trimtab.errors import SignalError
 from trimtab.signal import SignalBatch, prepare, recipe
-from trimtab.signal.layout import Segments, list_cells, packed_cells, padded_cells
+from trimtab.signal.layout import Cells, Segments, list_cells, packed_cells, padded_cells
 from trimtab.signal.reduce import last_token, sequence_any, sequence_mean, sequence_sum, to_tokens
 from trimtab.signal.update import select
 
@@ -116,3 +116,9 @@ def test_an_episode_cut_into_sequences_votes_once() -> None:
     base = prepare(whole, recipe("start_on_policy"))[0].advantage
     split = prepare(cut, recipe("start_on_policy"))[0].advantage
     assert split[::2].tolist() == [base[0], base[0], base[0], base[2], base[4]]
+
+
+def test_a_field_on_another_device_is_named() -> None:
+    elsewhere = Cells((3,), torch.arange(3, device="meta"))
+    with pytest.raises(SignalError, match="logp_old is on cpu and trainable on meta"):
+        elsewhere.field(torch.zeros(3), "logp_old")

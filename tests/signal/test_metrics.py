@@ -52,6 +52,8 @@ def test_metrics_of_float32_numbers_are_computed_in_float64() -> None:
     assert value(Spread.of(torch.tensor([2.0**24, 2.0**24 + 2]))) == 1.0
     assert value(SampleSize.of(torch.full((3,), 1e20))) == pytest.approx(1.0)
     assert value(Sum.of(torch.tensor([2.0**24, 1.0, 1.0]))) == 2**24 + 2
+    edges = torch.tensor(Histogram.EDGES)  # as float32, none of them lies on its edge
+    assert torch.equal(Histogram.of(edges).counts, Histogram.of(edges.double()).counts)
     assert value(Mean.of(torch.tensor([2.0**24, 1.0, 1.0]))) == pytest.approx((2**24 + 2) / 3, rel=1e-12)
 
 

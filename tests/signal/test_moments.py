@@ -93,6 +93,29 @@ def test_no_gradient_flows_through_an_importance_that_forgot_to_detach() -> None
     assert torch.equal(plain, forgot)
 
 
+def test_a_value_that_no_term_asks_for_changes_nothing() -> None:
+    held = batch()
+    (micro,) = decide(next(prepare(held, recipe("tis"))[0].updates(1))).split(num=1)
+    logp = held.logp_old[select(held.segments, micro.sequences)[1]].clone().requires_grad_()
+    with_value = token_loss(micro, logp, value=torch.ones(held.num_tokens, dtype=F64)).loss
+    assert torch.equal(with_value, token_loss(micro, logp).loss)
+
+
+def test_the_effect_of_a_shaping_step_is_how_far_it_moves_the_reward() -> None:
+    shaping = (part("reward.affine", bias=0.5), part("reward.clip", low=-1.0, high=1.0))
+    prepared, _ = prepare(batch(), recipe("tis", reward=shaping))
+    numbers = prepared.metrics.numbers()
+    # rewards 1, 0, 0.25, 1 all move by 0.5; then 1.5, 0.5, 0.75, 1.5 are clipped at 1
+    assert numbers["reward.affine/effect"] == pytest.approx(0.5)
+    assert numbers["reward.clip/effect"] == pytest.approx(0.25)
+
+
+def test_an_advantage_in_half_precision_is_refused() -> None:
+    held = batch()
+    with pytest.raises(SignalError, match="prepare: advantage is bfloat16"):
+        prepare(held, recipe("tis"), advantage=torch.ones(held.num_tokens, dtype=torch.bfloat16))
+
+
 def test_turn_level_credit_reads_the_turn_the_group_and_a_field_of_the_callers_own() -> None:
     chosen = recipe("start_on_policy", normalize="raw", advantage="outside_formulas.by_turn")
     prepared, _ = prepare(batch(), chosen)

@@ -12,6 +12,8 @@ from trimtab import Counts
 from trimtab.errors import SignalError
 from trimtab.signal import Stage, recipe
 from trimtab.signal import part as part_of
+from trimtab.signal.counts import share_of
+from trimtab.signal.layout import Segments
 
 F64 = torch.float64
 ROWS = 12
@@ -78,6 +80,13 @@ def test_a_call_whose_counts_are_its_own_is_the_whole_step() -> None:
     assert chosen.needs_logp_now
     counts = trimtab.count(recipe=chosen, **cut(given, WHOLE[0]))
     assert torch.equal(gradient(given, chosen, WHOLE, counts=counts), gradient(given, chosen, WHOLE))
+
+
+@pytest.mark.parametrize(("own", "whole", "share"), [(1, 1, 1.0), (1, 2, 0.5), (0, 0, 0.0), (0, 3, 0.0), (3, 4, 0.75)])
+@pytest.mark.parametrize("weighting", ["token_mean", "sequence_mean_token_mean"])
+def test_the_share_of_a_call_is_its_part_of_the_step(own: int, whole: int, share: float, weighting: str) -> None:
+    segments = Segments.from_counts(torch.ones(own, dtype=torch.long), own)
+    assert share_of(part_of(f"weighting.{weighting}"), segments, Counts(whole, whole)) == share
 
 
 def test_without_counts_each_call_is_a_step_of_its_own_and_dividing_is_wrong() -> None:

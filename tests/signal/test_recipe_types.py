@@ -123,3 +123,16 @@ def test_a_pair_of_numbers_is_a_band(band: Any) -> None:
 def test_a_list_of_one_number_is_no_number(numbers: Any) -> None:
     with pytest.raises(SignalError, match="bias"):
         part("reward.affine", bias=numbers)
+
+
+def test_a_formula_of_an_unknown_scope_is_refused() -> None:
+    with pytest.raises(SignalError, match="scope"):
+        trimtab.formula(source="a test", stage="kl", scope="tokens", promises=())(lambda logp_current: logp_current)
+
+
+@pytest.mark.parametrize(
+    "number", [torch.ones((), device="meta"), torch.ones(1).to_sparse(), torch.ones((), dtype=torch.complex64)]
+)
+def test_a_tensor_that_holds_no_plain_number_is_no_setting(number: torch.Tensor) -> None:
+    with pytest.raises(SignalError, match=r"^reward\.affine: setting bias: .* cannot be computed with"):
+        part("reward.affine", bias=number)

@@ -6,7 +6,7 @@ from tests.golden.exact import assert_is, index, lengths
 
 from trimtab.errors import SignalError
 from trimtab.signal import SignalBatch, decide, prepare, recipe, token_loss
-from trimtab.signal.update import Decided, Ledger, _cuts, _token_key
+from trimtab.signal.update import Decided, Ledger, _cuts, _token_key, total_weight
 
 WORD = 2**64
 
@@ -128,3 +128,20 @@ def test_a_batch_without_groups_that_train_is_one_empty_step() -> None:
     assert [update.num_tokens for update in prepared.updates(1)] == [0]
     with pytest.raises(SignalError, match="2 optimiser steps from 0 groups"):
         prepared.updates(2)
+
+
+def test_a_second_pass_is_refused_where_it_begins_also_if_it_was_asked_for_before_the_first_began() -> None:
+    old = torch.full((2, 3), -1.0, dtype=torch.float64)
+    batch = SignalBatch.from_padded([[1, 1, 1]] * 2, reward=[1.0, 0.0], group=[0, 0], logp_old=old, logp_rollout=old)
+    prepared, _ = prepare(batch, recipe("tis", old="current"))
+    first, second = prepared.updates(1), prepared.updates(1)
+    next(first)
+    with pytest.raises(SignalError, match="follows the policy from step to step"):
+        next(second)
+
+
+def test_the_weight_of_a_step_is_summed_in_double_precision() -> None:
+    batch = SignalBatch.from_padded([[1, 1, 1]], reward=[1.0], group=[0], logp_old=torch.full((1, 3), -1.0))
+    decided = decide(next(prepare(batch, recipe("start_on_policy", normalize="raw"))[0].updates(1)))
+    # 1 / 3 in single precision, three times
+    assert total_weight(decided.whole).item() == 3 * float(torch.tensor(1 / 3, dtype=torch.float32))

@@ -30,7 +30,7 @@ class Table(BaseModel):
 
     if not TYPE_CHECKING:  # a type checker reads the fields; this only changes what a refusal looks like
 
-        def __init__(self, **given: Any) -> None:
+        def __init__(self, /, **given: Any) -> None:
             try:
                 super().__init__(**given)
             except ValidationError as error:

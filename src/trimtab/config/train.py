@@ -95,7 +95,7 @@ class ModelSettings(Table):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the trainer's parameters; log-probs are computed in float32 either way."""
     device: str = "cpu"
-    """Where the trainer computes: cpu, cuda, cuda:1, mps."""
+    """Where the trainer computes: cpu, cuda, cuda:1."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
 

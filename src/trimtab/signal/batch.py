@@ -214,7 +214,7 @@ def _precision(given: dict[str, Any]) -> torch.dtype | None:
 
 
 def _integer_tokens(cells: Cells, name: str, values: Numbers) -> TokenIndex:
-    return as_integers(cells.gather(values, name).detach(), f"SignalBatch: {name}")
+    return as_integers(cells.gather(values, name), f"SignalBatch: {name}")
 
 
 def _extra(given: object) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def drift(name: str, logratio: PerToken, segments: Segments) -> Metrics:
 def drift_by_age(logratio: PerToken, version: Tensor, now: int) -> dict[str, Metric]:
     """old - rollout, split: tokens of the current version show the engine alone, older ones engine and staleness."""
     stale = version < now
-    gap = logratio.detach().abs()
+    gap = logratio.abs()
     return {
         "drift/engine_token_abs_mean": Mean.of(gap, ~stale),
         "drift/staleness_token_abs_mean": Mean.of(gap, stale),

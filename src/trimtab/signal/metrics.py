@@ -44,7 +44,7 @@ class Mean:
     @classmethod
     def fraction(cls, flags: Tensor, among: Tensor | None = None) -> "Mean":
         """Share of true flags, among all or among those chosen."""
-        return cls(*_sums(flags.double(), among), absent=False)
+        return cls(*_sums(flags, among), absent=False)
 
     def merge(self, other: "Mean") -> "Mean":
         return Mean(self.total + other.total, self.count + other.count, self.absent)

@@ -113,11 +113,11 @@ def whiten(
     gets no more than the voters themselves span: its result is bounded to [min, max] of theirs, as in mean_std.
     """
     exact = values.double()
-    one_group = torch.zeros(values.shape[0], dtype=torch.long, device=values.device)
-    centred = exact - _average(exact, votes, one_group, 1, "group")
-    spread = _spread(centred, votes, one_group, 1, "group", 1)
+    everyone = (votes, torch.zeros(values.shape[0], dtype=torch.long, device=values.device), 1, "group")
+    centred = exact - _average(exact, *everyone)
+    spread = _spread(centred, *everyone, 1)
     whitened = torch.where(spread > 0, centred / torch.sqrt(spread.square() + eps), centred)
-    whitened = _bounded(whitened, votes, one_group, 1, "group")
+    whitened = _bounded(whitened, *everyone)
     return torch.where(votes.sum() >= 2, whitened, torch.zeros_like(whitened)).to(values.dtype)
 
 

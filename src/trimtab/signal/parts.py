@@ -15,6 +15,7 @@ from torch import Tensor
 from trimtab.errors import SignalError, nearest
 from trimtab.signal.catalogue import INPUTS, Formula, Rule, find
 from trimtab.signal.layout import Segments
+from trimtab.signal.tensors import as_tensor
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -153,7 +154,7 @@ def _value(entry: Formula, name: str, value: Any) -> Any:
     from pydantic import ValidationError
 
     annotation, reader = _reader(entry, name)
-    plain = _plain_value(value)
+    plain = _plain_value(value, f"{entry.name}: setting {name}")
     try:
         if _holds_bool(plain) and bool not in _types(annotation):
             raise SignalError(f"{entry.name}: setting {name} = {value!r} is not possible: a number is due, not a bool.")
@@ -182,12 +183,14 @@ def _reader(entry: Formula, name: str) -> "tuple[Any, TypeAdapter[Any]]":
     return annotation, TypeAdapter(annotation)
 
 
-def _plain_value(value: Any) -> Any:
+def _plain_value(value: Any, where: str) -> Any:
     """Lists as tuples, and the numbers and arrays of numpy and torch as Python's own."""
+    if isinstance(value, Tensor):
+        value = as_tensor(value, where)
     plain: Any = cast("Any", value).tolist() if isinstance(value, np.generic | np.ndarray | Tensor) else value
-    return (
-        tuple(_plain_value(inner) for inner in cast("list[Any]", plain)) if isinstance(plain, list | tuple) else plain
-    )
+    if not isinstance(plain, list | tuple):
+        return plain
+    return tuple(_plain_value(inner, where) for inner in cast("list[Any]", plain))
 
 
 def _holds_bool(value: Any) -> bool:

@@ -45,7 +45,7 @@ plant(
     whitened(),
     "signal.normalize:whiten",
     "torch.where(spread > 0, centred / torch.sqrt(spread.square() + eps), centred)\n"
-    '    whitened = _bounded(whitened, votes, one_group, 1, "group")\n'
+    "    whitened = _bounded(whitened, *everyone)\n"
     "    return torch.where(votes.sum() >= 2, whitened, torch.zeros_like(whitened))",
     "centred / spread\n    return whitened",
 )
