@@ -12,9 +12,11 @@ from trimtab.sentinel.binding.bind import at, bind
 from trimtab.sentinel.binding.like import like
 from trimtab.sentinel.binding.subject import Out, Result, Subject
 from trimtab.sentinel.loading import Boundary, Spec
-from trimtab.sentinel.targets import trl, trl_advantage, trl_loss
+from trimtab.sentinel.targets import trl
 from trimtab.sentinel.targets.stand_in import Settings, contiguous_groups
 from trimtab.sentinel.targets.target import Binding
+from trimtab.sentinel.targets.trl import advantage as trl_advantage
+from trimtab.sentinel.targets.trl import loss as trl_loss
 from trimtab.sentinel.targets.trl.source import GRPO, Alone
 
 REPOSITORY = "huggingface/trl"

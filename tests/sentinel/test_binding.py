@@ -25,7 +25,7 @@ from trimtab.sentinel import (
     subject,
 )
 from trimtab.sentinel.batch.directed import completed, directed
-from trimtab.sentinel.binding.discover import guessed_role, subjects_of
+from trimtab.sentinel.binding.discover import subjects_of
 from trimtab.sentinel.binding.subject import call_subject
 from trimtab.sentinel.examination.record import case_data
 from trimtab.sentinel.targets.target import Unbound
@@ -183,18 +183,6 @@ def test_a_missing_file_and_a_missing_name_are_told() -> None:
         list(subjects_of("nowhere.py"))
     with pytest.raises(AdapterError, match="has no nothing"):
         list(subjects_of("trimtab.signal.kl:nothing"))
-
-
-@pytest.mark.parametrize(
-    ("fields", "role"),
-    [
-        ({"logp_current", "advantage"}, "policy_loss"), ({"token_loss", "trainable"}, "aggregation"),
-        ({"value", "returns"}, "value_loss"), ({"token_reward", "group"}, "group_advantage"),
-        ({"token_reward"}, "returns"), ({"reward"}, "group_advantage"), ({"logp_old", "logp_ref"}, "kl"), (set(), None),
-    ],
-)  # fmt: skip
-def test_a_role_is_guessed_from_the_fields(fields: set[str], role: str | None) -> None:
-    assert guessed_role(fields) == role
 
 
 def test_a_backward_that_raises_leaves_the_values_to_be_looked_at() -> None:

@@ -66,6 +66,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 """The settings each formula is checked with; one without settings is checked as it is."""
 
 
+UNCENTRED = "without a mean it divides rewards themselves by their spread, so they grow as the spread shrinks"
 REFUSED = "SignalBatch and token_loss refuse half-precision log-probs, so no formula gets them"
 
 
@@ -106,10 +107,14 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
         promises=tuple(p for p in entry.promises if not (wide and p == "group_isolation")),
         exact=True,
         stops_gradient=entry.name in STOPS_GRADIENT,
-        waived={"half_precision": REFUSED},
+        waived={"half_precision": REFUSED, **({"degenerate_bounded": UNCENTRED} if _is_uncentred(settings) else {})},
         reads=_reads(entry),
         adapt=_constant_inside if entry.constant_advantage else lambda case: case,
     )
+
+
+def _is_uncentred(settings: Mapping[str, Any]) -> bool:
+    return settings.get("mean") == "none" and settings.get("std", "none") != "none"
 
 
 def _constant_inside(case: Case) -> Case:
