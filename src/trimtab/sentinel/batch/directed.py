@@ -113,6 +113,31 @@ def directed() -> Iterator[Case]:
         yield build(kinds, group=list(groups), tokens=tokens, sequences=sequences)
 
 
+def benign() -> Case:
+    """Two groups of three and a single sample, all tokens chosen by the policy, all values moderate and distinct."""
+    kinds = tuple(tuple(row) for row in ("paa", "paaa", "pa", "paa", "paaa", "paa", "paa"))
+    count = sum(map(len, kinds))
+    ramp = torch.linspace(0, 1, count, dtype=torch.float64)
+    tokens = {n: -0.5 - 0.3 * torch.sin(ramp * (7 + 3 * i)) - ramp / 4 for i, n in enumerate(LOGPS)}
+    tokens |= {n: torch.cos(ramp * (5 + i)) for i, n in enumerate(("advantage", "value", "returns", "token_loss"))}
+    reward = torch.tensor([1.0, 0.0, 0.25, 2.0, 0.5, 0.0, 0.75], dtype=torch.float64)
+    sequences = {
+        "reward": reward,
+        "outcome": reward - 0.6,
+        "votes": torch.ones(7).bool(),
+        "ended": torch.ones(7).bool(),
+    }
+    return build(kinds, group=[0, 0, 0, 1, 1, 1, 2], tokens=tokens, sequences=sequences)
+
+
+@functools.cache
+def ordinary() -> tuple[Case, ...]:
+    """Batches without corners: no group of one, no empty row, policies close; with tool output and spare columns."""
+    by_name = dict(zip(SHAPES, directed(), strict=True))
+    shapes = [by_name[name] for name in ("ragged", "tool output", "interleaved groups")]
+    return (benign().taken(range(6), as_part=False), *shapes, replace(shapes[1], extra_columns=2))
+
+
 @functools.lru_cache(maxsize=16)
 def random_cases(reads: frozenset[str] | None, *, seed: int, examples: int) -> tuple[Case, ...]:
     """Small random batches by hypothesis. The same seed and fields give the same batches."""

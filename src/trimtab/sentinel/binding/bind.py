@@ -132,6 +132,7 @@ def bind(
         name or getattr(fn, "__name__", None) or str(getattr(getattr(fn, "spec", None), "name", "function")),
         call, options=options or {}, role=role, waived=waived,
         boundary=boundary,
+        defaults={n: v for n, v in _defaults(fn).items() if n not in given and n not in (options or {})},
         **{**preset_facts, **facts},
     )  # fmt: skip
 
@@ -171,6 +172,15 @@ def _known(fn: Callable[..., Any], taken: Mapping[str, Any]) -> dict[str, Argume
                 f"Give args={{{name!r}: FIELD}} or options={{{name!r}: VALUE}}."
             )
     return found
+
+
+def _defaults(fn: Callable[..., Any]) -> dict[str, Any]:
+    """Settings with a value of the function's own."""
+    try:
+        parameters = inspect.signature(getattr(fn, "function", fn)).parameters
+    except (TypeError, ValueError):
+        return {}
+    return {n: p.default for n, p in parameters.items() if p.default is not p.empty}
 
 
 def _taken(case: Case, where: Argument, layout: Layout, view: Mapping[str, Any], dtype: torch.dtype | None) -> Any:

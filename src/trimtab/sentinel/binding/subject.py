@@ -18,6 +18,7 @@ from torch import Tensor
 from trimtab.sentinel.batch.case import Case, WrongShape
 
 if TYPE_CHECKING:
+    from trimtab.sentinel.known import Fit
     from trimtab.sentinel.loading import Boundary
 
 Level = Literal["token", "sequence", "scalar", "cell"]
@@ -32,6 +33,10 @@ Values = Callable[[Case], Tensor]
 
 SIGNAL: tuple[Kind, ...] = ("loss", "term", "keep", "importance", "advantage", "return", "kl", "weight", "reward")
 """Kinds that reach the update. The others are only read by people."""
+DATA: tuple[Kind, ...] = (
+    "advantage", "return", "reward", "keep", "weight", "mask", "metric", "statistic", "observation", "count",
+)  # fmt: skip
+"""Kinds that a trainer uses as numbers. Nobody follows a gradient through them."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,10 @@ class Subject:
     penalties: Mapping[str, str] = field(default_factory=dict[str, str])
     temperature: str | None = None
     ranks: Literal["data", "context"] | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Settings that the function itself gives a value, for those who ask which numbers it knows."""
+    fits: "tuple[Fit, ...]" = ()
+    """Formulas that its results equal, published ones or with a known mistake. Measured before the search."""
     single: bool = False
     """Its body computes in single precision, whatever its inputs are. Measured before the search."""
     draws: bool = False
@@ -263,7 +272,7 @@ def run(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) 
     gradients: dict[str, dict[str, Tensor]] = {}
     blocked: set[str] = set()
     for name, result in out.items():
-        if result.value.requires_grad:
+        if result.value.requires_grad and result.kind not in DATA:
             try:
                 found = torch.autograd.grad(
                     result.value.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True

@@ -41,7 +41,7 @@ def degenerate_bounded(subject: Subject, case: Case) -> Violation | None:
             if corner is case:
                 raise
             continue
-        found = _unbounded(seen, corner, what, condition)
+        found = _unbounded(subject, seen, corner, what, condition)
         if found is not None and (worst is None or GRADES.index(found.grade) < GRADES.index(worst.grade)):
             worst = found
         if worst is not None and worst.grade == "bug":
@@ -52,6 +52,8 @@ def degenerate_bounded(subject: Subject, case: Case) -> Violation | None:
 EMPTY = "a whole batch or micro-batch has no trainable token"
 FAR = 20.0
 """Policies that differ by more than this in the log-prob of one token are a broken run, or a broken sampler."""
+APART = f"two policies are more than {FAR:g} apart in the log-prob of a token"
+"""A loss that is not finite there is hygiene, since everybody sees it. A gradient alone is latent: nobody does."""
 
 
 def _corners(case: Case) -> Iterator[tuple[str, str, Case]]:
@@ -81,11 +83,11 @@ def _condition(case: Case, said: str) -> str:
         return EMPTY
     policies = torch.stack([case.tokens[n][case.trainable].double() for n in LOGPS if n in case.tokens])
     if float((policies.max(0).values - policies.min(0).values).max()) > FAR:
-        return f"two policies are more than {FAR:g} apart in the log-prob of a token"
+        return APART
     return said
 
 
-def _unbounded(seen: Seen, case: Case, what: str, said: str) -> Violation | None:
+def _unbounded(subject: Subject, seen: Seen, case: Case, what: str, said: str) -> Violation | None:
     what = what if bool(case.trainable.any()) else "no token is trainable"
     condition = _condition(case, said)
     grade: Grade = "latent" if condition else "bug"
@@ -95,15 +97,17 @@ def _unbounded(seen: Seen, case: Case, what: str, said: str) -> Violation | None
         if not bool(torch.isfinite(value).all()):
             where = tuple(places(~torch.isfinite(value))) if value.ndim == 1 else ()
             of_people = result.kind in ("metric", "statistic")
+            loud = condition == APART or (condition == EMPTY and (of_people or not subject.reading("token_loss")))
             found = Violation(
                 f"{name} is not finite although {what}", numbers(value), "finite", where,
-                grade="hygiene" if of_people and condition == EMPTY else grade,
+                grade="hygiene" if loud else grade,
                 effect=Effect("metric" if of_people else "value", where, float("inf")),
                 compared=Compared(name, None, case), condition=condition,
             )  # fmt: skip
             if found.grade == grade:
                 return found
             weaker = found
+            continue
         for leaf, gradient in seen.gradients.get(name, {}).items():
             if not bool(torch.isfinite(gradient).all()):
                 return Violation(

@@ -92,8 +92,10 @@ def nonfinite_isolation(subject: Subject, case: Case) -> Violation | None:
         other = _without_carried(run(subject, case.refilled(content)))
         found = _moved(case, base, other, f"putting {content} into untrainable cells")
         if found:
-            return replace(found, grade="latent", condition=_CONDITION)
-        weaker = weaker or _unclean(other, content)
+            # An average is given numbers of any origin; log-probs and values come from the trainer's own forward pass.
+            grade = "latent" if subject.reading("token_loss") else "hygiene"
+            return replace(found, grade=grade, condition=_CONDITION)
+        weaker = weaker or _unclean(subject, other, content)
     return weaker
 
 
@@ -111,13 +113,15 @@ def _without_carried(seen: Seen) -> Seen:
     return replace(seen, gradients=gradients | kept)
 
 
-def _unclean(seen: Seen, content: float) -> Violation | None:
+def _unclean(subject: Subject, seen: Seen, content: float) -> Violation | None:
+    masks_itself = subject.reading("trainable")
     for name, result in seen.results.items():
         passes_on = result.kind in _PASSED_ON
         if result.outside is not None and not passes_on and not bool(torch.isfinite(result.outside.double()).all()):
             return Violation(
                 f"{name} is not finite at untrainable cells that held {content}", numbers(result.outside), 0.0,
-                grade="latent" if result.kind in _MASKING else "hygiene", condition=_CONDITION,
+                grade="latent" if result.kind in _MASKING or (result.kind == "kl" and masks_itself) else "hygiene",
+                condition=_CONDITION,
             )  # fmt: skip
     return None
 

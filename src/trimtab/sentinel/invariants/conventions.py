@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.batch.directed import build
+from trimtab.sentinel.batch.directed import benign
 from trimtab.sentinel.batch.perturb import LOGPS
 from trimtab.sentinel.binding.subject import Result, Subject, call_subject, resolve_inputs, run, same
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant
@@ -20,23 +20,6 @@ from trimtab.sentinel.invariants.scale import known_average
 from trimtab.sentinel.invariants.surrogate import off
 
 EPSILONS = (0.0, 1e-9, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
-
-
-def benign() -> Case:
-    """Two groups of three and a single sample, all tokens chosen by the policy, all values moderate and distinct."""
-    kinds = tuple(tuple(row) for row in ("paa", "paaa", "pa", "paa", "paaa", "paa", "paa"))
-    count = sum(map(len, kinds))
-    ramp = torch.linspace(0, 1, count, dtype=torch.float64)
-    tokens = {n: -0.5 - 0.3 * torch.sin(ramp * (7 + 3 * i)) - ramp / 4 for i, n in enumerate(LOGPS)}
-    tokens |= {n: torch.cos(ramp * (5 + i)) for i, n in enumerate(("advantage", "value", "returns", "token_loss"))}
-    reward = torch.tensor([1.0, 0.0, 0.25, 2.0, 0.5, 0.0, 0.75], dtype=torch.float64)
-    sequences = {
-        "reward": reward,
-        "outcome": reward - 0.6,
-        "votes": torch.ones(7).bool(),
-        "ended": torch.ones(7).bool(),
-    }
-    return build(kinds, group=[0, 0, 0, 1, 1, 1, 2], tokens=tokens, sequences=sequences)
 
 
 def detected(subject: Subject) -> dict[str, str]:

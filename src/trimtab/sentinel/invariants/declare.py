@@ -9,10 +9,11 @@ from torch import Tensor
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.subject import Subject
 
-Grade = Literal["bug", "latent", "hygiene", "convention"]
-"""latent: wrong only where a run meets a condition that most runs never meet; the condition is named.
+Grade = Literal["bug", "suspect", "latent", "hygiene", "convention"]
+"""suspect: wrong if it was meant as its names and numbers suggest.
+latent: wrong only where a run meets a condition that most runs never meet; the condition is named.
 hygiene: harmless as long as callers are careful. convention: one of several correct ways, named."""
-GRADES: tuple[Grade, ...] = ("bug", "latent", "hygiene", "convention")
+GRADES: tuple[Grade, ...] = ("bug", "suspect", "latent", "hygiene", "convention")
 """The worst first."""
 
 
@@ -88,18 +89,21 @@ class Invariant:
     """It must hold on some case, not on all. It is a finding only if it holds on no case."""
     alone: bool = False
     """It looks at one call at a time, so it also applies to a function that draws random numbers."""
+    whole: bool = False
+    """It is about the function and not about one case, so one case is enough and none is made smaller."""
 
 
 INVARIANTS: dict[str, Invariant] = {}
 
 
 def invariant(
-    *, statement: str, why: str, bug: str, repair: str, family: str, some: bool = False, alone: bool = False
+    *, statement: str, why: str, bug: str, repair: str, family: str, some: bool = False, alone: bool = False,
+    whole: bool = False,
 ) -> Callable[[Check], Check]:
     """Declare a check. The name of the function is the name of the invariant."""
 
     def declare(check: Check) -> Check:
-        INVARIANTS[check.__name__] = Invariant(check.__name__, statement, why, bug, repair, check, family, some, alone)
+        INVARIANTS[check.__name__] = Invariant(check.__name__, statement, why, bug, repair, check, family, some, alone, whole)
         return check
 
     return declare

@@ -142,6 +142,8 @@ def _held(subject: Subject, name: str, cases: list[Case]) -> Verdict:
     attempt = trial.attempt
     if INVARIANTS[name].some:
         return _shown(subject, name, trial, cases)
+    if INVARIANTS[name].whole:
+        return _of_the_whole(subject, name, trial, cases)
     found: tuple[Case, Violation] | None = None
     for case in cases:
         violation = attempt(case)
@@ -156,6 +158,19 @@ def _held(subject: Subject, name: str, cases: list[Case]) -> Verdict:
     taken = trial.taken
     case, violation = smallest(*found, attempt)
     return Verdict(subject.label, name, violation.grade, taken, violation, case)
+
+
+def _of_the_whole(subject: Subject, name: str, trial: "Trial", cases: list[Case]) -> Verdict:
+    """For an invariant about the function itself: the first case that it accepts decides."""
+    for case in cases:
+        violation = trial.attempt(case)
+        if trial.taken:
+            break
+    else:
+        return trial.unviolated()
+    return trial.unviolated(enough=1) if violation is None else Verdict(
+        subject.label, name, violation.grade, trial.taken, violation, case
+    )
 
 
 def _shown(subject: Subject, name: str, trial: "Trial", cases: list[Case]) -> Verdict:

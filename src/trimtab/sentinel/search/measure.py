@@ -13,7 +13,10 @@ import numpy as np
 import torch
 
 from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongShape
+from trimtab.sentinel.batch.directed import ordinary
 from trimtab.sentinel.binding.subject import Out, Subject, call_subject
+
+from trimtab.sentinel.known import fitted
 
 COARSE = 0.01
 """A change that single precision cannot miss."""
@@ -26,7 +29,8 @@ def measured(subject: Subject, cases: list[Case]) -> Subject:
             own = subject.adapt(case)
             known = replace(subject, draws=_draws(subject, own))
             known = replace(known, varies=_varies(known, own))
-            return replace(known, single=not known.varies and _is_single(known, own))
+            known = replace(known, single=not known.varies and _is_single(known, own))
+            return known if known.varies else replace(known, fits=tuple(fitted(known, ordinary())))
     return subject
 
 

@@ -1,0 +1,31 @@
+"""Formulas that everybody knows, and the mistakes that many have made in them."""
+
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.subject import Subject
+from trimtab.sentinel.invariants.declare import Effect, Violation, invariant
+
+
+@invariant(
+    family="I24",
+    statement="A function that equals a published formula but for one known mistake, number for number on every "
+    "batch, has that mistake.",
+    why="A reversed log-ratio, a smaller instead of a larger error or a sum over n instead of n - 1 breaks no law of "
+    "masks and batches. It is only another formula than the one that was meant.",
+    bug="Several frameworks: k3 from the reversed log-ratio, which estimates the KL of the other policy.",
+    repair="Compare with the formula in the paper at three numbers. If another formula was meant, say so: "
+    "bind it with a definition.",
+    whole=True,
+)
+def known_mistake(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
+    if subject.definition is not None:
+        raise case.cannot("its binding says what it computes")
+    if not subject.fits:
+        raise case.cannot("it equals no formula that is known here")
+    return tuple(
+        Violation(
+            f"{fit.result} is the {fit.formula}: {fit.mistake}", fit.observed, fit.expected,
+            grade="suspect", effect=Effect("value", (), 1.0),
+        )  # fmt: skip
+        for fit in subject.fits
+        if fit.mistake
+    )

@@ -1,0 +1,104 @@
+"""How numbers per cell become one number: the averages in use, and the ones that people get by mistake."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.known.cells import Cells
+
+Reduce = Callable[[Cells, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Average:
+    """A way to average; `mistake` says what is wrong with it, and is empty where nothing is."""
+
+    name: str
+    of: Reduce
+    mistake: str = ""
+
+
+def _over_rows(c: Cells, per_row: Tensor, *, filled: bool) -> Tensor:
+    rows = (c.mask.sum(1) > 0).sum().clamp(min=1) if filled else torch.tensor(float(c.mask.shape[0]))
+    return per_row.sum() / rows
+
+
+def _row_means(c: Cells, x: Tensor) -> Tensor:
+    return (x * c.mask).sum(1) / c.count
+
+
+def _total(c: Cells, x: Tensor) -> Tensor:
+    return (x * c.mask).sum()
+
+
+def _tokens(c: Cells) -> Tensor:
+    return c.mask.sum().clamp(min=1)
+
+
+AVERAGES: tuple[Average, ...] = (
+    Average("token mean", lambda c, x: _total(c, x) / _tokens(c)),
+    Average("mean over sequences of their token means", lambda c, x: _over_rows(c, _row_means(c, x), filled=True)),
+    Average("mean over all rows of their token means", lambda c, x: _over_rows(c, _row_means(c, x), filled=False)),
+    Average("token sum", _total),
+    Average("mean over sequences of their token sums", lambda c, x: _over_rows(c, (x * c.mask).sum(1), filled=True)),
+    Average("mean over all rows of their token sums", lambda c, x: _over_rows(c, (x * c.mask).sum(1), filled=False)),
+    Average("sum over sequences of their token means", lambda c, x: _row_means(c, x).sum()),
+    Average(
+        "token sum over the number of cells", lambda c, x: _total(c, x) / max(x.numel(), 1),
+        "the sum is divided by the number of cells, padding included",
+    ),
+    Average(
+        "mean over every cell", lambda c, x: x.mean(), "the mean runs over every cell, padding included",
+    ),
+    Average(
+        "mean over every token after the prompt", lambda c, x: (x * c.response).sum() / c.response.sum().clamp(min=1),
+        "tokens that do not train are averaged in",
+    ),
+    Average(
+        "token sum over every token after the prompt", lambda c, x: _total(c, x) / c.response.sum().clamp(min=1),
+        "the count contains tokens that do not train",
+    ),
+    Average(
+        "mean over rows of sums over their whole length",
+        lambda c, x: _over_rows(c, (x * c.mask).sum(1) / c.response.sum(1).clamp(min=1), filled=False),
+        "each sequence is divided by its whole length, tokens that do not train included",
+    ),
+    Average(
+        "sum over rows of sums over their whole length",
+        lambda c, x: ((x * c.mask).sum(1) / c.response.sum(1).clamp(min=1)).sum(),
+        "each sequence is divided by its whole length, tokens that do not train included",
+    ),
+    Average(
+        "token mean divided by the number of rows", lambda c, x: _total(c, x) / _tokens(c) / x.shape[0],
+        "the token mean is divided by the number of rows once more",
+    ),
+    Average(
+        "mean over rows of sums over all tokens",
+        lambda c, x: ((x * c.mask).sum(1) / _tokens(c)).mean(),
+        "each row is divided by the count of the whole batch, and by the number of rows once more",
+    ),
+)  # fmt: skip
+
+
+def _inside(c: Cells, x: Tensor) -> Tensor:
+    return x[c.mask > 0]
+
+
+EXTREMES: tuple[Average, ...] = (
+    Average("maximum", lambda c, x: _inside(c, x).max()),
+    Average("minimum", lambda c, x: _inside(c, x).min()),
+    Average("standard deviation", lambda c, x: _inside(c, x).std(correction=0)),
+    Average("standard deviation, n - 1", lambda c, x: _inside(c, x).std(correction=1)),
+    Average("maximum over every cell", lambda c, x: x.max(), "masked cells are looked at as well"),
+    Average("minimum over every cell", lambda c, x: x.min(), "masked cells are looked at as well"),
+    Average("maximum of masked values", lambda c, x: (x * c.mask).max(), "a masked cell counts as 0"),
+    Average("minimum of masked values", lambda c, x: (x * c.mask).min(), "a masked cell counts as 0"),
+)
+
+
+def reduced(c: Cells, x: Tensor, *, extremes: bool) -> Iterator[tuple[Average, Tensor]]:
+    """Every average of these cells."""
+    for average in (*AVERAGES, *EXTREMES) if extremes else AVERAGES:
+        yield average, average.of(c, x)

@@ -1,0 +1,57 @@
+"""A case as rows of cells, for formulas in the shape that most frameworks write them in."""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.batch.case import Case
+
+
+class Cells:
+    """`cells["logp_old"]` is [rows, width] without prompts; `cells.mask` says where a trained token is.
+
+    Cells without a token hold 0, as most collators leave them.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._held: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._held:
+            self._held[name] = self.case.padded(name, with_prompt=False, dtype=torch.float64).detach()
+        return self._held[name]
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """1 where a token trains."""
+        return self["trainable"]
+
+    @cached_property
+    def response(self) -> Tensor:
+        """1 at every token after the prompt, tool output included."""
+        return self["response"]
+
+    @cached_property
+    def count(self) -> Tensor:
+        """Trained tokens per row, at least 1."""
+        return self.mask.sum(1).clamp(min=1)
+
+    @property
+    def reward(self) -> Tensor:
+        return self.case.sequences["reward"].double()
+
+    @property
+    def outcome(self) -> Tensor:
+        return self.case.sequences["outcome"].double()
+
+    @cached_property
+    def groups(self) -> list[Tensor]:
+        """The rows of each group."""
+        group = self.case.sequences["group"]
+        return [(group == g).nonzero().squeeze(1) for g in sorted({int(g) for g in group})]
+
+    def rows(self, values: Tensor) -> Tensor:
+        """One number per row, copied to its cells."""
+        return values[:, None].expand_as(self.mask)

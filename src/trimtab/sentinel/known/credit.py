@@ -1,0 +1,150 @@
+"""Credit: rewards compared inside a group, carried back along a sequence, and whitened over the batch."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.known.cells import Cells
+from trimtab.sentinel.known.token import Known
+
+SMALL = 1e-6
+
+
+def normalised() -> Iterator[Known]:
+    """One number per row: rewards minus a centre, over a spread. Stabilisers are too small to matter here."""
+    for centre, subtract in CENTRES.items():
+        for spread, divide in SPREADS.items():
+            mixed = "rewards of other prompts set the centre, although the spread is that of the group"
+            wrong = mixed if centre == "batch mean" and spread.startswith("group") else WRONG.get(centre, "")
+            name = f"reward - {centre}" if centre != "no centre" else "reward"
+            name += "" if spread == "no spread" else f", over the {spread}"
+            yield Known(name, lambda c, s=subtract, d=divide: (c.reward - s(c)) / d(c), wrong)
+    for spread, divide in SPREADS.items():
+        if spread != "no spread":
+            only = "only the mean is divided by the spread: r - mean / spread"
+            yield Known(f"reward - mean / {spread}", lambda c, d=divide: c.reward - CENTRES["group mean"](c) / d(c), only)
+
+
+def _by_group(one: Callable[[Tensor], Tensor]) -> Callable[[Cells], Tensor]:
+    def of(c: Cells) -> Tensor:
+        out = torch.zeros_like(c.reward)
+        for rows in c.groups:
+            out[rows] = one(c.reward[rows])
+        return out
+
+    return of
+
+
+CENTRES: dict[str, Callable[[Cells], Tensor]] = {
+    "no centre": lambda c: torch.zeros_like(c.reward),
+    "group mean": _by_group(lambda r: r.mean().expand_as(r)),
+    "batch mean": lambda c: c.reward.mean().expand_as(c.reward),
+    "mean of the others": _by_group(lambda r: (r.sum() - r) / max(len(r) - 1, 1)),
+    "sum of the others over n": _by_group(lambda r: (r.sum() - r) / len(r)),
+}
+WRONG = {"sum of the others over n": "the sum of the others is divided by n, and there are n - 1 of them"}
+SPREADS: dict[str, Callable[[Cells], Tensor]] = {
+    "no spread": lambda c: torch.ones_like(c.reward),
+    "group spread": _by_group(lambda r: r.std(correction=0).expand_as(r)),
+    "group spread, n - 1": _by_group(lambda r: r.std(correction=1).expand_as(r)),
+    "batch spread": lambda c: c.reward.std(correction=0).expand_as(c.reward),
+    "batch spread, n - 1": lambda c: c.reward.std(correction=1).expand_as(c.reward),
+}
+
+
+def carried_back(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
+    """Returns and generalised advantages over the trained tokens of each sequence, and the usual slips."""
+    discounts = [n for n in dict.fromkeys((*numbers, 1.0)) if 0 < n <= 1]
+    value = next((v for v in ("value_old", "value") if v in inputs), None)
+    for gamma in discounts:
+        yield Known(f"return with discount {gamma:g}", lambda c, g=gamma: to_go(c, g))
+        late = "a reward is discounted at its own token already"
+        yield Known(f"return with discount {gamma:g}, one step late", lambda c, g=gamma: g * to_go(c, g), late)
+        reset = "a token that does not train stops the return"
+        yield Known(f"return with discount {gamma:g}, stopped", lambda c, g=gamma: to_go(c, g, stops=True), reset)
+        for lam in discounts if value is not None else ():
+            for slip, mistake in SLIPS.items():
+                def found(c: Cells, g: float = gamma, lam: float = lam, slip: str = slip) -> Tensor:
+                    return gae(c, value, g, lam, slip)  # noqa: B023 - the same in every turn
+
+                told = f"GAE({gamma:g}, {lam:g})" + (f", {slip}" if slip else "")
+                yield Known(told, found, mistake)
+                yield Known(f"{told} + value", lambda c, f=found: f(c) + c[value], mistake)  # noqa: B023
+
+
+SLIPS = {
+    "": "",
+    "present value as the next one": "the value of the present step stands for that of the next one",
+    "next value subtracted": "the next value is subtracted instead of the present one",
+    "no next value": "the value of the next step is left out, although values are subtracted",
+    "stopped at tool output": "a token that does not train stops the running advantage",
+    "values of tool output": "values of tokens that do not train are used as next values",
+    "padding after the end": "the value after the last token is read from beyond the answer",
+}
+
+
+def _rewards(c: Cells) -> Tensor:
+    return c["token_reward"]
+
+
+def to_go(c: Cells, gamma: float, *, stops: bool = False) -> Tensor:
+    out, running = torch.zeros_like(c.mask), torch.zeros(c.mask.shape[0], dtype=torch.float64)
+    for t in reversed(range(c.mask.shape[1])):
+        trains = c.mask[:, t] > 0
+        running = torch.where(trains, _rewards(c)[:, t] + gamma * running, running * 0 if stops else running)
+        out[:, t] = running
+    return out
+
+
+def gae(c: Cells, value: str, gamma: float, lam: float, slip: str) -> Tensor:
+    rows, width = c.mask.shape
+    values, out = c[value], torch.zeros_like(c.mask)
+    after = torch.zeros(rows, dtype=torch.float64)
+    running = torch.zeros(rows, dtype=torch.float64)
+    for t in reversed(range(width)):
+        trains, own = c.mask[:, t] > 0, values[:, t]
+        following = own if slip == "present value as the next one" else after
+        subtracted = after if slip == "next value subtracted" else own
+        bootstrap = 0.0 if slip == "no next value" else gamma * following
+        step = _rewards(c)[:, t] + bootstrap - subtracted + gamma * lam * running
+        held = running * 0 if slip == "stopped at tool output" else running
+        running = torch.where(trains, step, held)
+        seen = (c.response[:, t] > 0) if slip == "values of tool output" else trains
+        after = torch.where(seen if slip != "padding after the end" else torch.ones_like(trains), own, after)
+        out[:, t] = running
+    return out
+
+
+def whitened(name: str) -> Iterator[Known]:
+    """Numbers over the batch to mean 0 and spread 1."""
+    for ddof in (0, 1):
+        for shift in (True, False):
+            told = f"{name} whitened" + ("" if shift else ", mean kept") + (", n - 1" if ddof else "")
+            yield Known(told, lambda c, d=ddof, s=shift: _whitened(c, name, c.mask, c.mask, d, s))
+        every = "cells that do not train enter the mean or the spread"
+        cells = lambda c: torch.ones_like(c.mask)  # noqa: E731
+        kinds: tuple[tuple[Callable[[Cells], Tensor], Callable[[Cells], Tensor]], ...] = (
+            (cells, cells), (lambda c: c.mask, cells), (cells, lambda c: c.mask),
+            (lambda c: c.response, lambda c: c.response), (lambda c: c.mask, lambda c: c.response),
+            (lambda c: c.response, lambda c: c.mask),
+        )  # fmt: skip
+        for i, (first, second) in enumerate(kinds):
+            for zeroed in (False, True):
+                yield Known(
+                    f"{name} whitened over other cells ({i})",
+                    lambda c, d=ddof, f=first, s=second, z=zeroed: _whitened(c, name, f(c), s(c), d, True, zeroed=z),
+                    every,
+                )
+
+
+def _whitened(
+    c: Cells, name: str, first: Tensor, second: Tensor, ddof: int, shift: bool, *, zeroed: bool = False
+) -> Tensor:
+    """Mean over the first mask, spread over the second; `zeroed` takes masked cells as 0."""
+    x = c[name] * c.mask if zeroed else c[name]
+    mean = (x * first).sum() / first.sum()
+    off = (x - mean) ** 2 * (c.mask if zeroed else 1.0)
+    spread = ((off * second).sum() / (second.sum() - ddof)).sqrt()
+    out = (c[name] - mean) / spread
+    return out if shift else out + mean

@@ -1,0 +1,124 @@
+"""Policy losses per token, and the fraction of tokens at which a clip binds."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.known.cells import Cells
+from trimtab.sentinel.known.token import Known
+
+Band = tuple[float, float]
+
+
+def bands(numbers: Sequence[float]) -> Iterator[Band]:
+    """Intervals around 1 that the settings can mean: offsets below and above, or the bounds themselves."""
+    offsets = [n for n in numbers if 0 < n < 1]
+    tops = [n for n in numbers if 1 < n < 20]
+    seen: set[Band] = set()
+    for low, high in product(offsets, [*offsets, *[t - 1 for t in tops]]):
+        for band in ((1 - low, 1 + high), (low, 1 + high)):
+            if band[0] < 1 and band not in seen:
+                seen.add(band)
+                yield band
+
+
+def _credit(c: Cells, name: str) -> Tensor:
+    return c.rows(c.outcome) if name == "outcome" else c[name]
+
+
+def policy_losses(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
+    """The loss of each token, to minimise."""
+    credit = "advantage" if "advantage" in inputs else "outcome"
+    yield Known("REINFORCE", lambda c: -_credit(c, credit) * c["logp_current"])
+    up = "the sign is lost: it minimises what it should maximise"
+    yield Known("REINFORCE, sign lost", lambda c: _credit(c, credit) * c["logp_current"], up)
+    for behind in (n for n in ("logp_old", "logp_rollout") if n in inputs):
+        yield from _from(credit, behind, inputs, numbers)
+
+
+def _from(credit: str, behind: str, inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
+    def ratio(c: Cells) -> Tensor:
+        return (c["logp_current"] - c[behind]).exp()
+
+    def of_sequence(c: Cells) -> Tensor:
+        return c.rows(((c["logp_current"] - c[behind]) * c.mask).sum(1) / c.count).exp()
+
+    def product_of(c: Cells) -> Tensor:
+        return c.rows(((c["logp_current"] - c[behind]) * c.mask).sum(1)).exp()
+
+    up = "the sign is lost: it minimises what it should maximise"
+    for level, r in (("", ratio), (", ratio of the sequence", of_sequence), (", product of the sequence", product_of)):
+        told = f"ratio to {behind}{level}"
+        yield Known(f"unclipped, {told}", lambda c, r=r: -_credit(c, credit) * r(c))
+        yield Known(f"unclipped, {told}, sign lost", lambda c, r=r: _credit(c, credit) * r(c), up)
+        for band in bands(numbers):
+            shown = f"[{band[0]:g}, {band[1]:g}]"
+
+            def both(c: Cells, r: object = r, band: Band = band) -> tuple[Tensor, Tensor]:
+                found: Tensor = r(c)  # type: ignore[operator]
+                a = _credit(c, credit)
+                return -a * found, -a * found.clamp(*band)
+
+            yield Known(f"clipped to {shown}, {told}", lambda c, b=both: torch.maximum(*b(c)))
+            small = "the smaller of the two losses is taken, so the clip removes the wrong side"
+            yield Known(f"clipped to {shown}, {told}, the smaller one", lambda c, b=both: torch.minimum(*b(c)), small)
+            yield Known(f"always clipped to {shown}, {told}", lambda c, b=both: b(c)[1],
+                        "the clipped loss is used alone, so a token that moved the wrong way gets no gradient")  # fmt: skip
+            for cap in (n for n in numbers if n > 1):
+                yield Known(
+                    f"clipped to {shown} with dual clip {cap:g}, {told}", lambda c, b=both, k=cap: _dual(c, credit, b(c), k)
+                )
+                yield Known(
+                    f"clipped to {shown} with dual clip {cap:g}, {told}, for every sign",
+                    lambda c, b=both, k=cap: torch.minimum(torch.maximum(*b(c)), -_credit(c, credit) * k),
+                    "the dual clip bounds positive advantages too",
+                )
+
+
+def _dual(c: Cells, credit: str, both: tuple[Tensor, Tensor], cap: float) -> Tensor:
+    loss, a = torch.maximum(*both), _credit(c, credit)
+    return torch.where(a < 0, torch.minimum(loss, -a * cap), loss)
+
+
+def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
+    """1 where a clip binds."""
+    credit = "advantage" if "advantage" in inputs else "outcome" if "outcome" in inputs else None
+    for behind in (n for n in ("logp_old", "logp_rollout") if n in inputs):
+        def ratio(c: Cells, behind: str = behind) -> Tensor:
+            return (c["logp_current"] - c[behind]).exp()
+
+        for band in bands(numbers):
+            shown = f"[{band[0]:g}, {band[1]:g}]"
+
+            def outside(c: Cells, r: object = ratio, band: Band = band) -> tuple[Tensor, Tensor]:
+                found: Tensor = r(c)  # type: ignore[operator]
+                return (found < band[0]).double(), (found > band[1]).double()
+
+            yield Known(f"outside {shown}", lambda c, o=outside: sum(o(c)))  # type: ignore[arg-type]
+            yield Known(f"below {shown}", lambda c, o=outside: o(c)[0])
+            yield Known(f"above {shown}", lambda c, o=outside: o(c)[1])
+            inside = "it counts the tokens inside the band"
+            yield Known(f"inside {shown}", lambda c, o=outside: 1 - o(c)[0] - o(c)[1], inside)
+            if credit is None:
+                continue
+            name = credit
+
+            def binds(c: Cells, o: object = outside) -> Tensor:
+                low, high = o(c)  # type: ignore[operator]
+                a = _credit(c, name)
+                return torch.where(a > 0, high, torch.where(a < 0, low, torch.zeros_like(low)))
+
+            yield Known(f"clip to {shown} binds", binds)
+            yield Known(f"clip to {shown} binds below", lambda c, o=outside: torch.where(_credit(c, name) < 0, o(c)[0], 0.0))
+            yield Known(f"clip to {shown} binds above", lambda c, o=outside: torch.where(_credit(c, name) > 0, o(c)[1], 0.0))
+            free = "it counts the tokens at which the clip does not bind"
+            yield Known(f"clip to {shown} does not bind", lambda c, b=binds: 1 - b(c), free)
+
+            def other(c: Cells, o: object = outside) -> Tensor:
+                low, high = o(c)  # type: ignore[operator]
+                a = _credit(c, name)
+                return torch.where(a > 0, low, torch.where(a < 0, high, torch.zeros_like(low)))
+
+            yield Known(f"clip to {shown}, sides exchanged", other, "the two signs of the advantage are exchanged")

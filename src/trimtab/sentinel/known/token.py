@@ -1,0 +1,131 @@
+"""Formulas with one number per token: estimates of a KL, ratios, losses and credit, with the mistakes people make."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.known.cells import Cells
+
+Values = Callable[[Cells], Tensor]
+SAMPLERS = ("logp_rollout", "logp_old", "logp_current", "logp_ref")
+"""The policy that sampled the tokens is the first of these that a function reads."""
+TO_GRADIENT = "the policy that sampled"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A formula over the cells of a case. `mistake` says what is wrong with it, and is empty where nothing is."""
+
+    name: str
+    of: Values
+    mistake: str = ""
+
+
+def ends(inputs: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of policies that a function reads, the one that sampled first."""
+    read = [name for name in SAMPLERS if name in inputs]
+    for i, first in enumerate(read):
+        for second in read[i + 1 :]:
+            yield first, second
+
+
+def kl(inputs: frozenset[str]) -> Iterator[Known]:
+    """Estimates of KL(p to q) from tokens that p sampled."""
+    for p, q in ends(inputs):
+        told = f"KL({p} to {q})"
+
+        def gap(c: Cells, p: str = p, q: str = q) -> Tensor:
+            return c[p] - c[q]
+
+        yield Known(f"k1 of {told}", gap)
+        yield Known(f"k2 of {told}", lambda c, gap=gap: gap(c) ** 2 / 2)
+        yield Known(f"k3 of {told}", lambda c, gap=gap: torch.exp(-gap(c)) - 1 + gap(c))
+        yield Known(f"|k1| of {told}", lambda c, gap=gap: gap(c).abs())
+        turned = f"the log-ratio is turned around: {p} sampled the tokens"
+        yield Known(f"k1 of {told}, turned around", lambda c, gap=gap: -gap(c), turned)
+        yield Known(f"k3 of {told}, turned around", lambda c, gap=gap: torch.exp(gap(c)) - 1 - gap(c), turned)
+        half = "k2 is half of the squared log-ratio, and the half is missing"
+        yield Known(f"squared log-ratio of {p} and {q}", lambda c, gap=gap: gap(c) ** 2, half)
+        sign = "the sign of the log-ratio is lost in one of the two terms"
+        yield Known(f"k3 of {told}, one sign lost", lambda c, gap=gap: torch.exp(-gap(c)) - 1 - gap(c), sign)
+
+
+def gaps(inputs: frozenset[str]) -> Iterator[Known]:
+    """Other numbers of two policies that people watch."""
+    for p, q in ends(inputs):
+        yield Known(f"ratio {q} / {p}", lambda c, p=p, q=q: (c[q] - c[p]).exp())
+        yield Known(f"ratio {p} / {q}", lambda c, p=p, q=q: (c[p] - c[q]).exp())
+        yield Known(f"difference of probabilities of {p} and {q}", lambda c, p=p, q=q: (c[p].exp() - c[q].exp()).abs())
+
+
+def importance(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
+    """Ratios of trainer to sampler, per token and per sequence, whole and truncated."""
+    for sampler, trainer in ends(inputs - {"logp_ref"}):
+        turned = "the ratio is turned around: sampler over trainer"
+        for top, bottom, mistake in ((trainer, sampler, ""), (sampler, trainer, turned)):
+            def gap(c: Cells, top: str = top, bottom: str = bottom) -> Tensor:
+                return c[top] - c[bottom]
+
+            told = f"{top} / {bottom}"
+            whole = "tokens that do not train enter the ratio of the sequence"
+            levels: tuple[tuple[str, Values, str], ...] = (
+                ("per token", gap, ""),
+                ("product per sequence", lambda c, gap=gap: c.rows((gap(c) * c.mask).sum(1)), ""),
+                ("geometric mean per sequence", lambda c, gap=gap: c.rows((gap(c) * c.mask).sum(1) / c.count), ""),
+                ("geometric mean over the whole length",
+                 lambda c, gap=gap: c.rows((gap(c) * c.response).sum(1) / c.response.sum(1).clamp(min=1)), whole),
+                ("geometric mean over the counts of the whole length",
+                 lambda c, gap=gap: c.rows((gap(c) * c.mask).sum(1) / c.response.sum(1).clamp(min=1)), whole),
+            )  # fmt: skip
+            for level, log_ratio, wrong in levels:
+                yield Known(f"{told} {level}", lambda c, r=log_ratio: r(c).exp(), mistake or wrong)
+                for cap in (n for n in numbers if n > 1):
+                    yield Known(f"{told} {level}, at most {cap:g}",
+                                lambda c, r=log_ratio, cap=cap: r(c).exp().clamp(max=cap), mistake or wrong)  # fmt: skip
+
+
+def entropy(temperatures: Sequence[float]) -> Iterator[Known]:
+    """Entropy of logits over a temperature."""
+    for heat in dict.fromkeys((1.0, *temperatures)):
+        def terms(c: Cells, heat: float = heat) -> tuple[Tensor, Tensor]:
+            scores = torch.log_softmax(c["logits"] / heat, -1)
+            return scores, scores.exp()
+
+        yield Known(f"entropy at temperature {heat:g}", lambda c, f=terms: -(f(c)[0] * f(c)[1]).sum(-1))
+        sign = "the sign is lost: this is the sum of p log p"
+        yield Known(f"minus the entropy at temperature {heat:g}", lambda c, f=terms: (f(c)[0] * f(c)[1]).sum(-1), sign)
+        if heat != 1.0:
+            one = "only one of its two factors is divided by the temperature"
+            yield Known("entropy of two temperatures", lambda c, f=terms: _crossed(c, f(c)[1], 1.0), one)
+            yield Known("entropy of two temperatures", lambda c, h=heat: _crossed(c, c["logits"].softmax(-1), h), one)
+            yield Known("log-sum minus mean at two temperatures", lambda c, h=heat: _summed(c, h, 1.0), one)
+            yield Known("log-sum minus mean at two temperatures", lambda c, h=heat: _summed(c, 1.0, h), one)
+
+
+def _crossed(c: Cells, probabilities: Tensor, heat: float) -> Tensor:
+    return -(probabilities * torch.log_softmax(c["logits"] / heat, -1)).sum(-1)
+
+
+def _summed(c: Cells, first: float, second: float) -> Tensor:
+    """log-sum-exp at one temperature minus the mean logit at another."""
+    probabilities = (c["logits"] / first).softmax(-1)
+    return (c["logits"] / first).logsumexp(-1) - (probabilities * c["logits"] / second).sum(-1)
+
+
+def squared_errors(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
+    """Losses of a value head, plain and clipped around the old value."""
+    for factor in (1.0, 0.5):
+        yield Known(f"{factor:g} × squared error", lambda c, f=factor: f * (c["value"] - c["returns"]) ** 2)
+        for reach in numbers if "value_old" in inputs else ():
+            def both(c: Cells, reach: float = reach, f: float = factor) -> tuple[Tensor, Tensor]:
+                held = c["value"].clamp(c["value_old"] - reach, c["value_old"] + reach)
+                return f * (c["value"] - c["returns"]) ** 2, f * (held - c["returns"]) ** 2
+
+            told = f"{factor:g} × squared error, clipped at {reach:g}"
+            yield Known(told, lambda c, b=both: torch.maximum(*b(c)))
+            small = "clipping takes the smaller of the two errors, so it hides large ones"
+            yield Known(f"{told}, the smaller one", lambda c, b=both: torch.minimum(*b(c)), small)
+            only = "only the clipped error counts, so a value far away gets no gradient"
+            yield Known(f"{told}, clipped only", lambda c, b=both: b(c)[1], only)
