@@ -47,7 +47,7 @@ class Counts:
         """What trains of a prepared batch."""
         batch = prepared.batch
         per_sequence = batch.segments.token_counts[prepared.trains]
-        return cls(tokens=int(per_sequence.sum()), sequences=int((per_sequence > 0).sum()), groups=_sizes(batch.group))
+        return cls(tokens=int(per_sequence.sum()), sequences=len(per_sequence), groups=_sizes(batch.group))
 
 
 def share_of(part: Part, segments: Segments, counts: Counts) -> float:

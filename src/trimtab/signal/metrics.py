@@ -127,7 +127,7 @@ class SampleSize:
     @classmethod
     def of(cls, weights: Tensor, among: Tensor | None = None) -> "SampleSize":
         total, count = _sums(weights, among)
-        return cls(total, _sums(weights.detach().double().square(), among)[0], count)
+        return cls(total, _sums(weights.double().square(), among)[0], count)
 
     def merge(self, other: "SampleSize") -> "SampleSize":
         return SampleSize(self.total + other.total, self.square + other.square, self.count + other.count)

@@ -172,7 +172,7 @@ def _current(batch: SignalBatch, update: Update, **given: Tensor | None) -> dict
     found = {name: _checked(name, values, batch.cells, index) for name, values in given.items()}
     for name, values in found.items():
         if values is not None:
-            check_tokens("loss", name, values.detach(), update.whole.segments, is_logp=name == "logp")
+            check_tokens("loss", name, values, update.whole.segments, is_logp=name == "logp")
     logp = found["logp"]
     if logp is not None and torch.is_grad_enabled():
         if not logp.requires_grad:

@@ -287,7 +287,7 @@ def _credit(
             "so it would be lost. Use advantage.reward_to_go or advantage.gae, or add it to the episode's reward."
         )
     coef = recipe.kl.coef if recipe.kl is not None and recipe.kl.into == "token_reward" else 0.0
-    penalty = kl if kl is not None and coef else per_sequence.new_zeros(batch.num_tokens)
+    penalty = kl if kl is not None else per_sequence.new_zeros(batch.num_tokens)
     rewards = token_rewards(penalty, per_sequence, batch.segments, kl_coef=coef)
     if batch.token_reward is not None:
         rewards = rewards + batch.token_reward

@@ -97,7 +97,7 @@ def as_integers(values: object, name: str, device: torch.device | None = None) -
     """Whole numbers, always a new tensor of int64; 2.7 and True are refused."""
     numbers = as_tensor(values, name, device=device).detach()
     if numbers.numel() and (numbers.dtype == torch.bool or numbers.dtype.is_floating_point):
-        fractions = numbers.double() != numbers.double().floor()
+        fractions = numbers != numbers.double().floor()
         at = int(fractions.reshape(-1).to(torch.long).argmax())
         value = numbers.reshape(-1)[at].item()
         raise SignalError(

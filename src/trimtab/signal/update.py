@@ -130,7 +130,7 @@ class Decided:
         mine = as_integers(sequences, "own: sequences", self.whole.sequences.device)
         if bool((mine < 0).any()):
             raise SignalError(f"own: sequences names {int(mine.min())}. They are places in the batch, counted from 0.")
-        chosen = torch.isin(self.whole.sequences, mine).nonzero().squeeze(1)
+        chosen = torch.where(torch.isin(self.whole.sequences, mine))[0]
         return Decided(self.whole.take(chosen), ranks, Ledger())
 
     def check_spent(self, *, grad_scale: float = 1.0, tolerance: float = 1e-4) -> None:
@@ -156,7 +156,7 @@ def updates_of(prepared: "Prepared", num: int, together: str) -> Iterator[Update
         raise SignalError(unknown_word("updates", "together", together, ("group", "sequence")))
     _refuse_second_step(prepared, num)
     levels = prepared.batch.levels
-    training = prepared.trains.nonzero().squeeze(1)
+    training = torch.where(prepared.trains)[0]
     unit = levels.group_of_episode[levels.episode_of_sequence[training]] if together == "group" else training
     names = cast("Tensor", torch.unique(unit))
     if num > max(len(names), 1):

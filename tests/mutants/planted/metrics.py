@@ -97,7 +97,7 @@ plant(
     "sample_size_that_never_moves",
     masked_spread(),
     "signal.metrics:SampleSize.of",
-    "_sums(weights.detach().double().square(), among)[0]",
+    "_sums(weights.double().square(), among)[0]",
     "total.square() / count.clamp(min=1)",
 )
 plant(
