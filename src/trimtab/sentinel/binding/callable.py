@@ -3,10 +3,12 @@
 The only place that makes objects of foreign classes without being told how.
 """
 
+import ast
 import dataclasses
 import inspect
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -19,21 +21,34 @@ CONFIGS = frozenset({"config", "cfg", "args", "settings", "conf", "hparams", "op
 
 
 class Config:
-    """A config object nobody has written: each setting is a number that its name suggests, or off."""
+    """A config object nobody has written: each setting is a number that its name suggests, or off.
+
+    `asked` holds every setting that was read, with its value. `set` gives one of them another value.
+    """
+
+    def __init__(self, *, bounds: bool = False, held: Mapping[str, Any] | None = None) -> None:
+        self.__dict__.update(_bounds=bounds, _held=dict(held or {}), asked={})
+
+    def _setting(self, name: str) -> Any:
+        self.asked[name] = self._held[name] if name in self._held else _setting(name, bounds=self._bounds)
+        return self.asked[name]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _setting(name)
+        return self._setting(name)
 
     def __getitem__(self, name: str) -> Any:
-        return _setting(name)
+        return self._setting(name)
 
     def __contains__(self, name: str) -> bool:
         return True
 
     def get(self, name: str, default: Any = None) -> Any:
-        return _setting(name) if default is None else default
+        return self._setting(name) if default is None else default
+
+    def __repr__(self) -> str:
+        return "a config object"
 
 
 class Off(Config):
@@ -43,13 +58,13 @@ class Off(Config):
         return False
 
 
-def _setting(name: str) -> Any:
+def _setting(name: str, *, bounds: bool) -> Any:
     if name in GROUP_SIZES:
         return 2
     if words_of(name)[:1] in (["use"], ["is"], ["do"], ["enable"], ["has"]):
         return False
-    number = number_of(name)
-    return Off() if number is None else number
+    number = number_of(name, bounds=bounds)
+    return Off(bounds=bounds) if number is None else number
 
 
 @dataclass(frozen=True)
@@ -63,19 +78,23 @@ class Found:
     """Arguments that no setting fills."""
     options: Mapping[str, Any]
     call: Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+    invented: frozenset[str] = frozenset()
+    """Options that have no value of their own, so that ours may make no sense."""
+    choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+    """Other values of an option that its body asks for."""
 
 
 class CannotCall(Exception):
     """Nothing is known that could be given to it."""
 
 
-def found_in(module: ModuleType, name: str, value: Any) -> Iterator[tuple[str, Callable[[], Found]]]:
+def found_in(module: ModuleType, name: str, value: Any) -> Iterator[tuple[str, Callable[..., Found]]]:
     """What can be called of one name of a module: a function, the forward of a module of torch, or methods."""
     if inspect.isclass(value):
         for method in [] if dataclasses.is_dataclass(value) else _methods(value):
-            yield f"{name}.{method}", lambda method=method: of_method(value, method)
+            yield f"{name}.{method}", lambda bounds=False, method=method: of_method(value, method, bounds=bounds)
     elif inspect.isfunction(inspect.unwrap(value)):
-        yield name, lambda: of_function(value)
+        yield name, lambda bounds=False: of_function(value, bounds=bounds)
 
 
 def _methods(cls: type) -> list[str]:
@@ -85,31 +104,68 @@ def _methods(cls: type) -> list[str]:
     return [name for name in own if name == "__call__" or not name.startswith("__")]
 
 
-def of_function(fn: Callable[..., Any]) -> Found:
-    arguments, options = _sorted(inspect.signature(fn).parameters)
-    return Found(fn.__name__, inspect.unwrap(fn), arguments, options, lambda given, chosen: fn(**given, **chosen))
+def of_function(fn: Callable[..., Any], *, bounds: bool = False) -> Found:
+    """A function; `bounds` takes settings called low and high as bounds of a ratio, not as distances from 1."""
+    parameters = inspect.signature(fn).parameters
+    choices = asked_for(fn)
+    arguments, options = _sorted(parameters, choices, bounds=bounds)
+    return Found(
+        fn.__name__, inspect.unwrap(fn), arguments, options, lambda given, chosen: fn(**given, **chosen),
+        invented=_invented(parameters, options), choices={n: v for n, v in choices.items() if n in options},
+    )  # fmt: skip
 
 
-def of_method(cls: type, method: str) -> Found:
+def of_method(cls: type, method: str, *, bounds: bool = False) -> Found:
     """A method of an object that is made with its defaults. Settings of the object are options of the call."""
-    function = getattr(cls, method)
-    arguments, own = _sorted({n: p for n, p in inspect.signature(function).parameters.items() if n != "self"})
-    needed, settings = _sorted(inspect.signature(cls).parameters if "__init__" in vars(cls) else {})
-    if needed:
-        raise CannotCall(f"{cls.__name__} needs {', '.join(needed)} when it is made, and nothing is known about that")
-    both = sorted(own.keys() & settings.keys())
+    function = inspect.unwrap(getattr(cls, method))
+    choices = asked_for(function)
+    parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n != "self"}
+    arguments, own = _sorted(parameters, choices, bounds=bounds)
+    making = inspect.signature(cls).parameters if "__init__" in vars(cls) else {}
+    needed, settings = _sorted(making, {}, bounds=bounds)
+    both = sorted((own.keys() | arguments.keys()) & (settings.keys() | needed.keys()))
     if both:
         raise CannotCall(f"{cls.__name__} and {method} both take {', '.join(both)}")
 
     def call(given: Mapping[str, Any], chosen: Mapping[str, Any]) -> Any:
-        made = cls(**{n: v for n, v in chosen.items() if n in settings})
-        return getattr(made, method)(**given, **{n: v for n, v in chosen.items() if n in own})
+        made = cls(
+            **{n: v for n, v in chosen.items() if n in settings}, **{n: v for n, v in given.items() if n in needed}
+        )
+        rest = {n: v for n, v in given.items() if n not in needed}
+        return getattr(made, method)(**rest, **{n: v for n, v in chosen.items() if n in own})
 
-    return Found(f"{cls.__name__}.{method}", function, arguments, {**settings, **own}, call)
+    options = {**settings, **own}
+    return Found(
+        f"{cls.__name__}.{method}", function, {**needed, **arguments}, options, call,
+        invented=_invented({**making, **parameters}, options),
+        choices={n: v for n, v in choices.items() if n in options},
+    )  # fmt: skip
+
+
+def _invented(parameters: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> frozenset[str]:
+    without = {n for n in options if parameters[n].default in (parameters[n].empty, None)}
+    return frozenset(n for n in without if not dataclasses.is_dataclass(options[n]) and n not in GROUP_SIZES)
+
+
+def asked_for(fn: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
+    """Texts that a body compares its arguments with: `if how == "k1"`, `mode in ("sum", "mean")`."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(fn))))
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    found: dict[str, dict[Any, None]] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Compare) or not isinstance(node.left, ast.Name):
+            continue
+        for other in node.comparators:
+            entries = other.elts if isinstance(other, ast.Tuple | ast.List | ast.Set) else [other]
+            texts = [one.value for one in entries if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            found.setdefault(node.left.id, {}).update(dict.fromkeys(texts))
+    return {name: tuple(texts) for name, texts in found.items() if texts}
 
 
 def _sorted(
-    parameters: Mapping[str, inspect.Parameter],
+    parameters: Mapping[str, inspect.Parameter], choices: Mapping[str, tuple[Any, ...]], *, bounds: bool
 ) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
     """Arguments to fill, and settings with a value for each: their default, a config object, or a usual number."""
     arguments: dict[str, inspect.Parameter] = {}
@@ -119,13 +175,15 @@ def _sorted(
             continue
         words = set(words_of(name))
         if words & CONFIGS and one.default in (one.empty, None):
-            options[name] = _config(one.annotation)
+            options[name] = _config(one.annotation, bounds=bounds)
         elif name in GROUP_SIZES:
             options[name] = 2
         elif one.default is not one.empty and one.default is not None:
             options[name] = one.default
         elif one.default is one.empty and _is_number(name, one.annotation):
-            options[name] = number_of(name)
+            options[name] = number_of(name, bounds=bounds)
+        elif name in choices and one.default is one.empty:
+            options[name] = choices[name][0]
         else:
             arguments[name] = one
     return arguments, options
@@ -136,11 +194,11 @@ def _is_number(name: str, annotation: Any) -> bool:
     return plain and field_of(name) is None and number_of(name) is not None
 
 
-def _config(annotation: Any) -> Any:
+def _config(annotation: Any, *, bounds: bool) -> Any:
     """The class that the signature names, made with its defaults; otherwise an object that suggests its settings."""
     if inspect.isclass(annotation) and dataclasses.is_dataclass(annotation) and not _needed(annotation):
         return annotation()
-    return Config()
+    return Config(bounds=bounds)
 
 
 def _needed(cls: Any) -> list[str]:

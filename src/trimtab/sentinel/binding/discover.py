@@ -118,7 +118,7 @@ def _guessed(module: ModuleType, name: str, value: Callable[..., Any]) -> Iterat
     for label, find in found_in(module, name, value):
         try:
             found = find()
-            subject = subject_of(found)
+            subject = subject_of(find)
         except (CannotCall, TrimtabError) as error:
             yield Unbound(label, f"{module.__name__}:{label}", str(error))
             continue

@@ -1,15 +1,14 @@
 """A binding that nobody wrote: fields from names, layouts and shapes from what runs without accidental broadcasting.
 
-    guess = guessed(of_function(my_loss))
-    print(guess.lines)     # what was chosen, why, and the lines that turn it into a binding of your own
+    for plan, returned in plausible(of_function(my_loss), adapt): …
 
 The only place that tries layouts. Every plausible way is kept: a finding that only one of them shows is a suspect.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,15 +18,9 @@ from torch.overrides import TorchFunctionMode
 from trimtab.sentinel.batch.case import CannotRepresent, Case
 from trimtab.sentinel.batch.directed import SHAPES, directed
 from trimtab.sentinel.binding.callable import CannotCall, Found
-from trimtab.sentinel.binding.words import field_of, fields_of
+from trimtab.sentinel.binding.given import ROWS, Form, Size, Way, of_row, view
+from trimtab.sentinel.binding.words import fields_of
 
-Way = Literal["padded", "list", "packed", "row"]
-Size = Literal["token", "sequence"]
-EITHER: dict[str, tuple[Size, ...]] = {
-    "advantage": ("token", "sequence"), "reward": ("sequence", "token"), "batch": ("token", "sequence"),
-}  # fmt: skip
-"""Fields that frameworks hold per token or per sequence. The usual one comes first."""
-ROWS = frozenset({"group", "ended", "length", "outcome", "reward"})
 BATCHES = frozenset({"data", "inputs", "batch", "experience", "samples", "rollouts", "sample"})
 """Arguments that hold fields by key or attribute."""
 BOUNDARIES = frozenset({"cu_seqlens", "cu_lens", "offsets"})
@@ -42,6 +35,7 @@ class Filling:
     argument: str
     field: str
     size: Size
+    form: Form = "tensor"
 
 
 @dataclass(frozen=True)
@@ -52,59 +46,20 @@ class Plan:
     fillings: tuple[Filling, ...]
     as_numpy: bool = False
 
-    def inputs(self, case: Case) -> dict[str, Any]:
-        return {one.argument: self.given(case, one.field, one.size) for one in self.fillings}
+    @property
+    def takes_a_mask(self) -> bool:
+        return any(one.field in ("trainable", "batch", "attention", "in_use") for one in self.fillings)
 
-    def given(self, case: Case, field: str, size: Size) -> Any:
-        values = _view(case, field, size, self.way)
+    def inputs(self, case: Case) -> dict[str, Any]:
+        return {one.argument: self.given(case, one) for one in self.fillings}
+
+    def given(self, case: Case, one: Filling) -> Any:
+        values = view(case, one.field, one.size, self.way, one.form)
         if not self.as_numpy:
             return values
-        return [one.detach().numpy() for one in values] if isinstance(values, list) else values.detach().numpy()
-
-
-def _view(case: Case, field: str, size: Size, way: Way) -> Any:
-    if field == "count":
-        return case.whole.segments.num_tokens
-    if field in ("batch", "boundaries"):
-        return _Fields(case, way, size) if field == "batch" else case.cu_seqlens
-    if field in ("ratio", "log_ratio"):
-        gap = [_view(case, name, "token", way) for name in ("logp_current", "logp_old")]
-        if isinstance(gap[0], list):
-            return [a - b if field == "log_ratio" else (a - b).exp() for a, b in zip(*gap, strict=True)]
-        return gap[0] - gap[1] if field == "log_ratio" else (gap[0] - gap[1]).exp()
-    if size == "sequence":
-        return case.sequence("outcome" if field == "advantage" else field)
-    name = "token_reward" if field == "reward" else field
-    if way == "padded":
-        return case.padded(name, with_prompt=False)
-    return case.packed(name) if way == "packed" else case.list(name, with_prompt=False)
-
-
-class _Fields(dict[str, Any]):
-    """A batch that nobody has seen: a key is filled with the field that its name tells."""
-
-    def __init__(self, case: Case, way: Way, size: Size) -> None:
-        super().__init__()
-        self._case, self._way, self._size = case, way, size
-
-    def __missing__(self, key: str) -> Any:
-        field = field_of(key)
-        if field is None or field in ("batch", "boundaries"):
-            raise self._case.cannot(f"nothing is known about the key {key!r}")
-        size: Size = self._size if field in EITHER else "sequence" if field in ROWS else "token"
-        self[key] = _view(self._case, field, size, self._way)
-        return self[key]
-
-    def __contains__(self, key: object) -> bool:
-        return field_of(str(key)) is not None
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default  # noqa: SIM401 - dict.get does not ask __missing__
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self[name]
+        if isinstance(values, list):
+            return [v.detach().numpy() if isinstance(v, Tensor) else v for v in cast("list[Any]", values)]
+        return values.detach().numpy() if isinstance(values, Tensor) else values
 
 
 class _NoOuterProducts(TorchFunctionMode):
@@ -151,37 +106,71 @@ def plans(found: Found) -> Iterator[Plan]:
     unknown = [n for n in names if n not in fields and found.arguments[n].default is found.arguments[n].empty]
     if unknown:
         raise CannotCall(f"nothing is known about {', '.join(unknown)}")
-    sizes = [EITHER.get(f, ("sequence",) if f in ROWS else ("token",)) for f in fields.values()]
-    for way in _ways(found):
-        for chosen in itertools.product(*sizes):
-            fillings = tuple(
-                Filling(n, f, cast("Size", size)) for (n, f), size in zip(fields.items(), chosen, strict=True)
-            )
-            for as_numpy in (False, True) if _speaks_numpy(found) is None else (_speaks_numpy(found),):
-                yield Plan(way, fillings, bool(as_numpy))
+    speaks = _speaks_numpy(found)
+    for way in _ways(found, fields):
+        choices = [list(_fillings(found, n, f, way)) for n, f in fields.items()]
+        for chosen in itertools.product(*choices):
+            for as_numpy in (False, True) if speaks is None else (speaks,):
+                yield Plan(way, tuple(chosen), bool(as_numpy))
 
 
-def _ways(found: Found) -> Sequence[Way]:
+def _fillings(found: Found, name: str, field: str, way: Way) -> Iterator[Filling]:
+    """The ways to fill one argument: per token or per sequence, and how groups are named. The usual one first."""
+    annotation = str(found.arguments[name].annotation).lower()
+    as_list: Form = "list" if "list" in annotation else "tensor"
+    if field == "batch":
+        orders: tuple[tuple[Size, Form], ...] = (("token", "keys"), ("sequence", "keys"), ("token", "steps"))
+        yield from (Filling(name, field, size, form) for size, form in orders)
+        if way == "list":
+            yield Filling(name, field, "sequence", "rows")
+    elif field == "group":
+        yield from (Filling(name, field, "sequence", form) for form in ("numpy", "tensor", "names", "matrix"))
+    elif field == "advantage" and way != "joined":
+        yield from (Filling(name, field, "token"), Filling(name, field, "sequence"))
+    elif field == "reward":
+        # Beside a discount, rewards are those of one episode, step after step.
+        sizes: tuple[Size, ...] = ("token", "sequence") if _discounts(found) else ("sequence", "token")
+        yield from (Filling(name, field, size, as_list if size == "sequence" else "tensor") for size in sizes)
+    elif field in ROWS:
+        yield Filling(name, field, "sequence", as_list)
+    else:
+        yield Filling(name, field, "token", as_list)
+
+
+def _discounts(found: Found) -> bool:
+    return any(set(name.lower().split("_")) & {"gamma", "discount", "lam", "lambd"} for name in found.options)
+
+
+def _ways(found: Found, fields: Mapping[str, str]) -> Sequence[Way]:
     if set(found.arguments) & BOUNDARIES:
         return ("packed",)
-    told = " ".join(str(one.annotation) for one in found.arguments.values()).lower()
-    if "list[torch" in told or "list[tensor" in told:
-        return ("list",)
+    told = [str(one.annotation).lower() for one in found.arguments.values()]
+    lists = ["list[torch" in one or "list[tensor" in one for one in told]
+    if any(lists):
+        return ("list",) if all(lists) or "length" not in fields.values() else ("joined", "list")
+    if "width" in fields.values():
+        return ("model",)
+    if "logits" in fields.values() and "token_id" in fields.values():
+        return ("padded", "model", "packed")
+    if "batch" in fields.values():
+        return ("padded", "sliced", "list", "packed")
     return ("padded", "row", "list", "packed")
 
 
 def _speaks_numpy(found: Found) -> bool | None:
     """Whether the module of a function computes with numpy; None where it imports both or neither."""
     held = getattr(found.function, "__globals__", {}).values()
-    has_torch, has_numpy = torch in held, np in held
+    has_torch, has_numpy = any(one is torch for one in held), any(one is np for one in held)
     return None if has_torch == has_numpy else has_numpy
 
 
-def plausible(found: Found, adapt: Callable[[Case], Case], most: int = 3) -> list[tuple[Plan, Any]]:
-    """The plans that run on every probe without an accidental broadcast, with what the first probe returned."""
-    kept: list[tuple[Plan, Any]] = []
+def plausible(found: Found, adapt: Callable[[Case], Case]) -> Iterator[Plan]:
+    """The plans that run on every probe without an accidental broadcast."""
+    kept: list[Plan] = []
     why = ""
     for plan in plans(found):
+        if any(_same_but_for_form(plan, other) for other in kept):
+            continue
         try:
             returned = [returned_by(found, plan, adapt(case)) for case in probes()]
         except CannotRepresent as error:
@@ -190,12 +179,17 @@ def plausible(found: Found, adapt: Callable[[Case], Case], most: int = 3) -> lis
             why = why or f"{type(error).__name__}: {error}"
         else:
             if all(one is not None for one in returned):
-                kept.append((plan, returned[0]))
-        if len(kept) >= most:
-            break
+                kept.append(plan)
+                yield plan
     if not kept:
         raise CannotCall(f"no layout of its arguments runs: {why}" if why else "it returns nothing")
-    return kept
+
+
+def _same_but_for_form(plan: Plan, other: Plan) -> bool:
+    """Names of groups as numbers or as texts are no two readings of a function."""
+    first, second = ([replace(one, form="tensor") if one.field == "group" else one for one in held.fillings]
+                     for held in (plan, other))  # fmt: skip
+    return first == second and plan.way == other.way
 
 
 def returned_by(found: Found, plan: Plan, case: Case) -> Any:
@@ -214,15 +208,6 @@ def called(found: Found, plan: Plan, case: Case, options: Mapping[str, Any]) -> 
         return found.call(inputs, options)
     rows: list[Any] = []
     for row in range(case.num_sequences):
-        own = {one.argument: _of_row(inputs[one.argument], row) for one in plan.fillings}
+        own = {one.argument: of_row(inputs[one.argument], row, case) for one in plan.fillings}
         rows.append(found.call(own, options))
     return rows
-
-
-def _of_row(values: Any, row: int) -> Any:
-    if isinstance(values, _Fields):
-        raise CannotRepresent("a batch by keys is not called row by row")
-    return values[row]
-
-
-Call = Callable[[Case, Mapping[str, Any]], Any]

@@ -5,6 +5,7 @@ The only place that decides what an unbound function is.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -13,15 +14,20 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.batch.perturb import LOGPS, agreed
+from trimtab.sentinel.batch.perturb import LOGPS, agreed, without_tokens
 from trimtab.sentinel.binding.bind import ROLES, Role
 from trimtab.sentinel.binding.callable import CannotCall, Found
+from trimtab.sentinel.binding.given import layouts
 from trimtab.sentinel.binding.guess import Plan, called, plausible, probes
-from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject
+from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject, call_subject, run, same
 from trimtab.sentinel.binding.words import GROUP_SIZES
 
 SECOND: dict[str, Kind] = {"returns": "return", "group_advantage": "return"}
 """The kind of a second result, by role: estimators return advantages and returns."""
+
+
+MOST = 3
+"""How many plausible bindings are kept."""
 
 
 @dataclass(frozen=True)
@@ -36,29 +42,84 @@ class Look:
     """Every number is 0 or 1, and both occur or it is boolean."""
 
 
-def subject_of(found: Found) -> Subject:
+def subject_of(find: Callable[..., Found]) -> Subject:
     """The most usual plausible binding, with the others as alternatives."""
+    found = find()
+    made = _bindings(found)
+    if found.invented and not _is_alive(made[0]):
+        # Where a setting called "high" is a bound and not a distance, 0.28 shuts every token out.
+        other = find(bounds=True)
+        with suppress(CannotCall):
+            tried = _bindings(other)
+            made = tried if _is_alive(tried[0]) else made
+    return replace(made[0], alternatives=tuple(made[1:]))
+
+
+def _bindings(found: Found) -> list[Subject]:
     by_size = bool(set(found.options) & GROUP_SIZES)
-    adapt = in_pairs if by_size else _as_it_is
     made: list[Subject] = []
     why = ""
-    for plan, _ in plausible(found, adapt):
+    for plan in plausible(found, in_pairs if by_size else _as_it_is):
+        adapt = in_pairs if by_size else _as_it_is if plan.takes_a_mask or plan.way == "padded" else _answers_only
         try:
             made.append(_subject(found, plan, adapt, by_size=by_size))
         except CannotCall as error:
             why = why or str(error)
+        except Exception as error:  # foreign code may raise anything
+            why = why or f"{type(error).__name__}: {error}"
+        if len(made) == MOST:
+            break
     if not made:
         raise CannotCall(why)
-    return replace(made[0], alternatives=tuple(made[1:]))
+    return _best_aligned(made)
+
+
+def _is_alive(subject: Subject) -> bool:
+    """Whether something trains where all policies agree; a loss that is dead there was given settings it cannot use."""
+    if subject.role != "policy_loss":
+        return True
+    seen = run(subject, agreed(subject.adapt(probes()[0])))
+    pushes = [g["logp_current"] for g in seen.gradients.values() if "logp_current" in g]
+    return not pushes or any(bool((push != 0).any()) for push in pushes)
+
+
+def _best_aligned(made: list[Subject]) -> list[Subject]:
+    """Log-probs from logits: the reading under which they are those of the tokens comes first, and alone."""
+    if made[0].role != "logp":
+        return made
+    right = [one for one in made if _scores_its_tokens(one)]
+    return right or made
+
+
+def _scores_its_tokens(subject: Subject) -> bool:
+    case = subject.adapt(probes()[0])
+    scores = torch.log_softmax(case.flat("logits").double(), -1).gather(-1, case.flat("token_id")[:, None]).squeeze(-1)
+    with suppress(Exception), torch.no_grad():
+        return any(
+            one.value.shape == scores.shape and _moves_together(one.value.double(), scores)
+            for one in subject.call(case, subject.options).values()
+        )
+    return False
+
+
+def _moves_together(first: Tensor, second: Tensor) -> bool:
+    """Whether two rows of numbers rise and fall together, whatever temperature divides one of them."""
+    pair = torch.stack([first, second])
+    return bool(torch.isfinite(pair).all()) and float(torch.corrcoef(pair)[0, 1]) > 0.98
 
 
 def _as_it_is(case: Case) -> Case:
     return case
 
 
+def _answers_only(case: Case) -> Case:
+    """Without tool output: a function that gets one row and no mask gets the tokens that train."""
+    return without_tokens(case, "o")
+
+
 def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size: bool) -> Subject:
-    fields = frozenset(one.field for one in plan.fillings)
     probe = adapt(probes()[0])
+    fields = _fields(found, plan, probe)
     role = role_of(fields, _looks(found, plan, _with_leaves(probe)), found, plan, probe, by_size=by_size)
     preset = ROLES[role] if role is not None else None
 
@@ -68,18 +129,84 @@ def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size
 
     facts: dict[str, Any] = {"couples": preset.couples, "waived": dict(preset.waived)} if preset else {}
     facts |= {"block": 2} if by_size else {}
-    return Subject(
-        found.name, call, options=dict(found.options), role=role, adapt=adapt, guessed=lines(found, plan, role), **facts
-    )
+    subject = Subject(
+        found.name, call, options=dict(found.options), role=role, adapt=adapt, guessed=lines(found, plan, role),
+        invented=found.invented, variants=_variants(found), **facts,
+    )  # fmt: skip
+    subject = replace(subject, penalties=_penalties(subject, fields, probe))
+    return replace(subject, couples="batch") if _is_whitened(subject, probe) else subject
+
+
+def _fields(found: Found, plan: Plan, probe: Case) -> frozenset[str]:
+    """The fields that its arguments name, and those that it takes out of a batch by key."""
+    named = {one.field for one in plan.fillings}
+    if "batch" in named:
+        touched: set[str] = set()
+        with torch.no_grad():
+            _ = called(found, plan, replace(probe, touched=touched), found.options)
+        named |= touched
+    return frozenset(named)
+
+
+def _variants(found: Found) -> dict[str, tuple[Any, ...]]:
+    """Other values of options that are texts or switches."""
+    flags = {n: (not v,) for n, v in found.options.items() if isinstance(v, bool)}
+    return flags | {n: tuple(v for v in texts if v != found.options[n]) for n, texts in found.choices.items()}
+
+
+def _penalties(subject: Subject, fields: frozenset[str], probe: Case) -> dict[str, str]:
+    """Options that switch the influence of the reference or of the entropy off when they are 0."""
+    found: dict[str, str] = {}
+    for about in fields & {"logp_ref", "entropy", "kl"}:
+        moved = probe.with_tokens(**{about: probe.tokens[about] - 0.5})
+        for option, value in subject.options.items():
+            if not isinstance(value, float | int) or isinstance(value, bool) or not value:
+                continue
+            with suppress(Exception), torch.no_grad():
+                before, after, none, gone = (
+                    call_subject(subject, case, {**subject.options, option: held})
+                    for held in (value, 0.0) for case in (probe, moved)
+                )  # fmt: skip
+                if not _equal(before, after) and _equal(none, gone):
+                    found[option] = about
+    return found
+
+
+def _equal(first: Out, second: Out) -> bool:
+    kinds = ("loss", "term", "reward", "advantage", "return")
+    return all(same(one.value, second[n].value) for n, one in first.items() if one.kind in kinds)
+
+
+def _is_whitened(subject: Subject, probe: Case) -> bool:
+    """Whether rows move one another as whitening makes them: all others by one factor and one offset."""
+    if subject.role not in ("returns", "group_advantage", "reward_normalisation"):
+        return False
+    with suppress(Exception), torch.no_grad():
+        reward = probe.sequences["reward"].clone()
+        reward[0] += 3.0
+        own = probe.token_places([0])
+        paid = probe.tokens["token_reward"].clone()
+        paid[probe.trainable.nonzero().squeeze(1)[own]] += 3.0
+        moved = probe.with_sequences(reward=reward).with_tokens(token_reward=paid)
+        before, after = (next(iter(subject.call(c, subject.options).values())) for c in (probe, moved))
+        others = torch.ones(len(before.value), dtype=torch.bool)
+        others[own if before.level == "token" else [0]] = False
+        x, y = before.value.double()[others], after.value.double()[others]
+        return not same(x, y) and float(torch.corrcoef(torch.stack([x, y]))[0, 1]) > 1 - 1e-9
+    return False
 
 
 def lines(found: Found, plan: Plan, role: str | None) -> str:
     """What was chosen, and the binding that says so."""
-    shapes = {"padded": "[rows, width]", "list": "a list of rows", "packed": "all tokens", "row": "one row"}
+    shapes = {
+        "padded": "[rows, width]", "list": "a list of rows", "packed": "all tokens", "row": "one row",
+        "joined": "all answers in one line", "sliced": "[rows, width] with prompts",
+        "model": "[rows, width] with prompts",
+    }  # fmt: skip
     sizes = {one.argument: "[rows]" if one.size == "sequence" else shapes[plan.way] for one in plan.fillings}
     told = ", ".join(f"{one.argument} = {one.field} {sizes[one.argument]}" for one in plan.fillings)
     args = {one.argument: one.field for one in plan.fillings}
-    layout = "" if plan.way in ("padded", "row") else f", layout={plan.way!r}"
+    layout = "" if plan.way not in ("list", "packed") else f", layout={plan.way!r}"
     bound = f"bind({found.name}, role={role!r}{layout}, args={args})"
     return f"guessed: role {role or 'unknown'}; {told}. {bound}"
 
@@ -111,6 +238,9 @@ def _looked_at(case: Case, returned: Any, plan: Plan) -> Iterator[Look]:
     for name, value in _parts(_by_result(returned) if plan.way == "row" else returned):
         held = _as_tensors(value)
         if held is None:
+            continue
+        if isinstance(held, Tensor) and held.ndim == 3 and level_of(held[0], case, plan) == "token":
+            yield from (Look(f"{name}.{i}", one, "token", one.requires_grad, False) for i, one in enumerate(held))
             continue
         flat = held if isinstance(held, Tensor) else torch.cat([one.reshape(-1) for one in held]) if held else None
         if flat is None:
@@ -166,12 +296,16 @@ def level_of(value: Tensor | list[Tensor], case: Case, plan: Plan) -> Level | No
         return "token" if [one.shape[0] if one.ndim else -1 for one in value] == sizes else None
     if value.ndim == 0 or (value.numel() == 1 and case.num_sequences > 1):
         return "scalar"
-    width = case.padded("trainable", with_prompt=False).shape
-    if value.shape == width:
-        return "token"
-    if plan.way == "packed" and value.shape == case.trainable.shape:
+    if view_of(value, case, plan) is not None:
         return "token"
     return "sequence" if value.shape == (case.num_sequences,) else None
+
+
+def view_of(value: Tensor, case: Case, plan: Plan) -> dict[str, Any] | None:
+    """How a result with one number per token lies; None where no layout of the plan has its shape."""
+    if plan.way == "joined" and value.shape == (sum(case.response_lengths),):
+        return {"layout": "list", "with_prompt": False}
+    return next((dict(held) for shape, held in layouts(case, plan.way) if tuple(value.shape) == shape), None)
 
 
 def role_of(
@@ -226,7 +360,7 @@ def _of_two_policies(main: Look, found: Found, plan: Plan, probe: Case) -> str |
 def _result(case: Case, look: Look, plan: Plan, preset: Role | None, role: str | None, place: int) -> Result | None:
     if look.level is None:
         return None
-    if place == 0:
+    if place == 0 or (look.level == "token" and look.name.rpartition(".")[0]):
         kind: Kind = "statistic" if look.level != "token" else "term"
         if preset is not None:
             kind = preset.token_kind if look.level == "token" and preset.token_kind else preset.kind
@@ -237,8 +371,10 @@ def _result(case: Case, look: Look, plan: Plan, preset: Role | None, role: str |
     else:
         return None
     if look.level == "token":
-        layout = "packed" if plan.way == "packed" else "list" if isinstance(look.value, list) else "padded"
-        view: dict[str, Any] = {} if layout == "packed" else {"with_prompt": False}
-        return Result.token(case, look.value, kind, layout=layout, **view)
+        if isinstance(look.value, list):
+            return Result.token(case, look.value, kind, layout="list", with_prompt=False)
+        view = view_of(look.value, case, plan) or {}
+        held = list(look.value.split(case.response_lengths)) if view.get("layout") == "list" else look.value
+        return Result.token(case, held, kind, **view)
     values = look.value.reshape(()) if look.level == "scalar" and isinstance(look.value, Tensor) else look.value
     return Result.sequence(values, kind) if look.level == "sequence" else Result.scalar(values, kind)

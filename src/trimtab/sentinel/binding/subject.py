@@ -182,6 +182,8 @@ class Subject:
     """Why its results change from call to call, if they do. Measured before the search."""
     block: int = 1
     """How many neighbours are one group, for a function that takes groups by position."""
+    invented: frozenset[str] = frozenset()
+    """Options whose values nobody gave: for a binding that nobody wrote."""
     guessed: str = ""
     """For a binding that nobody wrote: what was chosen."""
     alternatives: "tuple[Subject, ...]" = ()

@@ -53,12 +53,22 @@ NUMBERS: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"temperature", "temp", "tau"}), 0.7),
     (frozenset({"size"}), 2),
     (frozenset({"delta"}), 0.1),
-    (frozenset({"cap", "max", "ceiling"}), 2.0),
+    (frozenset({"c", "dual"}), 3.0),
+    (frozenset({"cap", "max", "ceiling", "above"}), 2.0),
     (frozenset({"high", "hi", "upper"}), 0.28),
     (frozenset({"eps", "epsilon", "clip", "cliprange", "low", "lo", "ratio"}), 0.2),
     (frozenset({"coef", "coeff", "beta", "weight", "alpha"}), 0.1),
 )
 """Words of a setting without a default, and a number at which it acts on small batches."""
+BOUNDS: tuple[tuple[frozenset[str], float], ...] = (
+    (frozenset({"high", "hi", "upper", "max"}), 1.28),
+    (frozenset({"low", "lo", "lower", "min"}), 0.8),
+)
+"""The same for settings that are bounds of a ratio themselves, and not distances from 1."""
+RATIOS = {"coef_1": "ratio", "log_importance_weights": "log_ratio", "log_importance_ratio": "log_ratio"}
+"""Ratios of current to old policy whose names do not say so."""
+WIDTHS = frozenset({"logits_to_keep", "response_length", "completion_length", "max_completion_length"})
+"""How many columns belong to the answers."""
 
 
 def words_of(name: str) -> list[str]:
@@ -72,12 +82,18 @@ def field_of(name: str) -> str | None:
         return "group"
     if name in KNOWN_ARGUMENTS:
         return KNOWN_ARGUMENTS[name]
+    if name in RATIOS:
+        return RATIOS[name]
     if is_count(name):
         return "count"
+    if name in WIDTHS:
+        return "width"
+    words = set(words_of(name))
+    if words & WORDS["trainable"] and words & {"sample", "samples", "seq", "sequence", "row"}:
+        return "in_use"
     fields = {one.ours for one in meanings(name) if one.kind == "field"}
     if len(fields) == 1:
         return fields.pop()
-    words = set(words_of(name))
     if words & WORDS["trainable"]:
         return "attention" if "attention" in words else "trainable"
     if words & LOG_PROB or ("log" in words and words & {"prob", "probs", "p", "ps", "pi"}):
@@ -134,7 +150,7 @@ def _precisely(field: str, words: set[str]) -> str:
     return "log_ratio" if field == "ratio" and "log" in words else field
 
 
-def number_of(name: str) -> float | None:
+def number_of(name: str, *, bounds: bool = False) -> float | None:
     """A number for a setting without a default; None where its name does not tell."""
     words = set(words_of(name))
-    return next((number for spelled, number in NUMBERS if words & spelled), None)
+    return next((number for spelled, number in (*(BOUNDS if bounds else ()), *NUMBERS) if words & spelled), None)

@@ -119,7 +119,7 @@ def _graded(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
     if not subject.guessed or verdict.status != "bug":
         return verdict
     others = [ready(one, cases[: len(SHAPES)])[0] for one in subject.alternatives]
-    sure = bool(others) and all(_held(one, verdict.invariant, cases).status == "bug" for one in others)
+    sure = bool(others) and not subject.invented and all(_held(one, verdict.invariant, cases).status == "bug" for one in others)
     return verdict if sure else replace(verdict, status="suspect")
 
 

@@ -1,0 +1,158 @@
+"""Fields of a case as an unbound function may want them: in rows, row by row, packed, by key, or as objects.
+
+The only place that makes inputs for a function whose binding is guessed.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.words import field_of
+
+Way = Literal["padded", "row", "list", "joined", "packed", "sliced", "model"]
+"""padded   [rows, width], answers only
+row      one call per row
+list     a list with one tensor per row
+joined   the answers of all rows in one line; lists where the signature says so
+packed   all tokens in one line, prompts included, with boundaries
+sliced   rows with their prompts; log-probs lack the first column, which no model predicts
+model    rows with their prompts, and logits as a model gives them: position t predicts token t + 1"""
+Size = Literal["token", "sequence"]
+Form = Literal["tensor", "numpy", "names", "matrix", "rows", "keys", "steps", "list"]
+"""How groups are named (tensor, numpy, names, matrix), and how a whole batch is held: by keys with one reward per row,
+by keys with rewards per step, or as rows of objects."""
+
+ROWS = frozenset({"group", "ended", "length", "outcome", "reward", "in_use"})
+"""Fields with one entry per sequence."""
+
+
+def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") -> Any:
+    """One field, in the shape of a way."""
+    if field == "count":
+        return case.whole.segments.num_tokens
+    if field == "width":
+        return max(case.response_lengths, default=0)
+    if field == "boundaries":
+        return case.cu_seqlens
+    if field == "batch":
+        return samples(case, way) if form == "rows" else Keys(case, way, size, steps=form == "steps")
+    if field in ("ratio", "log_ratio"):
+        return _ratio(case, way, is_log=field == "log_ratio")
+    if size == "sequence" or field in ROWS - {"reward"}:
+        return _per_row(case, field, way, form)
+    name = "token_reward" if field == "reward" else field
+    if way == "padded":
+        return case.padded(name, with_prompt=False)
+    if way in ("row", "list"):
+        return case.list(name, with_prompt=False)
+    if way == "joined":
+        rows = case.list(name, with_prompt=False)
+        return rows if form == "list" else torch.cat(rows)
+    if way == "packed":
+        return case.packed(name)
+    if way == "model":
+        return case.logits(name, side="both") if "logits" in name else case.padded(name, side="both")
+    return case.padded(name, drop_first=name.startswith("logp") and form != "keys")
+
+
+def _per_row(case: Case, field: str, way: Way, form: Form) -> Any:
+    if field == "in_use":
+        return (case.segments.token_counts > 0).double()
+    if field == "length":
+        lengths = case.response_lengths
+        return lengths if form == "list" else torch.tensor(lengths)
+    if field == "ended" and way == "packed":
+        last = torch.zeros(case.trainable.numel())
+        last[case.cu_seqlens[1:] - 1] = 1.0
+        return last
+    values = case.sequence("outcome" if field == "advantage" else field)
+    if field != "group" or form in ("tensor", "keys"):
+        return values.tolist() if form == "list" else values
+    if form == "numpy":
+        return values.numpy()
+    if form == "matrix":
+        return torch.stack([values, values + 1, values * 0], 1)
+    return [f"prompt {int(one)}" for one in values]
+
+
+def _ratio(case: Case, way: Way, *, is_log: bool) -> Any:
+    first, second = (view(case, name, "token", way) for name in ("logp_current", "logp_old"))
+    if isinstance(first, list):
+        return [a - b if is_log else (a - b).exp() for a, b in zip(first, second, strict=True)]
+    return first - second if is_log else (first - second).exp()
+
+
+class Keys(dict[str, Any]):
+    """A batch that nobody has seen: a key is filled with the field that its name tells."""
+
+    def __init__(self, case: Case, way: Way, size: Size, *, steps: bool) -> None:
+        super().__init__()
+        self._case, self._way, self._size, self._steps = case, way, size, steps
+
+    def __missing__(self, key: str) -> Any:
+        self[key] = self._value(key)
+        return self[key]
+
+    def _value(self, key: str) -> Any:
+        field = field_of(key)
+        if field is None or field in ("batch", "boundaries"):
+            raise self._case.cannot(f"nothing is known about the key {key!r}")
+        per_row = field in ROWS or (field == "advantage" and self._size == "sequence")
+        per_row = per_row and not (field == "reward" and self._steps)
+        return view(self._case, field, "sequence" if per_row else "token", self._way, "keys")
+
+    def __contains__(self, key: object) -> bool:
+        return field_of(str(key)) is not None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401 - dict.get does not ask __missing__
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self[name]
+
+
+class Sample:
+    """One row as an object: an attribute is filled with the field that its name tells."""
+
+    def __init__(self, case: Case, row: int) -> None:
+        self._case, self._row = case, row
+
+    def __getattr__(self, name: str) -> Any:
+        field = None if name.startswith("_") else field_of(name)
+        if field is None or field in ("batch", "boundaries"):
+            raise AttributeError(name)
+        if field in ROWS:
+            one = _per_row(self._case, field, "list", "tensor")[self._row]
+            return one.item() if isinstance(one, Tensor) else one
+        return self._case.list(field, with_prompt=False)[self._row]
+
+
+def samples(case: Case, way: Way) -> list[Sample]:
+    if way != "list":
+        raise case.cannot("objects are tried once")
+    return [Sample(case, row) for row in range(case.num_sequences)]
+
+
+def of_row(values: Any, row: int, case: Case) -> Any:
+    """The part of an input that belongs to one row."""
+    if isinstance(values, Keys):
+        raise case.cannot("a batch by keys is not called row by row")
+    return values if isinstance(values, int | float) else values[row]
+
+
+def layouts(case: Case, way: Way) -> Iterator[tuple[tuple[int, ...], Mapping[str, Any]]]:
+    """Shapes that a result with one number per token can have, and the view that brings it back."""
+    if way == "packed":
+        yield tuple(case.trainable.shape), {"layout": "packed"}
+        return
+    if way in ("sliced", "model"):
+        side: dict[str, Any] = {"side": "both"} if way == "model" else {}
+        for view_of in ({"drop_first": True}, {}):
+            shape = case.padded("trainable", **side, **view_of).shape
+            yield tuple(shape), {"layout": "padded", **side, **view_of}
+    yield tuple(case.padded("trainable", with_prompt=False).shape), {"layout": "padded", "with_prompt": False}
