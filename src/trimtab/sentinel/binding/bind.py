@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trimtab.errors import TrimtabError, unknown_name
 from trimtab.sentinel.batch.case import MASKS, Case
+from trimtab.sentinel.binding.callable import asked_for
 from trimtab.sentinel.binding.names import GROUP_NAMES, KNOWN_ARGUMENTS
 from trimtab.sentinel.binding.subject import Kind, Layout, Level, Out, Result, Subject
 
@@ -132,6 +133,7 @@ def bind(
         name or getattr(fn, "__name__", None) or str(getattr(getattr(fn, "spec", None), "name", "function")),
         call, options=options or {}, role=role, waived=waived,
         boundary=boundary,
+        choices={n: v for n, v in asked_for(fn).items() if n not in given},
         defaults={n: v for n, v in _defaults(fn).items() if n not in given and n not in (options or {})},
         **{**preset_facts, **facts},
     )  # fmt: skip

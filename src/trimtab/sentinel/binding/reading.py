@@ -131,7 +131,7 @@ def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size
     facts |= {"block": 2} if by_size else {}
     subject = Subject(
         found.name, call, options=dict(found.options), role=role, adapt=adapt, guessed=lines(found, plan, role),
-        invented=found.invented, variants=_variants(found), **facts,
+        invented=found.invented, variants=_variants(found), choices=found.choices, **facts,
     )  # fmt: skip
     subject = replace(subject, penalties=_penalties(subject, fields, probe))
     return replace(subject, couples="batch") if _is_whitened(subject, probe) else subject

@@ -170,6 +170,8 @@ class Subject:
     penalties: Mapping[str, str] = field(default_factory=dict[str, str])
     temperature: str | None = None
     ranks: Literal["data", "context"] | None = None
+    choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+    """Texts that its body compares a setting with."""
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Settings that the function itself gives a value, for those who ask which numbers it knows."""
     fits: "tuple[Fit, ...]" = ()

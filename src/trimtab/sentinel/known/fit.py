@@ -6,7 +6,7 @@ The only place that compares a function with formulas that nobody declared.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -19,6 +19,7 @@ from trimtab.sentinel.binding.subject import Result, Subject, call_subject
 from trimtab.sentinel.known import credit, surrogate, token
 from trimtab.sentinel.known.averages import AVERAGES, EXTREMES, Average
 from trimtab.sentinel.known.cells import Cells
+from trimtab.sentinel.known.said import told_otherwise
 from trimtab.sentinel.known.token import Known
 
 CLOSE = 1e-5
@@ -36,15 +37,30 @@ class Fit:
     case: Case
     observed: object
     expected: object
+    said: str = ""
+    """The setting under which it does, where it is not the default."""
 
 
 def fitted(subject: Subject, cases: Sequence[Case]) -> list[Fit]:
-    """For each result that equals a known formula on every ordinary case: which. A right formula wins."""
+    """For each result that equals a known formula on every ordinary case: which. A right formula wins.
+
+    Every text that its body asks for is tried as a setting, too.
+    """
+    found = _with(subject, subject.options, cases)
+    for option, texts in subject.choices.items():
+        base = {**subject.defaults, **subject.options}
+        for text in (t for t in texts if t != base.get(option)):
+            changed = {**subject.options, option: text}
+            found += [replace(fit, said=f" with {option}={text!r}") for fit in _with(subject, changed, cases) if fit.mistake]
+    return found
+
+
+def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -> list[Fit]:
     seen: list[tuple[Case, Mapping[str, Result]]] = []
     for case in cases:
         with suppress(Exception), torch.no_grad():  # what does not run on a case says nothing about it
             own = subject.adapt(at_rest(case, _fields(subject)))
-            seen.append((own, call_subject(subject, own)))
+            seen.append((own, call_subject(subject, own, options)))
     if len(seen) < 2:
         return []
     found: list[Fit] = []
@@ -52,8 +68,15 @@ def fitted(subject: Subject, cases: Sequence[Case]) -> list[Fit]:
         if all(name in out for _, out in seen):
             held = [(Cells(case), out[name]) for case, out in seen]
             one = _of_result(subject, name, result, held)
-            found += [one] if one is not None else []
+            found += [_as_told(subject, one, options)] if one is not None else []
     return found
+
+
+def _as_told(subject: Subject, fit: Fit, options: Mapping[str, Any]) -> Fit:
+    """The fit, with what its settings or its name ask for if that is another formula."""
+    known = {**subject.defaults, **options}
+    told = next(told_otherwise(subject.name, known, fit.formula), "")
+    return replace(fit, mistake=told) if told and not fit.mistake else fit
 
 
 def _fields(subject: Subject) -> frozenset[str] | None:

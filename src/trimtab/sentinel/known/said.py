@@ -1,0 +1,44 @@
+"""What a setting or a name says that a function computes, held against the formula that it equals."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trimtab.sentinel.binding.words import words_of
+
+AVERAGES: tuple[tuple[re.Pattern[str], str, str], ...] = (
+    (re.compile(r"seq\w*mean\w*token\w*sum|seq\w*mean\w*tok\w*sum"), "token sums", "a mean over sequences of token sums"),
+    (re.compile(r"seq\w*mean\w*token\w*mean|seq\w*mean\w*tok\w*mean|^seq(uence)?_?mean$"), "token means",
+     "a mean over sequences of token means"),
+    (re.compile(r"^token_?mean$|^tok_mean$"), "token mean of", "a token mean"),
+    (re.compile(r"^token_?sum$|^tok_sum$"), "token sum of", "a token sum"),
+)  # fmt: skip
+"""A text, what the name of a fitting formula holds, and how to say it."""
+ESTIMATES: dict[str, str] = {
+    "k1": "k1 of", "kl": "k1 of", "k2": "k2 of", "mse": "k2 of", "k3": "k3 of", "low_var_kl": "k3 of", "abs": "|k1| of",
+}
+SCOPES = {"group": "group spread", "batch": "batch spread", "global": "batch spread"}
+WITHOUT_ITSELF = frozenset({"loo", "rloo", "leave"})
+
+
+def told_otherwise(name: str, options: Mapping[str, Any], formula: str) -> Iterator[str]:
+    """Sentences for every setting, and for the name of the function, that ask for another formula."""
+    for option, value in options.items():
+        if isinstance(value, str):
+            wanted = _wanted(set(words_of(option)), value.lower().replace("-", "_").strip("_"), formula)
+            if wanted is not None and wanted[0] not in formula:
+                yield f"{option}={value!r} asks for {wanted[1]}"
+    if set(words_of(name)) & WITHOUT_ITSELF and formula.startswith("reward - group mean"):
+        yield f"{name} asks for the mean of the others, and the sample itself is in this one"
+
+
+def _wanted(words: set[str], value: str, formula: str) -> tuple[str, str] | None:
+    if " of token_loss" in formula or "clipped" in formula or " of k" in formula:
+        for pattern, held, told in AVERAGES:
+            if pattern.search(value):
+                return held, told
+    if formula.startswith(("k1 of", "k2 of", "k3 of", "|k1| of")) and value in ESTIMATES:
+        return ESTIMATES[value], ESTIMATES[value].removesuffix(" of")
+    if formula.startswith("reward") and words & {"scale", "std", "norm", "normalize"} and value in SCOPES:
+        return SCOPES[value], f"the {SCOPES[value]}"
+    return None
