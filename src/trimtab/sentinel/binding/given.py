@@ -39,8 +39,8 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
         return case.cu_seqlens
     if field == "batch":
         return samples(case, way) if form == "rows" else Keys(case, way, size, steps=form == "steps")
-    if field in ("ratio", "log_ratio"):
-        return _ratio(case, way, is_log=field == "log_ratio")
+    if field in ("ratio", "log_ratio", "minus_log_ratio"):
+        return _ratio(case, way, field)
     if size == "sequence" or field in ROWS - {"reward"}:
         return _per_row(case, field, way, form)
     name = "token_reward" if field == "reward" else field
@@ -78,11 +78,13 @@ def _per_row(case: Case, field: str, way: Way, form: Form) -> Any:
     return [f"prompt {int(one)}" for one in values]
 
 
-def _ratio(case: Case, way: Way, *, is_log: bool) -> Any:
+def _ratio(case: Case, way: Way, field: str) -> Any:
     first, second = (view(case, name, "token", way) for name in ("logp_current", "logp_old"))
-    if isinstance(first, list):
-        return [a - b if is_log else (a - b).exp() for a, b in zip(first, second, strict=True)]
-    return first - second if is_log else (first - second).exp()
+
+    def of(a: Tensor, b: Tensor) -> Tensor:
+        return {"ratio": (a - b).exp(), "log_ratio": a - b, "minus_log_ratio": b - a}[field]
+
+    return [of(a, b) for a, b in zip(first, second, strict=True)] if isinstance(first, list) else of(first, second)
 
 
 class Keys(dict[str, Any]):

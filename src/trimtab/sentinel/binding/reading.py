@@ -20,7 +20,7 @@ from trimtab.sentinel.binding.callable import CannotCall, Found
 from trimtab.sentinel.binding.given import layouts
 from trimtab.sentinel.binding.guess import Plan, called, plausible, probes
 from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject, call_subject, run, same
-from trimtab.sentinel.binding.words import GROUP_SIZES
+from trimtab.sentinel.binding.words import GROUP_SIZES, words_of
 
 SECOND: dict[str, Kind] = {"returns": "return", "group_advantage": "return"}
 """The kind of a second result, by role: estimators return advantages and returns."""
@@ -316,7 +316,7 @@ def role_of(
     if main is None:
         raise CannotCall("no result has a shape that is known")
     policies = {f for f in fields if f in LOGPS}
-    if fields & {"ratio", "log_ratio"}:
+    if fields & {"ratio", "log_ratio", "minus_log_ratio"}:
         policies |= {"logp_current", "logp_old"}
     if "teacher_logits" in fields:
         return "distillation"
@@ -327,6 +327,8 @@ def role_of(
     if "advantage" in fields and policies:
         return "keep" if main.is_flag else "policy_loss" if main.has_gradient else _numeric(main)
     if fields & {"reward", "token_reward"}:
+        if (len(policies) > 1 or "kl" in fields) and main.level == "token" and "value" not in fields:
+            return "returns" if _discounted(found) else "kl_in_reward"
         if "group" in fields or by_size:
             return "group_advantage" if main.level == "token" else "reward_normalisation"
         return "returns" if main.level == "token" else None
@@ -335,6 +337,10 @@ def role_of(
     if fields & {"token_loss", "advantage", "entropy", "kl"}:
         return "whitening" if main.level == "token" else "aggregation" if main.has_gradient else "statistic"
     return None
+
+
+def _discounted(found: Found) -> bool:
+    return any(set(words_of(name)) & {"gamma", "discount"} for name in found.options)
 
 
 def _numeric(main: Look) -> str | None:

@@ -1,6 +1,7 @@
 """A case as rows of cells, for formulas in the shape that most frameworks write them in."""
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +18,18 @@ class Cells:
     def __init__(self, case: Case) -> None:
         self.case = case
         self._held: dict[str, Tensor] = {}
+        self._last: tuple[Any, Tensor] = (None, torch.zeros(0))
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._held:
             self._held[name] = self.case.padded(name, with_prompt=False, dtype=torch.float64).detach()
         return self._held[name]
+
+    def once(self, formula: Any) -> Tensor:
+        """The values of a formula, computed at the first time of asking."""
+        if self._last[0] is not formula:
+            self._last = (formula, formula.of(self))
+        return self._last[1]
 
     @cached_property
     def mask(self) -> Tensor:

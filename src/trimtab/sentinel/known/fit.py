@@ -4,7 +4,7 @@ The only place that compares a function with formulas that nobody declared.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -23,6 +23,7 @@ from trimtab.sentinel.known.said import told_otherwise
 from trimtab.sentinel.known.token import Known
 
 CLOSE = 1e-5
+EXACT = 1e-9
 ROUGH = 5e-3
 """Stabilisers inside a spread change its numbers by less than this on ordinary rewards."""
 
@@ -75,7 +76,7 @@ def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -
 def _as_told(subject: Subject, fit: Fit, options: Mapping[str, Any]) -> Fit:
     """The fit, with what its settings or its name ask for if that is another formula."""
     known = {**subject.defaults, **options}
-    told = next(told_otherwise(subject.name, known, fit.formula), "")
+    told = next(told_otherwise(subject.name, fit.result, known, fit.formula), "")
     return replace(fit, mistake=told) if told and not fit.mistake else fit
 
 
@@ -89,41 +90,106 @@ Held = list[tuple[Cells, Result]]
 def _of_result(subject: Subject, name: str, result: Result, held: Held) -> Fit | None:
     if all(float(one.value.double().abs().max() if one.value.numel() else 0.0) == 0 for _, one in held):
         return None
-    wrong: Known | None = None
-    for known in candidates(subject, result):
-        if not all(_equal(known, cells, one, _tolerance(result)) for cells, one in held):
-            continue
-        if not known.mistake:
-            return _fit(name, known, held)
-        wrong = wrong or known
-    return _fit(name, wrong, held) if wrong is not None else None
+    factors = (1.0, *settings_of(subject)) if result.kind in ("loss", "term") else (1.0,)
+    known = _first(candidates(subject, result), held, factors)
+    if known is None and result.kind == "loss" and "logp_ref" in subject.inputs:
+        known = _with_penalty(subject, result, held)
+    return None if known is None else Fit(name, known.name, known.mistake, held[0][0].case, held[0][1].value.tolist(), "")
 
 
-def _fit(name: str, known: Known, held: Held) -> Fit:
-    cells, one = held[0]
-    return Fit(name, known.name, known.mistake, cells.case, one.value.tolist(), "")
+def _first(offered: Iterable[Known], held: Held, factors: Sequence[float]) -> Known | None:
+    """The published formula that fits best; one with a mistake only where it fits clearly better than all of these."""
+    found: dict[bool, tuple[float, Known]] = {}
+    for known in offered:
+        wrong = bool(known.mistake)
+        error = _error(known, held, factors)
+        if error is not None and (wrong not in found or error < found[wrong][0]):
+            found[wrong] = (error, known)
+            if error < EXACT and not wrong:
+                break
+    if False in found and (True not in found or found[False][0] <= 3 * found[True][0] + EXACT):
+        return found[False][1]
+    return found[True][1] if True in found else None
+
+
+def _error(known: Known, held: Held, factors: Sequence[float]) -> float | None:
+    """The largest difference on any case, with the factor that fits; None where it is too large."""
+    left: dict[float, float] = dict.fromkeys(factors, 0.0)
+    for cells, one in held:
+        expected = _expected(known, cells, one)
+        if expected is None:
+            return None
+        observed = one.value.double()
+        size = max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
+        for factor in list(left):
+            error = float((factor * expected - observed).abs().max()) if expected.numel() else 0.0
+            # A small coefficient must not make everything equal.
+            if not error <= _tolerance(one) * size * min(1.0, abs(factor)):
+                del left[factor]
+            else:
+                left[factor] = max(left[factor], error)
+        if not left:
+            return None
+    return min(left.values())
+
+
+def _with_penalty(subject: Subject, result: Result, held: Held) -> Known | None:
+    """A loss with a KL to the reference inside: first without it, where the reference agrees, then what is left."""
+    quiet: Held = []
+    with suppress(Exception), torch.no_grad():
+        for cells, one in held:
+            case = cells.case.with_tokens(logp_ref=cells.case.tokens["logp_current"].detach())
+            same_result = next(r for n, r in call_subject(subject, case).items() if _is_main(r, one))
+            quiet.append((Cells(case), same_result))
+    if len(quiet) < len(held):
+        return None
+    base = _first(candidates(subject, result), quiet, (1.0,))
+    if base is None:
+        return None
+    average = next(a for a in AVERAGES if base.name.startswith(f"{a.name} of "))
+    minus = "the KL is taken from the loss instead of added"
+
+    def penalised() -> Iterator[Known]:
+        for kl in token.kl(frozenset({"logp_current", "logp_ref"})):
+            for coef in settings_of(subject):
+                for sign, mistake in ((1.0, ""), (-1.0, minus)):
+                    def whole(c: Cells, k: Known = kl, f: float = sign * coef) -> Tensor:
+                        return base.of(c) + f * average.of(c, k.of(c))
+
+                    yield Known(
+                        f"{base.name}, {'plus' if sign > 0 else 'minus'} {coef:g} × {kl.name}", whole,
+                        base.mistake or mistake or kl.mistake,
+                    )  # fmt: skip
+
+    return _first(penalised(), held, (1.0,))
+
+
+def _is_main(one: Result, other: Result) -> bool:
+    return one.kind == other.kind and one.level == other.level
 
 
 def _tolerance(result: Result) -> float:
-    return ROUGH if result.kind in ("advantage", "reward", "return") else CLOSE
+    if result.value.dtype != torch.float64:
+        return max(ROUGH if result.kind in _ROUGHLY else 0.0, 1e-4)
+    return ROUGH if result.kind in _ROUGHLY else CLOSE
 
 
-def _equal(known: Known, cells: Cells, result: Result, tolerance: float) -> bool:
+_ROUGHLY = ("advantage", "reward", "return")
+
+
+def _expected(known: Known, cells: Cells, result: Result) -> Tensor | None:
+    """The numbers of a formula in the shape of a result; None where it has none there."""
     try:
         expected = known.of(cells)
     except (KeyError, RuntimeError, IndexError, ValueError):
-        return False
-    observed = result.value.double()
+        return None
     if result.level == "token" and expected.ndim >= 2:
         expected = cells.case.from_padded(expected, with_prompt=False)
     elif result.level == "token" and expected.ndim == 1:
         expected = expected[cells.case.segments.sequence_of_token]
     if result.level == "sequence" and expected.ndim == 2:
         expected = expected[:, 0]
-    if expected.shape != observed.shape:
-        return False
-    scale = max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
-    return bool(((expected - observed).abs() <= tolerance * scale).all())
+    return expected if expected.shape == result.value.shape else None
 
 
 def candidates(subject: Subject, result: Result) -> Iterator[Known]:
@@ -141,6 +207,10 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
         yield from token.squared_errors(inputs, numbers)
     elif result.kind == "entropy":
         yield from token.entropy(numbers)
+    elif result.kind == "logp":
+        yield from token.scores(numbers)
+    elif result.kind == "keep" and len(policies) > 1:
+        yield from token.keeps(inputs, numbers)
     elif result.kind in ("advantage", "return", "reward") and inputs & {"reward", "token_reward"}:
         if result.level == "sequence" or "group" in inputs or subject.couples == "group":
             yield from credit.normalised()
@@ -162,6 +232,8 @@ def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iter
     elif policies:
         terms += [*token.kl(inputs), *token.gaps(inputs)] if len(policies) > 1 else []
         terms += surrogate.clip_flags(inputs, numbers) if "logp_current" in inputs else []
+    if "logits" in inputs and not policies:
+        terms += token.entropy(numbers)
     if not policies:
         terms += [Known(n, lambda c, n=n: c[n]) for n in sorted(inputs & {"token_loss", "entropy", "kl", "advantage"})]
     averages = AVERAGES if result.kind == "loss" else (*AVERAGES, *EXTREMES)
@@ -171,8 +243,9 @@ def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iter
 
 
 def averaged(one: Known, average: Average) -> Known:
+    """An average of a formula. The formula is computed once per case, however many averages are tried."""
     return Known(
-        f"{average.name} of {one.name}", lambda c: average.of(c, one.of(c)), one.mistake or average.mistake
+        f"{average.name} of {one.name}", lambda c: average.of(c, c.once(one)), one.mistake or average.mistake
     )
 
 

@@ -21,13 +21,15 @@ SCOPES = {"group": "group spread", "batch": "batch spread", "global": "batch spr
 WITHOUT_ITSELF = frozenset({"loo", "rloo", "leave"})
 
 
-def told_otherwise(name: str, options: Mapping[str, Any], formula: str) -> Iterator[str]:
+def told_otherwise(name: str, result: str, options: Mapping[str, Any], formula: str) -> Iterator[str]:
     """Sentences for every setting, and for the name of the function, that ask for another formula."""
     for option, value in options.items():
         if isinstance(value, str):
             wanted = _wanted(set(words_of(option)), value.lower().replace("-", "_").strip("_"), formula)
             if wanted is not None and wanted[0] not in formula:
                 yield f"{option}={value!r} asks for {wanted[1]}"
+    if "kl" in words_of(result) and " of ratio " in formula:
+        yield f"{result} is called a KL, and a ratio is 1 where both policies agree"
     if set(words_of(name)) & WITHOUT_ITSELF and formula.startswith("reward - group mean"):
         yield f"{name} asks for the mean of the others, and the sample itself is in this one"
 

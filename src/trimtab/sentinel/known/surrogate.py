@@ -35,10 +35,57 @@ def policy_losses(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[
     up = "the sign is lost: it minimises what it should maximise"
     yield Known("REINFORCE, sign lost", lambda c: _credit(c, credit) * c["logp_current"], up)
     for behind in (n for n in ("logp_old", "logp_rollout") if n in inputs):
-        yield from _from(credit, behind, inputs, numbers)
+        for one in (*_from(credit, behind, numbers), *_weighted(credit, behind, numbers)):
+            yield one
+            if behind == "logp_old" and "logp_rollout" in inputs and not one.mistake:
+                yield from _decoupled(one, numbers)
 
 
-def _from(credit: str, behind: str, inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
+def _weighted(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Known]:
+    """REINFORCE under a ratio that is held fixed, whole or bounded."""
+    def of_sequence(c: Cells) -> Tensor:
+        return c.rows(((c["logp_current"] - c[behind]) * c.mask).sum(1) / c.count).exp()
+
+    def over_everything(c: Cells) -> Tensor:
+        gap = (c["logp_current"] - c[behind]) * c.response
+        return c.rows(gap.sum(1) / c.response.sum(1).clamp(min=1)).exp()
+
+    levels = (
+        ("ratio", lambda c: (c["logp_current"] - c[behind]).exp(), ""),
+        ("ratio of the sequence", of_sequence, ""),
+        ("ratio over the whole length", over_everything, "tokens that do not train enter the ratio of the sequence"),
+    )  # fmt: skip
+    for told, ratio, mistake in levels:
+        held: list[tuple[str, Band]] = [("", (0.0, float("inf")))]
+        held += [(f" up to {cap:g}", (0.0, cap)) for cap in numbers if cap > 1]
+        held += [(f" in [{band[0]:g}, {band[1]:g}]", band) for band in bands(numbers)]
+        for shown, band in held:
+            yield Known(
+                f"REINFORCE weighted by its {told} to {behind}{shown}",
+                lambda c, r=ratio, b=band: -r(c).clamp(*b) * _credit(c, credit) * c["logp_current"], mistake,
+            )  # fmt: skip
+
+
+def _decoupled(one: Known, numbers: Sequence[float]) -> Iterator[Known]:
+    """A loss of the update, weighted by how far the old policy is from the one that sampled."""
+    wrong = "the weight towards the sampler is that of the current policy, not of the old one"
+    for end, mistake in (("logp_old", ""), ("logp_current", wrong)):
+        def ratio(c: Cells, end: str = end) -> Tensor:
+            return (c[end] - c["logp_rollout"]).exp()
+
+        told = f"{one.name}, times {end} / logp_rollout"
+        yield Known(told, lambda c, o=one, r=ratio: r(c) * o.of(c), mistake)
+        for cap in (n for n in numbers if n > 1):
+            yield Known(
+                f"{told} up to {cap:g}", lambda c, o=one, r=ratio, k=cap: r(c).clamp(max=k) * o.of(c), mistake
+            )
+            yield Known(
+                f"{told} where it is below {cap:g}",
+                lambda c, o=one, r=ratio, k=cap: torch.where(r(c) <= k, r(c), 0.0) * o.of(c), mistake,
+            )  # fmt: skip
+
+
+def _from(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Known]:
     def ratio(c: Cells) -> Tensor:
         return (c["logp_current"] - c[behind]).exp()
 

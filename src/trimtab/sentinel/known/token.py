@@ -86,6 +86,52 @@ def importance(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
                                 lambda c, r=log_ratio, cap=cap: r(c).exp().clamp(max=cap), mistake or wrong)  # fmt: skip
 
 
+def keeps(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
+    """1 where the ratio of trainer to sampler lies between two bounds."""
+    pairs = [(low, high) for low in numbers for high in numbers if 0 <= low < 1 < high]
+    pairs += [(1 - low, 1 + high) for low in numbers for high in numbers if 0 < low < 1 and 0 < high < 1]
+    for sampler, trainer in ends(inputs - {"logp_ref"}):
+        def gap(c: Cells, top: str = trainer, bottom: str = sampler) -> Tensor:
+            return c[top] - c[bottom]
+
+        straight = "1 plus the log-ratio stands in for the ratio"
+        turned = "the ratio is turned around: sampler over trainer"
+        whole = "tokens that do not train enter the ratio of the sequence"
+        kinds: tuple[tuple[str, Values, str], ...] = (
+            ("ratio", lambda c, g=gap: g(c).exp(), ""),
+            ("ratio of the sequence", lambda c, g=gap: c.rows((g(c) * c.mask).sum(1) / c.count).exp(), ""),
+            ("product of the sequence", lambda c, g=gap: c.rows((g(c) * c.mask).sum(1)).exp(), ""),
+            ("1 + log-ratio", lambda c, g=gap: 1 + g(c), straight),
+            ("ratio turned around", lambda c, g=gap: (-g(c)).exp(), turned),
+            ("ratio over the whole length",
+             lambda c, g=gap: c.rows((g(c) * c.response).sum(1) / c.response.sum(1).clamp(min=1)).exp(), whole),
+        )  # fmt: skip
+        for low, high in dict.fromkeys(pairs):
+            for told, value, mistake in kinds:
+                def inside(c: Cells, v: Values = value, low: float = low, high: float = high) -> Tensor:
+                    return ((v(c) >= low) & (v(c) <= high)).double()
+
+                yield Known(f"{told} in [{low:g}, {high:g}]", inside, mistake)
+                outside = "what should be kept is dropped, and the other way round"
+                yield Known(f"{told} outside [{low:g}, {high:g}]", lambda c, i=inside: 1 - i(c), mistake or outside)
+
+
+def scores(temperatures: Sequence[float]) -> Iterator[Known]:
+    """Log-probs of tokens from logits over a temperature."""
+    def at(c: Cells, heat: float, step: int) -> Tensor:
+        logits = c["logits"].roll(step, 1)
+        return torch.log_softmax(logits / heat, -1).gather(-1, c["token_id"].long().unsqueeze(-1)).squeeze(-1)
+
+    heats = [n for n in temperatures if n != 1.0]
+    for heat in heats:
+        yield Known(f"log-prob at temperature {heat:g}", lambda c, h=heat: at(c, h, 0))
+    yield Known("log-prob", lambda c: at(c, 1.0, 0), "the temperature is ignored" if heats else "")
+    for heat in (1.0, *heats):
+        for step in (1, -1):
+            late = "each token is scored by the logits of its neighbour"
+            yield Known(f"log-prob at temperature {heat:g}, one position off", lambda c, h=heat, s=step: at(c, h, s), late)
+
+
 def entropy(temperatures: Sequence[float]) -> Iterator[Known]:
     """Entropy of logits over a temperature."""
     for heat in dict.fromkeys((1.0, *temperatures)):
