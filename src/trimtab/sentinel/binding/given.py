@@ -39,7 +39,7 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
         return case.cu_seqlens
     if field == "batch":
         return samples(case, way) if form == "rows" else Keys(case, way, size, steps=form == "steps")
-    if field in ("ratio", "log_ratio", "minus_log_ratio"):
+    if field in ("ratio", "log_ratio", "minus_log_ratio", "gap_to_ref"):
         return _ratio(case, way, field)
     if size == "sequence" or field in ROWS - {"reward"}:
         return _per_row(case, field, way, form)
@@ -79,10 +79,11 @@ def _per_row(case: Case, field: str, way: Way, form: Form) -> Any:
 
 
 def _ratio(case: Case, way: Way, field: str) -> Any:
-    first, second = (view(case, name, "token", way) for name in ("logp_current", "logp_old"))
+    behind = "logp_ref" if field == "gap_to_ref" else "logp_old"
+    first, second = (view(case, name, "token", way) for name in ("logp_current", behind))
 
     def of(a: Tensor, b: Tensor) -> Tensor:
-        return {"ratio": (a - b).exp(), "log_ratio": a - b, "minus_log_ratio": b - a}[field]
+        return {"ratio": (a - b).exp(), "log_ratio": a - b, "gap_to_ref": a - b, "minus_log_ratio": b - a}[field]
 
     return [of(a, b) for a, b in zip(first, second, strict=True)] if isinstance(first, list) else of(first, second)
 

@@ -74,17 +74,19 @@ class _NoOuterProducts(TorchFunctionMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         given = [one for one in args if isinstance(one, Tensor)]
-        pairwise = isinstance(out, Tensor) and len(given) > 1 and func in _PAIRWISE
+        pairwise = isinstance(out, Tensor) and len(given) > 1 and getattr(func, "__name__", "") in _PAIRWISE
         if pairwise and out.numel() > max(one.numel() for one in given):
             self.seen = self.seen or " with ".join(str(list(one.shape)) for one in given)
         return out
 
 
 _PAIRWISE = frozenset({
-    torch.Tensor.add, torch.Tensor.sub, torch.Tensor.mul, torch.Tensor.div, torch.Tensor.__add__, torch.Tensor.__sub__,
-    torch.Tensor.__mul__, torch.Tensor.__truediv__, torch.Tensor.__rsub__, torch.Tensor.__radd__, torch.Tensor.__rmul__,
-    torch.min, torch.max, torch.minimum, torch.maximum, torch.where, torch.add, torch.sub, torch.mul, torch.div,
+    *(f"{under}{name}{under}" for name in ("add", "sub", "mul", "div", "and", "or", "lt", "le", "gt", "ge", "eq", "ne")
+      for under in ("", "__")),
+    "__radd__", "__rsub__", "__rmul__", "__truediv__", "__rtruediv__", "true_divide", "pow", "__pow__", "minimum",
+    "maximum", "min", "max", "where", "logical_and", "logical_or", "bitwise_and", "bitwise_or",
 })  # fmt: skip
+"""Operations that broadcast."""
 
 
 def probes() -> list[Case]:

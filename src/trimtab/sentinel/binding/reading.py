@@ -40,6 +40,8 @@ class Look:
     has_gradient: bool
     is_flag: bool
     """Every number is 0 or 1, and both occur or it is boolean."""
+    is_stacked: bool = False
+    """One of several results of one kind in a single tensor."""
 
 
 def subject_of(find: Callable[..., Found]) -> Subject:
@@ -71,6 +73,7 @@ def _bindings(found: Found) -> list[Subject]:
             break
     if not made:
         raise CannotCall(why)
+    made = [one for one in made if one.role is not None] or made
     return _best_aligned(made)
 
 
@@ -235,12 +238,16 @@ def _looks(found: Found, plan: Plan, case: Case) -> list[Look]:
 
 
 def _looked_at(case: Case, returned: Any, plan: Plan) -> Iterator[Look]:
+    case = replace(case, touched=None)  # what is asked about shapes is not read by the function
     for name, value in _parts(_by_result(returned) if plan.way == "row" else returned):
         held = _as_tensors(value)
         if held is None:
             continue
         if isinstance(held, Tensor) and held.ndim == 3 and level_of(held[0], case, plan) == "token":
-            yield from (Look(f"{name}.{i}", one, "token", one.requires_grad, False) for i, one in enumerate(held))
+            yield from (
+                Look(f"{name}.{i}", one, "token", one.requires_grad, False, is_stacked=True)
+                for i, one in enumerate(held)
+            )
             continue
         flat = held if isinstance(held, Tensor) else torch.cat([one.reshape(-1) for one in held]) if held else None
         if flat is None:
@@ -318,6 +325,8 @@ def role_of(
     policies = {f for f in fields if f in LOGPS}
     if fields & {"ratio", "log_ratio", "minus_log_ratio"}:
         policies |= {"logp_current", "logp_old"}
+    if "gap_to_ref" in fields:
+        policies = {"logp_current", "logp_ref"}
     if "teacher_logits" in fields:
         return "distillation"
     if "logits" in fields:
@@ -366,7 +375,8 @@ def _of_two_policies(main: Look, found: Found, plan: Plan, probe: Case) -> str |
 def _result(case: Case, look: Look, plan: Plan, preset: Role | None, role: str | None, place: int) -> Result | None:
     if look.level is None:
         return None
-    if place == 0 or (look.level == "token" and look.name.rpartition(".")[0]):
+    case = replace(case, touched=None)
+    if place == 0 or look.is_stacked:
         kind: Kind = "statistic" if look.level != "token" else "term"
         if preset is not None:
             kind = preset.token_kind if look.level == "token" and preset.token_kind else preset.kind

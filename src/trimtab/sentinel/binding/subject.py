@@ -284,7 +284,8 @@ def run(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) 
             except RuntimeError:  # it would raise in training too, so it is no silent bug; its values are still checked
                 blocked.add(name)
                 continue
-            gradients[name] = dict(zip(leaves, found, strict=True))
+            followed = (*TRAINED, "token_loss", "kl") if subject.promises is None else tuple(leaves)
+            gradients[name] = {n: g for n, g in zip(leaves, found, strict=True) if n in followed}
     return Seen(case, {n: r.value.detach().clone() for n, r in out.items()}, out, gradients, frozenset(blocked))
 
 

@@ -97,6 +97,8 @@ def field_of(name: str) -> str | None:
     if words & WORDS["trainable"]:
         return "attention" if "attention" in words else "trainable"
     if words & LOG_PROB or ("log" in words and words & {"prob", "probs", "p", "ps", "pi"}):
+        if words & {"diff", "difference", "gap", "delta"}:
+            return "gap_to_ref" if words & WHOSE["logp_ref"] else "log_ratio"
         return next((field for field, whose in WHOSE.items() if words & whose), "logp_current")
     if words & SETTINGS:
         return None

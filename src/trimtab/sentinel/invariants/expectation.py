@@ -30,7 +30,7 @@ def expected_gradient(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("there is no sequence")
     of_kind(call_subject(subject, case), case, "loss", "term")
     if subject.reading("advantage", "outcome"):
-        found = _objective(subject, case, CREDIT, None)
+        found = _objective(subject, case, CREDIT, None) or _off_policy(subject, case)
         if found:
             return found
     return _objective(subject, case, (0.0,) * 3, REFERENCE) if subject.reading("logp_ref") else None
@@ -62,6 +62,47 @@ def _objective(
     if not moved:
         return None
     return _aligned(gradient, reverse, "KL(policy || reference)", {"KL(reference || policy), as k3 gives": forward})
+
+
+NUDGE = (0.02, -0.015, 0.01)
+"""How far the policy that sampled is from the current one, in logits: closer than any clip or cap."""
+
+
+def _off_policy(subject: Subject, case: Case) -> Violation | None:
+    """A slightly different policy sampled. A ratio makes up for that, in value and in gradient."""
+    behind = [name for name in ("logp_old", "logp_rollout") if subject.reading(name)]
+    if not behind:
+        return None
+    theta = ACTIONS.clone().requires_grad_()
+    logp = torch.log_softmax(theta, 0)
+    sampler = torch.log_softmax(ACTIONS + torch.tensor(NUDGE, dtype=torch.float64), 0)
+    options = {**subject.options, **dict.fromkeys(subject.penalties, 0.0)}
+    sampled = torch.zeros((), dtype=torch.float64)
+    for action in range(3):
+        one = _one_choice(case, logp[action], logp[action].detach(), CREDIT[action])
+        away = torch.stack([torch.zeros_like(sampler[0]), sampler[action]])
+        there = one.with_tokens(**dict.fromkeys(behind, away))
+        out = call_subject(subject, subject.adapt(there), options)
+        sampled = sampled + sampler[action].exp() * next(r.value.double().sum() for r in out.values() if r.kind in _LOSS)
+    if not sampled.requires_grad:
+        return None
+    (gradient,) = torch.autograd.grad(sampled, theta, retain_graph=True)
+    (exact,) = torch.autograd.grad(-(logp.exp() * torch.tensor(CREDIT, dtype=torch.float64)).sum(), theta)
+    factor = float((gradient * exact).sum() / (exact * exact).sum())
+    if abs(factor - 2) < TWICE and 2.0 not in subject.options.values():
+        told = "the expected gradient is twice that of expected advantage: a weight that is not detached adds its own"
+        return Violation(told, numbers(gradient), numbers(exact), grade="suspect", effect=Effect("gradient", (), 1.0))
+    # Without any correction the gradient is off by about as much as the policies are apart. That is a choice.
+    if factor > 0 and float((gradient - factor * exact).abs().max()) <= MISSED * float((factor * exact).abs().max()):
+        return None
+    what = "where another policy sampled, the expected gradient is not that of expected advantage"
+    return Violation(what, numbers(gradient), numbers(exact), effect=Effect("gradient", (), 1.0))
+
+
+_LOSS = ("loss", "term")
+TWICE = 0.05
+MISSED = 0.1
+"""Share of the gradient that a missing correction may cost at that distance."""
 
 
 def _reads_reference(subject: Subject, case: Case) -> bool:

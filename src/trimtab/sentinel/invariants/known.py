@@ -1,4 +1,4 @@
-"""Formulas that everybody knows, and the mistakes that many have made in them."""
+"""What a function is as a whole: does it draw random numbers, and is it a formula that everybody knows?"""
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.subject import Subject
@@ -29,3 +29,18 @@ def known_mistake(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
         for fit in subject.fits
         if fit.mistake
     )
+
+
+@invariant(
+    family="I17",
+    statement="Equal inputs give equal results. A function that draws random numbers says so.",
+    why="A result that changes from call to call cannot be compared with anything, and a resumed run is another run.",
+    bug="Minibatches in random order, of which the last one is dropped: another sample is left out each time.",
+    repair="Pass a generator, or draw outside. If the function draws on purpose, keep this finding as a note.",
+    alone=True,
+    whole=True,
+)
+def deterministic(subject: Subject, case: Case) -> Violation | None:
+    if not subject.varies:
+        return None
+    return Violation(subject.varies, "different numbers", "the same numbers", grade="hygiene")

@@ -105,6 +105,8 @@ def _where_policies_agree(subject: Subject, case: Case, found: list[tuple[str, R
     some=True,
 )
 def metric_reach(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
+    if subject.guessed:
+        raise case.cannot("nobody said which of its results are metrics")
     base = run(subject, case)
     read = [(n, r) for n, r in of_kind(base.results, case, "metric") if r.level == "scalar"]
     if not read or not bool(case.trainable.any()):

@@ -86,12 +86,14 @@ def clip_geometry(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("it reads no log-probs with advantages")
     if not bool(case.trainable.any()):
         raise case.cannot("no token trains")
+    weaker: Violation | None = None
     for sign in (1.0, -1.0):
         for ratio in (0.5, 0.9, 1.1, 1.5):
             found = _at(subject, case, sign, ratio)
-            if found:
+            if found is not None and found.grade == "bug":
                 return found
-    return None
+            weaker = weaker or found
+    return weaker
 
 
 DUAL = 1.2
@@ -115,9 +117,20 @@ def _at(subject: Subject, case: Case, sign: float, ratio: float) -> Violation | 
             return Violation(what, numbers(push * sign), f"sign {-sign:+g}", effect=Effect("gradient", (), 2.0))
         free = ratio < 1 if sign > 0 else 1 < ratio < DUAL
         if free and bool((push == 0).all()):
+            if _drops(subject, there, name):
+                told = f"{name} drops tokens {where}, whatever their advantage: a mask, not a clip"
+                return Violation(told, 0.0, "a gradient", grade="convention")
             what = f"{name} is clipped {where}, where clipping cannot lower the objective"
             return Violation(what, 0.0, "a gradient", effect=Effect("gradient", (), 1.0))
     return None
+
+
+def _drops(subject: Subject, there: Case, name: str) -> bool:
+    """Whether the same ratio gets no gradient under the other sign of the advantage either."""
+    other = there.with_tokens(advantage=-there.tokens["advantage"])
+    other = other.with_sequences(outcome=-there.sequences["outcome"])
+    seen = run(subject, other, off(subject))
+    return bool((seen.gradients[name]["logp_current"][there.trainable] == 0).all())
 
 
 @invariant(
