@@ -186,3 +186,13 @@ def parts(case: Case, *, by_group: bool) -> list[list[list[int]]]:
     half = max(len(units) // 2, 1)
     two = [[i for unit in units[:half] for i in unit], [i for unit in units[half:] for i in unit]]
     return [two] if len(units) == 2 else [two, units]
+
+
+def louder(case: Case, factor: float) -> Case:
+    """Every number further from 0 by a factor, and the policies further from the current one."""
+    tokens = {n: v * factor for n, v in case.tokens.items() if v.dtype.is_floating_point and n not in LOGPS}
+    if "logp_current" in case.tokens:
+        base = case.tokens["logp_current"]
+        tokens |= {n: base + factor * (case.tokens[n] - base) for n in LOGPS if n in case.tokens}
+    rows = {n: v * factor for n, v in case.sequences.items() if v.dtype.is_floating_point and n != "length"}
+    return case.with_tokens(**tokens).with_sequences(**rows)

@@ -54,7 +54,7 @@ NUMBERS: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"size"}), 2),
     (frozenset({"delta"}), 0.1),
     (frozenset({"c", "dual"}), 3.0),
-    (frozenset({"cap", "max", "ceiling", "above"}), 2.0),
+    (frozenset({"tis", "cap", "max", "ceiling", "above"}), 2.0),
     (frozenset({"high", "hi", "upper"}), 0.28),
     (frozenset({"eps", "epsilon", "clip", "cliprange", "low", "lo", "ratio"}), 0.2),
     (frozenset({"coef", "coeff", "beta", "weight", "alpha"}), 0.1),

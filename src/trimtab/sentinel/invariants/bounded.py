@@ -53,7 +53,8 @@ EMPTY = "a whole batch or micro-batch has no trainable token"
 FAR = 20.0
 """Policies that differ by more than this in the log-prob of one token are a broken run, or a broken sampler."""
 APART = f"two policies are more than {FAR:g} apart in the log-prob of a token"
-"""A loss that is not finite there is hygiene, since everybody sees it. A gradient alone is latent: nobody does."""
+"""A loss that is infinite there is hygiene, since everybody sees it. A gradient alone is latent: nobody does. So is
+NaN: it is 0 times infinity, at a token that should have no say."""
 
 
 def _corners(case: Case) -> Iterator[tuple[str, str, Case]]:
@@ -97,7 +98,8 @@ def _unbounded(subject: Subject, seen: Seen, case: Case, what: str, said: str) -
         if not bool(torch.isfinite(value).all()):
             where = tuple(places(~torch.isfinite(value))) if value.ndim == 1 else ()
             of_people = result.kind in ("metric", "statistic")
-            loud = condition == APART or (condition == EMPTY and (of_people or not subject.reading("token_loss")))
+            infinite = condition == APART and not (bool(value.isnan().any()) and _all_credited(case))
+            loud = infinite or (condition == EMPTY and (of_people or not subject.reading("token_loss")))
             found = Violation(
                 f"{name} is not finite although {what}", numbers(value), "finite", where,
                 grade="hygiene" if loud else grade,
@@ -123,6 +125,12 @@ def _unbounded(subject: Subject, seen: Seen, case: Case, what: str, said: str) -
                 effect=effect, condition=condition,
             )  # fmt: skip
     return weaker
+
+
+def _all_credited(case: Case) -> bool:
+    """Whether no advantage is 0: then 0 times infinity comes from a token that a decision dropped."""
+    return all(bool((case.tokens[n][case.trainable] != 0).all()) for n in ("advantage", "returns") if n in case.tokens) \
+        and bool((case.sequences["outcome"] != 0).all())
 
 
 def _size(case: Case) -> float:

@@ -1,11 +1,13 @@
 """Options take effect, and impossible values are refused."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from trimtab.sentinel.batch.case import CannotRepresent, Case
-from trimtab.sentinel.batch.perturb import doubled
+from trimtab.sentinel.batch.perturb import doubled, louder
 from trimtab.sentinel.binding.subject import Seen, Subject, run, same
 from trimtab.sentinel.invariants.declare import Violation, invariant
 
@@ -26,11 +28,23 @@ def options_live(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
     inert: list[Violation] = _dead_counts(subject, case, base) if _owes_counts(subject) else []
     for option, values in subject.variants.items():
         for value in values:
-            other = run(subject, case, {**subject.options, option: value})
-            if alike(base, other):
+            chosen = {**subject.options, option: value}
+            if alike(base, run(subject, case, chosen)) and not _shows(subject, case, chosen):
                 what = f"{option} = {value!r} gives the same as {option} = {subject.options.get(option)!r}"
                 inert.append(Violation(what, "the same on every case", "a difference on some case"))
     return tuple(inert) or None
+
+
+def _shows(subject: Subject, case: Case, chosen: Mapping[str, Any]) -> bool:
+    """Whether an option acts once numbers are large: a threshold of 10 is not dead because no number reaches it."""
+    for factor in (10.0, 100.0):
+        try:
+            there = subject.adapt(louder(case, factor))
+            if not alike(run(subject, there), run(subject, there, chosen)):
+                return True
+        except Exception:  # it may refuse numbers of that size
+            continue
+    return False
 
 
 def _owes_counts(subject: Subject) -> bool:

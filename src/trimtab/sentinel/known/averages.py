@@ -82,6 +82,42 @@ AVERAGES: tuple[Average, ...] = (
 )  # fmt: skip
 
 
+def with_constant(constant: float) -> tuple[Average, ...]:
+    """Averages that divide by a number among the settings, such as the largest length."""
+    shown = f"{constant:g}"
+    return (
+        Average(f"mean over all rows of their token sums over {shown}", lambda c, x: _over_rows(c, (x * c.mask).sum(1) / constant, filled=False)),
+        Average(f"token sum over {shown}", lambda c, x: _total(c, x) / constant),
+        Average(
+            f"token mean over {shown}", lambda c, x: _total(c, x) / _tokens(c) / constant,
+            "it is divided by a constant as well as by the number of tokens",
+        ),
+        Average(
+            f"mean over rows of token means over {shown}", lambda c, x: _over_rows(c, _row_means(c, x), filled=False) / constant,
+            "it is divided by a constant as well as by the number of tokens",
+        ),
+        Average(
+            f"token mean over {shown} and the rows", lambda c, x: _total(c, x) / _tokens(c) / constant / x.shape[0],
+            "it is divided by a constant as well as by the number of tokens",
+        ),
+    )  # fmt: skip
+
+
+ROW_AVERAGES: tuple[Average, ...] = (
+    Average("token mean of each sequence", _row_means),
+    Average("token sum of each sequence", lambda c, x: (x * c.mask).sum(1)),
+    Average("token sum of each sequence over all tokens", lambda c, x: (x * c.mask).sum(1) / _tokens(c),
+            "each row is divided by the count of the whole batch"),
+    Average("token sum of each sequence over the width", lambda c, x: (x * c.mask).sum(1) / x.shape[1],
+            "each row is divided by the padded width"),
+    Average("mean of each row", lambda c, x: x.mean(1), "the mean runs over every cell of a row, padding included"),
+    Average("token sum of each sequence over its whole length",
+            lambda c, x: (x * c.mask).sum(1) / c.response.sum(1).clamp(min=1),
+            "each sequence is divided by its whole length, tokens that do not train included"),
+)  # fmt: skip
+"""One number per sequence."""
+
+
 def _inside(c: Cells, x: Tensor) -> Tensor:
     return x[c.mask > 0]
 

@@ -20,6 +20,9 @@ def normalised() -> Iterator[Known]:
             name = f"reward - {centre}" if centre != "no centre" else "reward"
             name += "" if spread == "no spread" else f", over the {spread}"
             yield Known(name, lambda c, s=subtract, d=divide: (c.reward - s(c)) / d(c), wrong)
+    for centre, of in CENTRES.items():
+        if centre != "no centre":
+            yield Known(centre, of, WRONG.get(centre, ""))
     for spread, divide in SPREADS.items():
         if spread != "no spread":
             only = "only the mean is divided by the spread: r - mean / spread"

@@ -4,9 +4,11 @@ The only place that compares a function with formulas that nobody declared.
 """
 
 import dataclasses
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -15,9 +17,10 @@ from torch import Tensor
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS, agreed
 from trimtab.sentinel.batch.rest import at_rest
+from trimtab.sentinel.binding.callable import Config
 from trimtab.sentinel.binding.subject import Result, Subject, call_subject
 from trimtab.sentinel.known import credit, surrogate, token
-from trimtab.sentinel.known.averages import AVERAGES, EXTREMES, Average
+from trimtab.sentinel.known.averages import AVERAGES, EXTREMES, ROW_AVERAGES, Average, with_constant
 from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.said import told_otherwise
 from trimtab.sentinel.known.token import Known
@@ -75,7 +78,7 @@ def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -
 
 def _as_told(subject: Subject, fit: Fit, options: Mapping[str, Any]) -> Fit:
     """The fit, with what its settings or its name ask for if that is another formula."""
-    known = {**subject.defaults, **options}
+    known = named({**subject.defaults, **options})
     told = next(told_otherwise(subject.name, fit.result, known, fit.formula), "")
     return replace(fit, mistake=told) if told and not fit.mistake else fit
 
@@ -120,6 +123,9 @@ def _error(known: Known, held: Held, factors: Sequence[float]) -> float | None:
         if expected is None:
             return None
         observed = one.value.double()
+        there = torch.isfinite(expected)
+        if known.partial and int(there.sum()) * 2 >= expected.numel():
+            expected, observed = expected[there], observed[there]
         size = max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
         for factor in list(left):
             error = float((factor * expected - observed).abs().max()) if expected.numel() else 0.0
@@ -198,6 +204,8 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
     policies = inputs & set(LOGPS)
     if result.level == "scalar":
         yield from _scalars(subject, result, numbers)
+    elif result.level == "sequence" and not policies and "token_loss" in inputs:
+        yield from (averaged(Known("token_loss", lambda c: c["token_loss"]), one) for one in ROW_AVERAGES)
     elif result.kind in ("kl", "term", "importance") and len(policies) > 1 and not inputs & {"advantage", "outcome"}:
         yield from token.kl(inputs)
         yield from token.importance(inputs, numbers)
@@ -237,6 +245,8 @@ def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iter
     if not policies:
         terms += [Known(n, lambda c, n=n: c[n]) for n in sorted(inputs & {"token_loss", "entropy", "kl", "advantage"})]
     averages = AVERAGES if result.kind == "loss" else (*AVERAGES, *EXTREMES)
+    if len(terms) == 1:
+        averages = (*averages, *(one for n in numbers if n > 1 for one in with_constant(n)))
     for one in terms:
         for average in averages:
             yield averaged(one, average)
@@ -247,6 +257,26 @@ def averaged(one: Known, average: Average) -> Known:
     return Known(
         f"{average.name} of {one.name}", lambda c: average.of(c, c.once(one)), one.mistake or average.mistake
     )
+
+
+def named(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name, also those inside config objects."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        inner = inside(value)
+        found |= inner if inner is not None else {name: value}
+    return found
+
+
+def inside(value: Any) -> dict[str, Any] | None:
+    """What a config object holds; None for everything else."""
+    if isinstance(value, Mapping):
+        return {str(k): v for k, v in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, Config):
+        return dict(value.asked)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return dict(vars(value)) if isinstance(value, SimpleNamespace | Namespace) else None
 
 
 def settings_of(subject: Subject) -> list[float]:
@@ -266,9 +296,6 @@ def _numbers(value: Any) -> Iterator[float]:
     elif isinstance(value, list | tuple):
         for one in cast("list[Any]", value):
             yield from _numbers(one)
-    elif isinstance(value, Mapping):
-        for one in cast("Mapping[Any, Any]", value).values():
+    else:
+        for one in (inside(value) or {}).values():
             yield from _numbers(one)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _numbers(getattr(value, field.name))

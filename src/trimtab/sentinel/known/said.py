@@ -28,10 +28,28 @@ def told_otherwise(name: str, result: str, options: Mapping[str, Any], formula: 
             wanted = _wanted(set(words_of(option)), value.lower().replace("-", "_").strip("_"), formula)
             if wanted is not None and wanted[0] not in formula:
                 yield f"{option}={value!r} asks for {wanted[1]}"
+    exchanged = _exchanged(options, formula)
+    if exchanged:
+        yield exchanged
     if "kl" in words_of(result) and " of ratio " in formula:
         yield f"{result} is called a KL, and a ratio is 1 where both policies agree"
     if set(words_of(name)) & WITHOUT_ITSELF and formula.startswith("reward - group mean"):
         yield f"{name} asks for the mean of the others, and the sample itself is in this one"
+
+
+def _exchanged(options: Mapping[str, Any], formula: str) -> str:
+    """Whether the setting called high bounds a ratio from below, and the one called low from above."""
+    band = re.search(r"\[([\d.e-]+), ([\d.e-]+)\]", formula)
+    numbers = {n: float(v) for n, v in options.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    low, high = (next(((n, v) for n, v in numbers.items() if set(words_of(n)) & words), None) for words in (LOW, HIGH))
+    if band is None or low is None or high is None or low[1] == high[1]:
+        return ""
+    if abs(float(band[1]) - (1 - high[1])) < 1e-4 and abs(float(band[2]) - (1 + low[1])) < 1e-4:
+        return f"{high[0]}={high[1]:g} bounds it from below and {low[0]}={low[1]:g} from above"
+    return ""
+
+
+LOW, HIGH = frozenset({"low", "lo", "lower", "min"}), frozenset({"high", "hi", "upper", "max"})
 
 
 def _wanted(words: set[str], value: str, formula: str) -> tuple[str, str] | None:

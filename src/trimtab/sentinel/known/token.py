@@ -21,6 +21,8 @@ class Known:
     name: str
     of: Values
     mistake: str = ""
+    partial: bool = False
+    """It leaves some entries open, as NaN."""
 
 
 def ends(inputs: frozenset[str]) -> Iterator[tuple[str, str]]:
@@ -120,7 +122,10 @@ def scores(temperatures: Sequence[float]) -> Iterator[Known]:
     """Log-probs of tokens from logits over a temperature."""
     def at(c: Cells, heat: float, step: int) -> Tensor:
         logits = c["logits"].roll(step, 1)
-        return torch.log_softmax(logits / heat, -1).gather(-1, c["token_id"].long().unsqueeze(-1)).squeeze(-1)
+        found = torch.log_softmax(logits / heat, -1).gather(-1, c["token_id"].long().unsqueeze(-1)).squeeze(-1)
+        # At the end of a row the neighbour is outside of it.
+        alone = (c.response.roll(step, 1) == 0) | (torch.arange(found.shape[1]) == (0 if step > 0 else found.shape[1] - 1))
+        return torch.where(alone, torch.nan, found) if step else found
 
     heats = [n for n in temperatures if n != 1.0]
     for heat in heats:
@@ -129,7 +134,7 @@ def scores(temperatures: Sequence[float]) -> Iterator[Known]:
     for heat in (1.0, *heats):
         for step in (1, -1):
             late = "each token is scored by the logits of its neighbour"
-            yield Known(f"log-prob at temperature {heat:g}, one position off", lambda c, h=heat, s=step: at(c, h, s), late)
+            yield Known(f"log-prob at temperature {heat:g}, one position off", lambda c, h=heat, s=step: at(c, h, s), late, True)
 
 
 def entropy(temperatures: Sequence[float]) -> Iterator[Known]:
