@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from trimtab.errors import unknown_name
 from trimtab.signal.layout import Levels, Segments, renumbered
 
 Side = Literal["left", "right", "both"]
@@ -25,6 +26,10 @@ MASKS = ("trainable", "attention", "response")
 
 class CannotRepresent(Exception):
     """A subject cannot take this case. Too many of these give "could not exercise", never a pass."""
+
+
+class WrongBinding(Exception):
+    """A binding asks for something that is not there, on any case: it is told once, and nothing is a pass."""
 
 
 class WrongShape(Exception):
@@ -131,6 +136,8 @@ class Case:
     def sequence(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
         """One entry per sequence: reward, group, ended, votes, …"""
         self._note(name)
+        if name not in self.sequences:
+            raise WrongBinding(unknown_name("field of a sequence", name, sorted(self.sequences)))
         return self.sequences[name] if dtype is None else self.sequences[name].to(dtype)
 
     def padded(
@@ -243,6 +250,9 @@ class Case:
             return torch.tensor(flags, dtype=torch.bool).to(dtype or self.mask_dtype)
         if name in self.sequences and name not in self.tokens:
             return self.sequences[name][self.owner]
+        if name not in self.tokens:
+            known = sorted({*MASKS, *self.tokens, *self.sequences})
+            raise WrongBinding(unknown_name("field of a case", name, known))
         return self.tokens[name] if dtype is None else self.tokens[name].to(dtype)
 
     def _grid(self, with_prompt: bool, side: Side | None = None, shift: bool = False, drop: bool = False) -> Tensor:

@@ -36,6 +36,8 @@ SEQUENCE_VALUES: dict[str, Number] = {
     **dict.fromkeys(("reward", "outcome", "value_after"), _signed),
     **dict.fromkeys(("ended", "votes"), lambda byte: float(byte % 3 == 0)),
 }
+TOKEN_FIELDS = (*TOKEN_VALUES, "token_key", "token_id", "logits", "teacher_logits")
+SEQUENCE_FIELDS = (*SEQUENCE_VALUES, "episode", "group", "length")
 
 
 def build(

@@ -16,9 +16,13 @@ from torch import Tensor
 from trimtab.errors import TrimtabError, unknown_name
 from trimtab.sentinel.batch.case import MASKS, Case
 from trimtab.sentinel.binding.callable import asked_for
+from trimtab.sentinel.batch.directed import SEQUENCE_FIELDS, TOKEN_FIELDS
 from trimtab.sentinel.binding.names import GROUP_NAMES, KNOWN_ARGUMENTS
-from trimtab.sentinel.binding.subject import Kind, Layout, Level, Out, Result, Subject
+from trimtab.sentinel.binding.strict import check_word
+from trimtab.sentinel.binding.subject import KINDS, LAYOUTS, LEVELS, Kind, Layout, Level, Out, Result, Subject
 
+FIELDS = (*MASKS, *TOKEN_FIELDS, *SEQUENCE_FIELDS)
+"""What a case holds, by name."""
 Argument = str | Callable[[Case], Any]
 
 
@@ -109,6 +113,14 @@ def bind(
     """  # fmt: skip
     if role is not None and role not in ROLES:
         raise TrimtabError(unknown_name("role", role, sorted(ROLES)))
+    check_word("layout", layout, LAYOUTS)
+    for where in (returns or {}).values():
+        check_word("kind of a result", where.kind, KINDS)
+        if where.level is not None:
+            check_word("level of a result", where.level, LEVELS)
+    for where in (args or {}).values():
+        if isinstance(where, str):
+            check_word("field", where, FIELDS)
     preset = ROLES[role] if role is not None else None
     given = {**_known(fn, {**(options or {}), **(args or {})}), **(args or {})}
     layout_view = {"with_prompt": False, **(view or {})} if layout in ("padded", "list") else {}
@@ -127,6 +139,13 @@ def bind(
         return found
 
     preset_facts: dict[str, Any] = {"couples": preset.couples, **preset.facts} if preset else {}
+    if isinstance(facts.get("twin"), Subject):
+        facts["twin"] = facts["twin"].call
+    elif facts.get("twin") is not None and _parameters(facts["twin"]) == _parameters(fn):
+        same_way: dict[str, Any] = {"layout": layout, "args": args, "options": options, "convert": convert}
+        facts["twin"] = bind(
+            facts["twin"], role=role, returns=returns, view=view, dtype=dtype, name="twin", **same_way
+        ).call
     waived = {**(preset.waived if preset else {}), **facts.pop("waived", {})}
     boundary: Any = fn if hasattr(fn, "trace") and hasattr(fn, "spec") else None
     return Subject(
@@ -174,6 +193,13 @@ def _known(fn: Callable[..., Any], taken: Mapping[str, Any]) -> dict[str, Argume
                 f"Give args={{{name!r}: FIELD}} or options={{{name!r}: VALUE}}."
             )
     return found
+
+
+def _parameters(fn: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(getattr(fn, "function", fn)).parameters)
+    except (TypeError, ValueError):
+        return []
 
 
 def _defaults(fn: Callable[..., Any]) -> dict[str, Any]:

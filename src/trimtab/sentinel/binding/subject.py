@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case, WrongShape
+from trimtab.sentinel.binding.strict import check_word, check_words, choices_of
 
 if TYPE_CHECKING:
     from trimtab.sentinel.known import Fit
@@ -30,6 +31,7 @@ Kind = Literal[
 Layout = Literal["flat", "padded", "list", "packed"]
 Reduction = Literal["sum", "mean", "max", "min"]
 Values = Callable[[Case], Tensor]
+LEVELS, KINDS, REDUCTIONS, LAYOUTS = (choices_of(one) for one in (Level, Kind, Reduction, Layout))
 
 SIGNAL: tuple[Kind, ...] = ("loss", "term", "keep", "importance", "advantage", "return", "kl", "weight", "reward")
 """Kinds that reach the update. The others are only read by people."""
@@ -71,6 +73,12 @@ class Result:
     """For an importance: its two policies, numerator first."""
     outside: Tensor | None = None
     """Its values at cells without a trainable token."""
+
+    def __post_init__(self) -> None:
+        check_word("level of a result", self.level, LEVELS)
+        check_word("kind of a result", self.kind, KINDS)
+        if self.reduction is not None:
+            check_word("reduction of a result", self.reduction, REDUCTIONS)
 
     @staticmethod
     def token(case: Case, values: Any, kind: Kind, *, layout: Layout = "padded", **facts: Any) -> "Result":
@@ -192,6 +200,9 @@ class Subject:
     """Other plausible bindings of the same function."""
     boundary: "Boundary | None" = None
     """The loaded function of a target, for executed lines, stubs and reproduction files."""
+
+    def __post_init__(self) -> None:
+        check_words(vars(self))
 
     @property
     def label(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.case import Case, WrongBinding
 from trimtab.sentinel.batch.perturb import LOGPS, near
 from trimtab.sentinel.binding.subject import SINGLE, TRAINED, Call, Seen, Subject, run, same
 from trimtab.sentinel.invariants.apart import apart, differing
@@ -98,6 +98,11 @@ def _holds_with(subject: Subject, case: Case) -> Violation | None:
 def _differs(subject: Subject, case: Case) -> Violation | None:
     assert subject.definition is not None
     seen, expected = run(subject, case), subject.definition(case, subject.options)
+    if not set(expected) & set(seen.values):
+        raise WrongBinding(
+            f"its definition gives {', '.join(sorted(expected))}, and the function gives {', '.join(sorted(seen.values))}: "
+            "nothing is compared. Use the same names, as in like(…, result=NAME)."
+        )
     for name, result in expected.items():
         if result.kind in ("observation", "metric") or name not in seen.values:
             continue

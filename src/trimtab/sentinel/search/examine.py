@@ -4,13 +4,15 @@ The search is deterministic for a seed. A counter-example has few sequences, few
 """
 
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from trimtab.errors import TrimtabError, unknown_name
-from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongShape
+from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongBinding, WrongShape
 from trimtab.sentinel.batch.directed import SHAPES, directed, random_cases
 from trimtab.sentinel.batch.rest import at_rest
 from trimtab.sentinel.binding.subject import Subject, resolve_inputs, run
@@ -74,8 +76,9 @@ def examine(
             started = time.perf_counter()
             if name in subject.waived:
                 yield Verdict(subject.label, name, "waived", 0, reason=subject.waived[name])
-            elif why:
+            elif why:  # once: it is about the function, and no invariant adds anything
                 yield Verdict(subject.label, name, "could not run", 0, reason=why)
+                return
             elif subject.varies and not INVARIANTS[name].alone:
                 why_not = f"not deterministic: {subject.varies}"
                 yield Verdict(subject.label, name, "could not exercise", 0, reason=why_not)
@@ -98,8 +101,10 @@ def ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
                 run(found, subject.adapt(case))
         except (WrongShape, CannotRepresent):
             ran = True
+        except WrongBinding as error:
+            return subject, str(error)
         except Exception as error:
-            why = why or f"{type(error).__name__}: {error}"
+            why = why or told(error)
         else:
             ran = True
     if not ran:
@@ -107,6 +112,17 @@ def ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
     if boundary is not None and not boundary.body_ran:
         return subject, f"the body of {boundary.spec.name} did not run"
     return measured(found, cases), ""
+
+
+def told(error: Exception) -> str:
+    """An error of foreign code in one line: its kind, its words, and where it was raised if it has none."""
+    words = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    if not words:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        words = f"raised by {frame.line!r} in {Path(frame.filename).name}, line {frame.lineno}"
+    if "Double" in words or "float64" in words:
+        words += " (it refuses double precision: bind it with dtype=torch.float32)"
+    return f"{type(error).__name__}: {words}"
 
 
 def fields_of(subject: Subject) -> frozenset[str] | None:
@@ -218,7 +234,7 @@ class Trial:
             self.why = str(error)
             return None
         except Exception as error:  # foreign code may raise anything; its first error is reported
-            self.crash = self.crash or f"{type(error).__name__}: {error}"
+            self.crash = self.crash or (str(error) if isinstance(error, WrongBinding) else told(error))
             return None
         self.taken += 1
         return found if isinstance(found, tuple) else () if found is None else (found,)
