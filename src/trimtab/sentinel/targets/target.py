@@ -1,7 +1,7 @@
 """A target: what there is to check, by name, before any of it is loaded; and frameworks with bindings.
 
-A unit is one function of yours, one binding of a framework, or one formula. A binding names the places of a function
-(in order of preference, since functions move) and makes subjects of the loaded function. A function that is not found is
+A unit is one function of yours, one binding of a framework, or one formula. A binding names places of a function
+(in order of preference, since functions move) and makes subjects of the loaded function. One that is not found is
 reported with the searched places; it never counts as a pass.
 """
 
