@@ -107,6 +107,9 @@ def guessed(
     except (CannotCall, TrimtabError) as error:
         yield Unbound(name, f"{where}:{name}", str(error), is_asked)
         return
+    except Exception as error:  # it was called, and may raise anything
+        yield Unbound(name, f"{where}:{name}", f"{type(error).__name__}: {error}", is_asked)
+        return
     yield replace(subject, name=name, boundary=bounded(found))
 
 

@@ -32,7 +32,7 @@ from trimtab.sentinel.search import Verdict, examine, ready
 from trimtab.sentinel.targets.target import Part, Unbound, Unit
 
 Ask = Mapping[str, Any]
-"""{"unit": 3, "skip": [[0, -1], [1, 0]], "only_bind": False}; a skipped subject of -1 is the whole part."""
+"""{"unit": 3, "skip": [[0, -1], [1, 0]], "only_bind": False, "invariants": []}; a skipped -1 is the whole part."""
 
 
 class Wire:
@@ -89,6 +89,7 @@ class Worker:
         self.job, self.wire = job, wire
         self.unit, self.only_bind = int(ask["unit"]), bool(ask["only_bind"])
         self.skip = {tuple(place) for place in ask["skip"]}
+        self.invariants = tuple(ask["invariants"]) or job.invariants
 
     def work(self, unit: Unit) -> None:
         try:
@@ -118,7 +119,7 @@ class Worker:
                 self._subject(number, found) if isinstance(found, Subject) else self._unbound(number, found)
 
     def asked(self, promises: tuple[str, ...] | None) -> list[str]:
-        return list(self.job.invariants or promises or INVARIANTS)
+        return list(self.invariants or promises or INVARIANTS)
 
     def _unbound(self, number: list[int], found: Unbound) -> None:
         told = {"subject": found.binding, "looked_for": found.looked_for, "reason": found.reason}
@@ -130,8 +131,7 @@ class Worker:
         if self.only_bind:
             return
         subject, _ = ready(subject, list(directed()))
-        chosen = self.job.invariants or None
-        for verdict in examine(subject, only=chosen, seed=self.job.seed, examples=self.job.examples):
+        for verdict in examine(subject, only=self.invariants or None, seed=self.job.seed, examples=self.job.examples):
             self.wire.tell("verdict", number=number, verdict=verdict_data(self.job.target, subject, verdict))
             if verdict.status == "bug" and self.job.findings is not None and subject.boundary is not None:
                 self._write_down(subject, verdict)

@@ -72,13 +72,16 @@ class Child:
 
     def send(self, message: Mapping[str, Any]) -> None:
         self._outbox += json.dumps(message).encode() + b"\n"
-        self.pump()
+        self._write()
 
-    def pump(self) -> list[Event]:
-        """Write what the pipe takes, and read what the pipes hold. What is no event is left out."""
+    def _write(self) -> None:
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self._outbox:
                 self._outbox = self._outbox[os.write(self.orders, self._outbox[: 1 << 16]) :]
+
+    def pump(self) -> list[Event]:
+        """Write what the pipe takes, and read what the pipes hold. What is no event is left out."""
+        self._write()
         self._said = (self._said + self._read(self.words))[-MAX_WORDS:]
         self._inbox += self._read(self.events)
         *lines, self._inbox = self._inbox.split(b"\n")

@@ -35,10 +35,13 @@ class Work:
 
     unit: int
     only_bind: bool = False
+    invariants: tuple[str, ...] = ()
     skip: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
     def as_data(self) -> dict[str, Any]:
-        return {"unit": self.unit, "skip": sorted(self.skip), "only_bind": self.only_bind}
+        return {
+            "unit": self.unit, "skip": sorted(self.skip), "only_bind": self.only_bind, "invariants": self.invariants,
+        }  # fmt: skip
 
 
 @dataclass
@@ -93,10 +96,10 @@ class Examination:
             self._refuse(next(one for one in asked if not held[one]))
         return sorted(chosen)
 
-    def run(self, units: Iterable[int], *, only_bind: bool = False) -> None:
+    def run(self, units: Iterable[int], *, only_bind: bool = False, invariants: tuple[str, ...] = ()) -> None:
         """Check these units, or only bind their functions, until each is done or lost."""
         for unit in units:
-            self._queue.append(Work(unit, only_bind, set(self._lost.get(unit, ()))))
+            self._queue.append(Work(unit, only_bind, invariants, set(self._lost.get(unit, ()))))
         while self._queue or any(slot.work for slot in self._slots):
             self._staff()
             self._step()
@@ -141,7 +144,7 @@ class Examination:
         """Hear the children, give work to the free ones, and replace the dead ones."""
         for slot in self._slots:
             if slot.is_loaded and slot.work is None and self._queue:
-                slot.work, slot.at = self._queue.popleft(), None
+                slot.work, slot.at, slot.verdicts = self._queue.popleft(), None, 0
                 slot.child.send(slot.work.as_data())
                 slot.deadline = time.monotonic() + self.limits.seconds
         self._wait()
