@@ -77,6 +77,9 @@ def test_what_a_target_prints_forks_and_writes_stays_with_it(tmp_path: Path, mon
         print("x" * 300_000, flush=True)
         sys.stdin.read()
         return {LOSS} * beside.SCALE
+
+    def hungry(log_probs, advantages, mask):
+        return len(bytearray(3 << 30)) * {LOSS}
     """
     put(tmp_path, "losses_that_shout.py", FORKS + dedent(body))
     monkeypatch.chdir(tmp_path)
@@ -88,7 +91,9 @@ def test_what_a_target_prints_forks_and_writes_stays_with_it(tmp_path: Path, mon
 
     monkeypatch.setattr(process.Child, "end", ended)
     job = Job("losses_that_shout.py", folder=str(tmp_path), examples=1, invariants=("mask_content",))
-    assert statuses(run_job(job, limits=ONE)) == {"shouts": "holds"}
+    report = run_job(job, limits=Limits(processes=1, gibibytes=2))
+    assert statuses(report) == {"shouts": "holds"}
+    assert [(one["subject"], "MemoryError" in one["reason"]) for one in report["could_not_bind"]] == [("hungry", True)]
     assert all(is_gone(int(pid)) for pid in pids.read_text().split())
     assert max(kept) == process.MAX_WORDS
     assert not (tmp_path / "log.txt").exists()
@@ -198,6 +203,24 @@ def test_a_target_that_loads_only_once_costs_the_rest_and_not_the_report(tmp_pat
     assert statuses(report) == {"fine": "holds", "dies": "could not run", "later": "could not run"}
     assert "the target could not be loaded again: " in report["verdicts"][-1]["reason"]
     assert "not again" in report["verdicts"][-1]["reason"]
+
+
+@pytest.mark.slow
+def test_modules_of_a_package_that_cannot_be_imported_are_said_once_each(tmp_path: Path) -> None:
+    (tmp_path / "half_pkg").mkdir()
+    put(tmp_path, "half_pkg/__init__.py", "")
+    put(tmp_path, "half_pkg/broken.py", "import nothing_of_the_kind\n")
+    put(tmp_path, "half_pkg/dead.py", "import os\nos._exit(5)\n")
+    put(
+        tmp_path,
+        "half_pkg/losses.py",
+        f"def odd(x):\n    1 / 0\n\ndef loss(log_probs, advantages, mask):\n    return {LOSS}\n",
+    )
+    report = run_job(Job("half_pkg", folder=str(tmp_path), examples=1, invariants=("mask_content",)), limits=ONE)
+    assert statuses(report) == {"dead": "could not run", "losses.loss": "holds"}
+    (broken,) = report["could_not_bind"]
+    assert (broken["subject"], "nothing_of_the_kind" in broken["reason"]) == ("broken", True)
+    assert [one["subject"] for one in report.get("not_bound", [])] == ["losses.odd"]
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def _parts(module: ModuleType, name: str, value: Any, prefix: str = "", *, is_as
         for label, find in found_in(module, name, value):
             shown = f"{prefix}{label}"
             make = functools.partial(guessed, module.__name__, shown, find, bounded, is_asked=is_asked)
-            yield Part(shown, make)
+            yield Part(shown, make, where=lambda find=find: bounded(find()))
 
 
 def guessed(

@@ -6,7 +6,7 @@ that fails, its functions are cut out of it.
 
 import ast
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -28,12 +28,14 @@ FEWEST = 2
 """A function of the signal has at least this many arguments whose names tell a field."""
 
 
-def units_in(tree: Tree) -> list[Unit]:
-    """One unit per file that may hold a function of the training signal."""
+def units_in(tree: Tree, only: Collection[str] | None = None) -> list[Unit]:
+    """One unit per file (or per named one) that may hold a function of the training signal."""
     packages = {str(PurePosixPath(file).parent) for file in tree.files() if file.endswith("__init__.py")}
     found: list[Unit] = []
     for file in tree.files():
         path = PurePosixPath(file)
+        if only is not None and not any(f"/{one}".endswith(f"/{file}") for one in only):
+            continue
         if any(part in OTHERS or part.startswith(".") for part in path.parts) or path.name in (
             "setup.py",
             "conftest.py",
@@ -96,7 +98,8 @@ def _parts(tree: Tree, file: str, root: str, module: str, names: list[str]) -> I
 
 def _part(module: str, label: str, find: Callable[[], Found], bounded: Callable[[Found], Boundary | None]) -> Part:
     name = f"{module}.{label}"
-    return Part(name, functools.partial(guessed, module, name, find, bounded, is_asked=False))
+    make = functools.partial(guessed, module, name, find, bounded, is_asked=False)
+    return Part(name, make, where=lambda: bounded(find()))
 
 
 def _found(around: AbstractContextManager[Any], find: Callable[[], Found]) -> Found:

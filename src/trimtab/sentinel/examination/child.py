@@ -19,14 +19,15 @@ from typing import Any
 
 import torch
 
+from trimtab.errors import TrimtabError
 from trimtab.marks import EXAMINED, end_marked
 from trimtab.sentinel.batch.directed import directed
 from trimtab.sentinel.binding.discover import root_of
 from trimtab.sentinel.binding.subject import Subject
-from trimtab.sentinel.examination.job import Job, is_wanted, names_of, ready_name, target_of, units
+from trimtab.sentinel.examination.job import Job, is_untouched, is_wanted, names_of, ready_name, target_of, units
 from trimtab.sentinel.examination.record import boundary_data, subject_data, verdict_data
 from trimtab.sentinel.invariants.declare import INVARIANTS
-from trimtab.sentinel.loading import Tree
+from trimtab.sentinel.loading import CouldNotLoad, Tree
 from trimtab.sentinel.reports.data import finite
 from trimtab.sentinel.search import Verdict, examine, ready
 from trimtab.sentinel.targets.target import Part, Unbound, Unit
@@ -60,8 +61,8 @@ def main() -> None:
     try:
         found = units(job)
     except Exception as error:  # importing a target may raise anything
-        known = isinstance(error, ValueError) and type(error).__module__.startswith("trimtab")
-        why = str(error) if known else f"{job.target} cannot be loaded: {type(error).__name__}: {error}"
+        is_ours = isinstance(error, TrimtabError | CouldNotLoad)
+        why = str(error) if is_ours else f"{job.target} cannot be loaded: {type(error).__name__}: {error}"
         wire.tell("failed", reason=why)
         return
     wire.tell("units", units=[[unit.name, unit.is_exact] for unit in found])
@@ -94,7 +95,9 @@ class Worker:
     def work(self, unit: Unit) -> None:
         try:
             for place, part in enumerate(unit.parts()):
-                if (place, -1) not in self.skip:
+                if (place, -1) not in self.skip and is_untouched(self.job, part):
+                    self.wire.tell("passed", names=[part.name])
+                elif (place, -1) not in self.skip:
                     self._part(place, part)
                     self.wire.tell("part", number=[self.unit, place, -1])
         except Exception as error:  # importing a module of a package may raise anything

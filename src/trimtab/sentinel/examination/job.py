@@ -17,7 +17,7 @@ from trimtab.sentinel.binding.discover import units_of
 from trimtab.sentinel.binding.repository import units_in
 from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.examination.wheels import wheel
-from trimtab.sentinel.loading import CouldNotLoad, Tree
+from trimtab.sentinel.loading import Boundary, CouldNotLoad, Tree
 from trimtab.sentinel.targets.target import Part, Target, Unbound, Unit
 
 READY = (
@@ -141,7 +141,7 @@ def target_of(name: str) -> Target:
 def units(job: Job) -> list[Unit]:
     """What there is to check, by name. Your own module is imported for that; nothing is bound yet."""
     if job.is_discovery:
-        return units_in(job.tree)
+        return units_in(job.tree, job.lines)
     name = ready_name(job.target)
     if name is not None:
         return target_of(name).units(job.tree)
@@ -191,7 +191,18 @@ def is_wanted(job: Job, part: str, found: Subject | Unbound) -> bool:
         return False
     if job.lines is None:
         return True
-    return isinstance(found, Subject) and touched(found, job.lines)
+    return isinstance(found, Subject) and found.boundary is not None and touched(found.boundary, job.lines)
+
+
+def is_untouched(job: Job, part: Part) -> bool:
+    """Whether a part lies outside the changed lines, as far as that can be known before it is bound."""
+    if job.lines is None or part.where is None:
+        return False
+    try:
+        boundary = part.where()
+    except Exception:  # then it cannot be bound either, and that says why
+        return False
+    return boundary is not None and not touched(boundary, job.lines)
 
 
 def _is_module(name: str, folder: str | None) -> bool:
@@ -223,11 +234,8 @@ def _formula(target: str) -> Iterator[Subject]:
         raise AdapterError(f"{error} Targets: {unknown_name('target', target, known)}") from error
 
 
-def touched(subject: Subject, lines: Mapping[str, list[list[int]]]) -> bool:
+def touched(boundary: Boundary, lines: Mapping[str, list[list[int]]]) -> bool:
     """Whether a changed range overlaps the lines of the function."""
-    boundary = subject.boundary
-    if boundary is None:
-        return False
     # Your own files are shown relative to their import root, which may differ from that of the repository.
     ranges = [r for file, found in lines.items() if f"/{file}".endswith(f"/{boundary.file}") for r in found]
     return any(first <= boundary.last_line and last >= boundary.first_line for first, last in ranges)

@@ -49,6 +49,8 @@ class Part:
     make: Callable[[], Iterable[Subject | Unbound]]
     is_exact: bool = True
     """Whether its subjects carry its name. If not, a function asked for by another name may be in it."""
+    where: Callable[[], Boundary | None] | None = None
+    """Its place, found without calling anything of it."""
 
 
 @dataclass(frozen=True)
