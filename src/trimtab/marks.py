@@ -4,11 +4,12 @@ It needs the standard library only, because it is also run as a file. A process 
 session, but it keeps the environment it began with, and a mark is in there. Only Linux shows the environment of other
 processes. A process that was given an environment without the mark is not found.
 
-`python -I marks.py NAME MARK` waits until its standard input closes, which happens also when its parent is killed. Then
-it ends all processes with that mark.
+`python -I marks.py NAME MARK FOLDER` waits until its standard input closes, which happens also when its parent is
+killed. Then it ends all processes with that mark, and removes their scratch folder.
 """
 
 import os
+import shutil
 import signal
 import sys
 from contextlib import suppress
@@ -52,3 +53,4 @@ def end_marked(name: str, mark: str | None = None) -> None:
 if __name__ == "__main__":
     _ = sys.stdin.buffer.read()
     end_marked(sys.argv[1], sys.argv[2])
+    shutil.rmtree(sys.argv[3], ignore_errors=True)

@@ -1,5 +1,6 @@
 """What a target can do to the process that checks it: die, hang, shout, fork, and replace what others import."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -124,13 +125,22 @@ def test_when_the_parent_ends_everything_ends(tmp_path: Path, number: signal.Sig
     from trimtab.sentinel.examination.supervise import run_job
     run_job(Job({str(file)!r}), limits=Limits(processes=1))
     """
-    parent = subprocess.Popen([sys.executable, "-c", dedent(code)], stderr=subprocess.DEVNULL, start_new_session=True)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", dedent(code)], stderr=subprocess.DEVNULL, start_new_session=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )  # fmt: skip
     while not pids.is_file() or len(pids.read_text().split()) < 2:
         assert parent.poll() is None
         time.sleep(0.05)
     parent.send_signal(number)
     _ = parent.wait()
     assert all(is_gone(int(pid)) for pid in pids.read_text().split())
+    deadline = time.monotonic() + 30
+    while list(scratch.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not list(scratch.iterdir())
 
 
 def test_a_function_that_ends_its_process_is_booked_where_it_was(tmp_path: Path) -> None:
@@ -174,6 +184,7 @@ def test_a_file_that_does_not_parse_is_an_error_that_says_so(tmp_path: Path) -> 
         run_job(Job(str(file)), limits=ONE)
 
 
+@pytest.mark.slow
 def test_a_file_that_ends_the_process_is_an_error_with_its_code(tmp_path: Path) -> None:
     file = put(tmp_path, "losses_that_exit.py", "import os\nos.write(2, b'so long')\nos._exit(5)\n")
     with pytest.raises(AdapterError, match=r"its process ended with code 5: so long"):

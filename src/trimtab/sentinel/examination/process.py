@@ -30,18 +30,18 @@ Event = dict[str, Any]
 class Child:
     """One child, its orders, its events and its last words."""
 
-    def __init__(self, examination: str, folder: str | None) -> None:
+    def __init__(self, warden: "Warden", folder: str | None) -> None:
         theirs_in, self.orders = os.pipe()
         self.events, theirs_out = os.pipe()
         self.words, theirs_words = os.pipe()
         self._mark: str = uuid.uuid4().hex
         self._scratch: tempfile.TemporaryDirectory[str] = tempfile.TemporaryDirectory(
-            prefix="trimtab-", ignore_cleanup_errors=True
+            dir=warden.scratch, ignore_cleanup_errors=True
         )
         work, temporary = (Path(self._scratch.name, name) for name in ("work", "tmp"))
         work.mkdir()
         temporary.mkdir()
-        own = {marks.EXAMINED: self._mark, marks.EXAMINATION: examination, "TMPDIR": str(temporary)}
+        own = {marks.EXAMINED: self._mark, marks.EXAMINATION: warden.mark, "TMPDIR": str(temporary)}
         try:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
                 # -P: do not import from the current folder, which the target can write into.
@@ -136,8 +136,9 @@ class Warden:
 
     def __init__(self) -> None:
         self.mark: str = uuid.uuid4().hex
+        self.scratch: str = tempfile.mkdtemp(prefix="trimtab-")
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(marks.__file__), marks.EXAMINATION, self.mark],
+            [sys.executable, "-I", "-S", str(marks.__file__), marks.EXAMINATION, self.mark, self.scratch],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 

@@ -135,7 +135,7 @@ class Examination:
     def _start(self) -> None:
         if self._warden is None:
             self._warden = Warden()
-        child = Child(self._warden.mark, self.job.folder)
+        child = Child(self._warden, self.job.folder)
         slot = Slot(child, time.monotonic() + max(LOAD_SECONDS, self.limits.seconds))
         self._slots.append(slot)
         child.send({"job": self.job.as_data(), "memory": self.limits.share})
