@@ -132,10 +132,44 @@ def test_a_baseline_takes_known_bugs_out_of_the_exit_code(tmp_path: Path) -> Non
 
 def test_a_module_of_ones_own_is_checked_by_its_argument_names(tmp_path: Path) -> None:
     losses = tmp_path / "losses.py"
-    losses.write_text("def my_loss(log_probs, advantages, mask):\n    return (-advantages * log_probs * mask).sum()\n")
-    result = invoke("check", str(losses), "--invariant", "nonfinite_isolation", "--jobs", "1")
-    assert result.exit_code == 1
-    assert "my_loss  breaks  nonfinite_isolation" in result.stdout
+    losses.write_text(
+        "def my_loss(log_probs, advantages, mask):\n"
+        "    return (-advantages * log_probs * mask).sum() / mask.shape[1]\n\n"
+        "def my_other_loss(log_probs, advantages, mask):\n    raise SystemExit\n"
+    )
+    words = ("--function", "my_loss", "--invariant", "split", "--format", "json", "--jobs", "1")
+    result = invoke("check", "losses.py", "--path", str(tmp_path), *words)
+    assert result.exit_code == 0  # a binding that was guessed gives a suspect
+    told = [(v["subject"], v["invariant"], v["status"]) for v in json.loads(result.stdout)["verdicts"]]
+    assert told == [("my_loss", "split", "suspect")]
+
+
+@pytest.mark.parametrize("touched", ["notes.md", "losses.py"])
+def test_a_change_that_touches_no_function_passes_with_a_sentence(tmp_path: Path, touched: str) -> None:
+    def git(*words: str) -> None:
+        who = ["-c", "user.email=a@b.c", "-c", "user.name=a"]
+        subprocess.run(["git", *who, "-C", str(tmp_path), *words], check=True, capture_output=True)
+
+    # A function that was not touched is not even called.
+    (tmp_path / "losses.py").write_text("import os\n\ndef loss(log_probs, advantages):\n    os._exit(3)\n")
+    git("init", "-q")
+    for text in ("", "\n\nWORDS = 1\n"):
+        with (tmp_path / touched).open("a") as file:
+            file.write(text)
+        git("add", ".")
+        git("commit", "-qm", "x", "--allow-empty")
+    report = tmp_path / "report.json"
+    words = ("--changed", "HEAD~1..HEAD", "--format", "json", "--out", str(report), "--jobs", "1")
+    result = invoke("check", "losses.py", "--path", str(tmp_path), *words)
+    assert result.exit_code == 0
+    assert "HEAD~1..HEAD touched no function of losses.py: nothing to check." in result.stderr
+    assert json.loads(report.read_text())["verdicts"] == []
+
+
+def test_a_search_without_bindings_needs_a_repository_and_no_target() -> None:
+    for words in (["--discover"], ["verl", "--discover", "--path", "."]):
+        with pytest.raises(AdapterError, match=r"--discover searches a whole repository .* Name it with --path DIR"):
+            CliRunner().invoke(app, ["check", *words], catch_exceptions=False)
 
 
 def test_a_framework_without_a_wheel_asks_for_a_checkout() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from trimtab.config.train import TaskSettings
 from trimtab.errors import ConfigError
+from trimtab.marks import REWARD_WORKER, find_marked
 from trimtab.rollout.reward import Attempt, Verdict, open_scorer
-from trimtab.rollout.reward_mark import MARK, find_marked
 from trimtab.rollout.reward_pool import GIVE_UP, RewardPool
 from trimtab.rollout.task import Problem, open_task
 
@@ -248,15 +248,15 @@ def escapes(tmp_path: Path) -> str:
 
 def mark_of(pool: RewardPool) -> str:
     environment = Path(f"/proc/{pid_of(pool)}/environ").read_bytes().split(b"\0")
-    return next(one for one in environment if one.startswith(MARK.encode())).decode().partition("=")[2]
+    return next(one for one in environment if one.startswith(REWARD_WORKER.encode())).decode().partition("=")[2]
 
 
 def test_what_left_the_session_is_ended_too(escapes: str) -> None:
     with RewardPool(f"{escapes}:leaves", workers=1, seconds=30) as pool:
         mark = mark_of(pool)
         assert judged(pool, "a")[0].status == "ok"
-        assert len(find_marked(mark)) == 3  # the worker, its child, the orphan
-    assert find_marked(mark) == []
+        assert len(find_marked(REWARD_WORKER, mark)) == 3  # the worker, its child, the orphan
+    assert find_marked(REWARD_WORKER, mark) == []
 
 
 def test_what_left_the_session_is_ended_when_the_parent_is_gone(escapes: str) -> None:
@@ -268,9 +268,9 @@ def test_what_left_the_session_is_ended_when_the_parent_is_gone(escapes: str) ->
     assert child is not None
     os.close(child.requests)
     deadline = time.monotonic() + 30
-    while len(find_marked(mark)) and time.monotonic() < deadline:
+    while len(find_marked(REWARD_WORKER, mark)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert find_marked(mark) == []
+    assert find_marked(REWARD_WORKER, mark) == []
     child.requests = os.open(os.devnull, os.O_WRONLY)
     pool.close()
 
@@ -370,7 +370,7 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(file: str) -> None:
 def test_workers_end_when_the_trainer_is_killed(file: str) -> None:
     code = f"""
 import sys
-from trimtab.rollout.reward_mark import MARK, find_marked
+from trimtab.marks import REWARD_WORKER, find_marked
 from trimtab.rollout.reward_pool import RewardPool
 pool = RewardPool({file + ":odd"!r}, workers=1, seconds=60)
 pool.judge({{"completions": ["outlive"]}}, 1)

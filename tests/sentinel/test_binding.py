@@ -172,7 +172,8 @@ def test_a_decorated_function_stays_a_function_and_declares_its_subject() -> Non
 
 def test_a_file_without_declarations_is_bound_by_its_argument_names(tmp_path: Path) -> None:
     file = tmp_path / "guessable.py"
-    file.write_text("def loss(log_probs, advantages):\n    return 0\n\n\ndef odd(wobble):\n    return 0\n")
+    loss = "def loss(log_probs, advantages):\n    return -(log_probs * advantages).sum()\n"
+    file.write_text(f"{loss}\n\ndef odd(wobble):\n    return 0\n")
     found = list(subjects_of(str(file)))
     assert [(one.name, one.role) for one in found if isinstance(one, Subject)] == [("loss", "policy_loss")]
     assert [one.binding for one in found if isinstance(one, Unbound)] == ["odd"]

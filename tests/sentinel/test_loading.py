@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 
@@ -437,3 +438,25 @@ def test_a_member_that_leads_out_of_its_folder_is_refused(
     with pytest.raises(CouldNotLoad, match=said):
         unpack(archive_of(*members), tmp_path / "in" / "here")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("how", ["import", "cut"])
+def test_a_target_is_loaded_in_a_scratch_folder_and_called_in_yours(
+    how: Literal["import", "cut"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "beside_me.py").write_text("HERE = 1\n")
+    tree = Tree.folder(tmp_path)
+    text = "import os\nfrom pathlib import Path\nimport beside_me\nMADE = Path('log.txt').write_text('made')\n"
+    put(tree, f"logs_{how}/core.py", text + "def where(x):\n    return x * MADE * beside_me.HERE, os.getcwd()\n")
+    put(tree, f"logs_{how}/bad.py", "raise RuntimeError('no')\n")
+    monkeypatch.chdir(mine)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in an interactive session
+    before = list(sys.path)
+    where = load(Spec("where", file=f"logs_{how}/core.py", how=how), tree)
+    with pytest.raises(CouldNotLoad):
+        load(Spec("nothing", file=f"logs_{how}/bad.py", how=how), tree)
+    assert where(1) == (4, str(mine))
+    assert (Path.cwd(), sys.path) == (mine, before)
+    assert [path.name for path in mine.iterdir() if path.suffix != ""] == ["beside_me.py"]

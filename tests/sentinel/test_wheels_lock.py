@@ -1,5 +1,6 @@
 """The lock names exact releases; a user's own wheel is announced; nothing is written outside the cache."""
 
+import base64
 import hashlib
 import re
 import zipfile
@@ -102,3 +103,35 @@ def test_the_locked_hash_is_held_to(tmp_path: Path) -> None:
     with pytest.raises(wheels.WheelError, match="so it is not the release"):
         wheels.wheel("trl")
     assert not forged.exists()
+
+
+def digest(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+
+
+def test_an_edited_copy_of_a_release_is_unpacked_again_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "x = 1\n"
+    files = {"trl/a.py": text, "trl-3.data/purelib/trl/b.py": text}
+    lines = [f"{name},sha256={digest(text)},{len(text)}" for name in files]
+    record = "\n".join([*lines, "trl-3.dist-info/RECORD,,"]) + "\n"
+    (tmp_path / "cache" / "peers").mkdir(parents=True)
+    name = "trl-3-py3-none-any.whl"
+    file = written(tmp_path / "cache" / "peers" / name, **files, **{"trl-3.dist-info/RECORD": record})
+    release = wheels.Wheel("trl", "3", hashlib.sha256(file.read_bytes()).hexdigest())
+    monkeypatch.setattr(wheels, "locked", lambda: {"trl": release})
+    taken = wheels.wheel("trl")
+    (taken.folder / "trl" / "__pycache__").mkdir()
+    (taken.folder / "trl" / "__pycache__" / "a.cpython-311.pyc").write_bytes(b"")
+    assert wheels.wheel("trl").note == ""  # Python's own files are no change
+    for part in ("a.py", "b.py"):
+        (taken.folder / "trl" / part).write_text("x = 2\n")
+        (taken.folder / "trl" / "c.py").write_text("")
+        again = wheels.wheel("trl", offline=True)
+        assert again.note == f"its unpacked copy was changed, so it was unpacked again: trl/{part}, trl/c.py"
+        assert (again.folder / "trl" / part).read_text() == text
+        assert not (again.folder / "trl" / "c.py").exists()
+        assert (again.folder.with_name(f"{again.folder.name}.changed") / "trl" / part).read_text() == "x = 2\n"
+    (taken.folder / "trl" / "a.py").unlink()
+    assert wheels.wheel("trl", file=file).folder.joinpath("trl", "a.py").read_text() == text

@@ -61,13 +61,24 @@ def check(
         str | None,
         typer.Argument(
             help="trimtab; a formula (policy_loss.clipped); a framework (verl, skyrl, areal, openrlhf, trl as "
-            "released; slime, miles, nemo-rl, prime-rl, roll, open-instruct with --path); or your own: mypkg.losses, "
-            "mypkg.losses:my_loss, losses.py."
+            "released; slime, miles, nemo-rl, prime-rl, roll, open-instruct with --path); or your own: mypkg (all "
+            "its modules), mypkg.losses, mypkg.losses:my_loss, losses.py."
         ),
     ] = None,
     path: Annotated[
-        str | None, typer.Option(metavar="DIR[@COMMIT]", help="Check this checkout, or git directory at a commit.")
+        str | None,
+        typer.Option(
+            metavar="DIR[@COMMIT]",
+            help="Check this checkout, or git directory at a commit or branch; for your own module, the folder it is "
+            "imported from.",
+        ),
     ] = None,
+    discover: Annotated[
+        bool,
+        typer.Option(
+            "--discover", help="No target: search every file of --path for functions of the signal, and guess bindings."
+        ),
+    ] = False,
     wheel: Annotated[Path | None, typer.Option(help="Check this wheel file instead of the locked release.")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Use a cached wheel only; never download.")] = False,
     only: Annotated[
@@ -103,12 +114,25 @@ def check(
         ),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="Give a function up when it has not answered for this long.")
+        float,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="Give a function up when it has not answered for this long; loading does not count.",
+        ),
     ] = 120.0,
     memory_limit: Annotated[
-        float, typer.Option(min=1, metavar="GIB", help="Memory each child process may use.")
-    ] = 16.0,
+        float | None,
+        typer.Option(
+            min=1,
+            metavar="GIB",
+            help="Memory of all child processes together, shared equally; default: two thirds of the machine's.",
+        ),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Child processes at once; default: cores, at most 4.")] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="List the functions of a package or repository that could not be bound.")
+    ] = False,
 ) -> None:
     """Hold functions of the training signal to invariants, and show the smallest counter-example of each failure.
 
@@ -123,11 +147,11 @@ def check(
 
     if recipe is not None:
         raise typer.Exit(run_recipe(recipe, path))
-    if target is None:
-        raise typer.BadParameter("name a target, or --recipe FILE", param_hint="TARGET")
+    if target is None and not discover:
+        raise typer.BadParameter("name a target, or --recipe FILE, or --discover", param_hint="TARGET")
     asked = Asked(
-        target, path, wheel, offline, seed, examples, output.value, out, tuple(only or ()), tuple(invariants or ()),
-        baseline, changed, findings, online, time_limit, memory_limit, jobs,
+        target or "", path, wheel, offline, seed, examples, output.value, out, tuple(only or ()),
+        tuple(invariants or ()), baseline, changed, findings, online, time_limit, memory_limit, jobs, discover, verbose,
     )  # fmt: skip
     raise typer.Exit(run_check(asked))
 

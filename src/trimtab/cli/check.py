@@ -34,8 +34,10 @@ class Asked:
     findings: Path | None = None
     online: bool = False
     time_limit: float = 120.0
-    memory_limit: float = 16.0
+    memory_limit: float | None = None
     jobs: int | None = None
+    discover: bool = False
+    verbose: bool = False
 
 
 def run_check(asked: Asked) -> int:
@@ -53,7 +55,22 @@ def run_check(asked: Asked) -> int:
         print(f"{_summary(report, comparison)}\n{asked.out}")
     else:
         print(text.rstrip("\n"))
+    _tell_rest(asked, report)
+    if asked.changed is not None and not report["verdicts"] and not report["could_not_bind"]:
+        print(f"{asked.changed} touched no function of {report['target']['name']}: nothing to check.", file=sys.stderr)
+        return 0
     return exit_code(report, comparison)
+
+
+def _tell_rest(asked: Asked, report: "Report") -> None:
+    """Functions that were come across in a package or repository, and could not be bound by their names."""
+    rest = report.get("not_bound", [])
+    if rest:
+        how = "" if asked.verbose else "; --verbose or --format json lists them"
+        count = "1 other function" if len(rest) == 1 else f"{len(rest)} other functions"
+        print(f"{count} could not be bound by argument names{how}", file=sys.stderr)
+    for one in rest if asked.verbose else ():
+        print(f"  {one['subject']}: {one['reason']}", file=sys.stderr)
 
 
 def _summary(report: "Report", comparison: "Comparison | None") -> str:
@@ -66,25 +83,27 @@ def _summary(report: "Report", comparison: "Comparison | None") -> str:
 def _examine(asked: Asked) -> "Report":
     """Run the job in children, with a bar where somebody watches."""
     from trimtab.sentinel import INVARIANTS, examine
-    from trimtab.sentinel.examination.job import Job, locate
-    from trimtab.sentinel.examination.supervise import Limits, run_job
+    from trimtab.sentinel.examination.job import Job
+    from trimtab.sentinel.examination.limits import Limits
+    from trimtab.sentinel.examination.supervise import run_job
 
     assert examine  # asking for it says what to install, before a child is started in vain
     for name in asked.invariants:
         if name not in INVARIANTS:
             raise AdapterError(unknown_name("invariant", name, sorted(INVARIANTS)))
-    where, sentence = locate(asked.target, path=asked.path, file=asked.wheel, offline=asked.offline)
+    where, sentence = _located(asked)
     job = Job(
-        asked.target, **where, seed=asked.seed, examples=asked.examples, subjects=asked.only,
-        invariants=asked.invariants, lines=_changed_lines(asked, where), online=asked.online,
+        **where, seed=asked.seed, examples=asked.examples, subjects=asked.only, invariants=asked.invariants,
+        lines=_changed_lines(asked, where), online=asked.online,
         findings=str(asked.findings.resolve()) if asked.findings is not None else None,
     )  # fmt: skip
-    chosen: dict[str, Any] = {"seconds": asked.time_limit, "gibibytes": asked.memory_limit}
+    chosen: dict[str, Any] = {"seconds": asked.time_limit}
+    chosen |= {"gibibytes": asked.memory_limit} if asked.memory_limit is not None else {}
     # The ledger of findings is one file: one child writes it.
     jobs = 1 if asked.findings is not None else asked.jobs
     limits = Limits(**chosen, processes=jobs) if jobs else Limits(**chosen)
     console = plain_console(stderr=True)
-    console.print(f"running {sentence}, in {limits.processes} child processes", style="dim")
+    console.print(f"running {sentence}, in at most {limits.processes} child processes", style="dim")
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("loading", total=None)
@@ -99,6 +118,23 @@ def _examine(asked: Asked) -> "Report":
         return run_job(job, limits=limits, command=_command(), watch=watch)
 
 
+def _located(asked: Asked) -> "tuple[dict[str, Any], str]":
+    """Where the code is, as fields of the job, and a sentence about it."""
+    from trimtab.sentinel.examination.job import locate, located
+
+    if not asked.discover:
+        where, sentence = locate(asked.target, path=asked.path, file=asked.wheel, offline=asked.offline)
+        return {"target": asked.target, **where}, sentence
+    if asked.path is None or asked.target:
+        raise AdapterError(
+            "check: --discover searches a whole repository without bindings. Name it with --path DIR or DIR@COMMIT, "
+            "and no target."
+        )
+    where, tree = located(asked.path)
+    sentence = f"{tree.root}: every file with a function that looks like a part of the signal is imported and run"
+    return {"target": tree.root.name.removesuffix(".git"), "is_discovery": True, **where}, sentence
+
+
 def _command() -> str:
     return " ".join(["trimtab", *sys.argv[1:]])
 
@@ -110,7 +146,7 @@ def _changed_lines(asked: Asked, where: dict[str, Any]) -> dict[str, list[list[i
 
     if where.get("version") is not None:
         raise AdapterError("check: --changed BASE..HEAD reads a git checkout. Say which with --path DIR.")
-    return changed_lines(where.get("root", "."), asked.changed)
+    return changed_lines(where.get("root") or where.get("folder") or ".", asked.changed)
 
 
 def run_recipe(recipe: str, path: str | None) -> int:

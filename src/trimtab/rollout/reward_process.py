@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from trimtab.marks import REWARD_WORKER, end_marked
 from trimtab.rollout import reward_worker
-from trimtab.rollout.reward_mark import MARK, end_marked
 
 MAX_REPLY = 1 << 26
 """Bytes of a reply, at most. A status and a short message per answer never need that many."""
@@ -46,7 +46,7 @@ class Child:
             [sys.executable, "-P", reward_worker.__file__, str(theirs_in), str(theirs_out)],
             stdin=subprocess.DEVNULL, stdout=theirs_words, stderr=theirs_words,
             pass_fds=(theirs_in, theirs_out), start_new_session=True,
-            env={**_environment(), MARK: self._mark},
+            env={**_environment(), REWARD_WORKER: self._mark},
         )  # fmt: skip
         for fd in (theirs_in, theirs_out, theirs_words):
             os.close(fd)
@@ -142,7 +142,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             _ = self._process.wait()
-            end_marked(self._mark)  # what left the group: a session of its own, an orphan
+            end_marked(REWARD_WORKER, self._mark)  # what left the group: a session of its own, an orphan
             for fd in (self.requests, self.results, self.output):
                 os.close(fd)
 

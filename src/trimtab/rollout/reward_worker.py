@@ -167,8 +167,8 @@ def load_function(job: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def beside(name: str) -> dict[str, Any]:
-    """Run a file of this folder; returns its functions by name. An import would load all of trimtab."""
-    return runpy.run_path(str(Path(__file__).with_name(name)))
+    """Run a file, named from this folder; returns its functions by name. An import would load all of trimtab."""
+    return runpy.run_path(str(Path(__file__).parent / name))
 
 
 class Line:
@@ -195,7 +195,8 @@ class Line:
         while size:
             part = os.read(self.requests, min(size, 1 << 20))
             if not part:  # the parent is gone: end this process and all that it started
-                beside("reward_mark.py")["end_marked"]()
+                marks = beside("../marks.py")
+                marks["end_marked"](marks["REWARD_WORKER"])
                 os.killpg(0, signal.SIGKILL)
             parts.append(part)
             size -= len(part)

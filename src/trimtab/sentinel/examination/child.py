@@ -1,105 +1,171 @@
-"""The child process of an examination: it loads the target, searches, and reports what it finds line by line.
+"""The child process of an examination: it lists the units of a target, and checks those that it is handed.
 
-`python -m trimtab.sentinel.examination.child` reads one job as JSON from standard input and writes one JSON event per
-line to the real standard output. Output of the target goes to standard error. Memory is limited before the target is
-loaded.
+`python -m trimtab.sentinel.examination.child FD` reads JSON lines from standard input: a job first, then one line per
+unit to check. It writes one JSON event per line to the file with number FD. What the target prints goes elsewhere.
+Memory is limited before the target is loaded. When standard input closes, the parent is gone: the child ends itself and
+everything it started, also while the target runs.
 """
 
 import json
 import os
+import queue
+import signal
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
 from trimtab.errors import TrimtabError
+from trimtab.marks import EXAMINED, end_marked
 from trimtab.sentinel.batch.directed import directed
 from trimtab.sentinel.binding.discover import root_of
 from trimtab.sentinel.binding.subject import Subject
-from trimtab.sentinel.examination.job import Job, ready_name, subjects, target_of
+from trimtab.sentinel.examination.job import Job, is_untouched, is_wanted, names_of, ready_name, target_of, units
 from trimtab.sentinel.examination.record import boundary_data, subject_data, verdict_data
+from trimtab.sentinel.invariants.declare import INVARIANTS
 from trimtab.sentinel.loading import CouldNotLoad, Tree
 from trimtab.sentinel.reports.data import finite
 from trimtab.sentinel.search import Verdict, examine, ready
+from trimtab.sentinel.targets.target import Part, Unbound, Unit
+
+Ask = Mapping[str, Any]
+"""{"unit": 3, "skip": [[0, -1], [1, 0]], "only_bind": False, "invariants": []}; a skipped -1 is the whole part."""
+
+
+class Wire:
+    """The only writer of events. A process that the target forked writes none."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_inheritable(fd, False)
+        self._out, self._pid = os.fdopen(fd, "w", encoding="utf-8"), os.getpid()
+
+    def tell(self, event: str, **fields: Any) -> None:
+        if os.getpid() != self._pid:
+            os._exit(0)
+        self._out.write(json.dumps(finite({"event": event, **fields}), allow_nan=False) + "\n")
+        self._out.flush()
 
 
 def main() -> None:
-    asked = json.loads(sys.stdin.readline())
-    out = _claimed_output()
+    wire = Wire(int(sys.argv[1]))
+    asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(asks,), daemon=True).start()
+    asked = asks.get()
     limit_memory(asked["memory"])
     torch.set_num_threads(1)
-    try:
-        work(asked, out)
-    except (TrimtabError, CouldNotLoad) as error:
-        tell(out, {"event": "failed", "reason": str(error)})
-    else:
-        tell(out, {"event": "end"})
-
-
-def work(asked: Mapping[str, Any], out: TextIO) -> None:
-    """Check this process's share of the subjects, one after the other."""
     job = Job.from_data(asked["job"])
-    share, shares = asked["share"]
-    done = set(asked["skip"])
-    for number, found in enumerate(subjects(job)):
-        if not isinstance(found, Subject):
-            if share == 0 and number not in done:
-                unbound = {"subject": found.binding, "looked_for": found.looked_for, "reason": found.reason}
-                tell(out, {"event": "unbound", "number": number, "unbound": unbound})
-            continue
-        if number % shares != share or number in done:
-            continue
-        tell(out, {"event": "start", "number": number, "label": found.label})
-        _one(job, found, number, out)
-
-
-def _one(job: Job, subject: Subject, number: int, out: TextIO) -> None:
-    subject, _ = ready(subject, list(directed()))
-    for verdict in examine(subject, only=job.invariants or None, seed=job.seed, examples=job.examples):
-        tell(out, {"event": "verdict", "number": number, "verdict": verdict_data(job.target, subject, verdict)})
-        if verdict.status == "bug" and job.findings is not None and subject.boundary is not None:
-            _write_down(job, subject, verdict, out)
-    told = {"subject": subject_data(subject), "boundary": boundary_data(subject)}
-    tell(out, {"event": "subject", "number": number, **told})
-
-
-def _write_down(job: Job, subject: Subject, verdict: Verdict, out: TextIO) -> None:
-    from trimtab.sentinel import findings
-
-    name = ready_name(job.target)
-    repository = target_of(name).repository if name is not None else ""
-    tree = job.tree if job.root is not None else Tree.folder(root_of(job.target))
-    target = findings.Target(job.target, repository, tree)
-    assert job.findings is not None
     try:
-        folder = str(findings.write(Path(job.findings), verdict, subject, target, online=job.online))
-    except Exception as error:  # if a folder cannot be written, the examination continues
-        folder = f"{verdict.subject} {verdict.invariant} could not be written: {type(error).__name__}: {error}"
-    tell(out, {"event": "finding", "folder": folder})
+        found = units(job)
+    except Exception as error:  # importing a target may raise anything
+        is_ours = isinstance(error, TrimtabError | CouldNotLoad)
+        why = str(error) if is_ours else f"{job.target} cannot be loaded: {type(error).__name__}: {error}"
+        wire.tell("failed", reason=why)
+        return
+    wire.tell("units", units=[[unit.name, unit.is_exact] for unit in found])
+    while True:
+        ask = asks.get()
+        Worker(job, ask, wire).work(found[ask["unit"]])
+        wire.tell("done")
 
 
-def tell(out: TextIO, event: Mapping[str, Any]) -> None:
-    out.write(json.dumps(finite(event), allow_nan=False) + "\n")
-    out.flush()
+def _listen(asks: "queue.SimpleQueue[Ask]") -> None:
+    """Take orders, in a thread of its own, so that the end of the parent is noticed while a function runs."""
+    requests = os.fdopen(os.dup(0), "rb")
+    # The target gets an empty standard input, and cannot take an order away.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for line in requests:
+        asks.put(json.loads(line))
+    end_marked(EXAMINED)
+    os.killpg(0, signal.SIGKILL)
 
 
-def _claimed_output() -> TextIO:
-    """The real standard output, for events. Output of the target goes to standard error."""
-    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return events
+class Worker:
+    """Checks one unit, and tells where it is before anything of the target is called."""
+
+    def __init__(self, job: Job, ask: Ask, wire: Wire) -> None:
+        self.job, self.wire = job, wire
+        self.unit, self.only_bind = int(ask["unit"]), bool(ask["only_bind"])
+        self.skip = {tuple(place) for place in ask["skip"]}
+        self.invariants = tuple(ask["invariants"]) or job.invariants
+
+    def work(self, unit: Unit) -> None:
+        try:
+            for place, part in enumerate(unit.parts()):
+                if (place, -1) not in self.skip and is_untouched(self.job, part):
+                    self.wire.tell("passed", names=[part.name])
+                elif (place, -1) not in self.skip:
+                    self._part(place, part)
+                    self.wire.tell("part", number=[self.unit, place, -1])
+        except Exception as error:  # importing a module of a package may raise anything
+            failed = _failed(unit.name, error)
+            if is_wanted(self.job, unit.name, failed):
+                self.wire.tell("found", names=[unit.name])
+                self._unbound([self.unit, -1, -1], failed)
+
+    def _part(self, place: int, part: Part) -> None:
+        self.wire.tell("at", number=[self.unit, place, -1], label=part.name, invariants=self.asked(None))
+        try:
+            # A list: where binding fails, it fails before anything is checked.
+            subjects = list(part.make())
+        except Exception as error:  # a binding that does not fit may raise anything
+            subjects = [_failed(part.name, error)]
+        for index, found in enumerate(subjects):
+            number = [self.unit, place, index]
+            if not is_wanted(self.job, part.name, found):
+                self.wire.tell("passed", names=names_of(part.name, found))
+            elif (place, index) not in self.skip:
+                self.wire.tell("found", names=names_of(part.name, found))
+                self._subject(number, found) if isinstance(found, Subject) else self._unbound(number, found)
+
+    def asked(self, promises: tuple[str, ...] | None) -> list[str]:
+        return list(self.invariants or promises or INVARIANTS)
+
+    def _unbound(self, number: list[int], found: Unbound) -> None:
+        told = {"subject": found.binding, "looked_for": found.looked_for, "reason": found.reason}
+        is_asked = found.is_asked or bool(self.job.subjects)
+        self.wire.tell("unbound", number=number, unbound=told, is_asked=is_asked)
+
+    def _subject(self, number: list[int], subject: Subject) -> None:
+        self.wire.tell("at", number=number, label=subject.label, invariants=self.asked(subject.promises))
+        if self.only_bind:
+            return
+        subject, _ = ready(subject, list(directed()))
+        for verdict in examine(subject, only=self.invariants or None, seed=self.job.seed, examples=self.job.examples):
+            self.wire.tell("verdict", number=number, verdict=verdict_data(self.job.target, subject, verdict))
+            if verdict.status == "bug" and self.job.findings is not None and subject.boundary is not None:
+                self._write_down(subject, verdict)
+        self.wire.tell("subject", number=number, subject=subject_data(subject), boundary=boundary_data(subject))
+
+    def _write_down(self, subject: Subject, verdict: Verdict) -> None:
+        from trimtab.sentinel import findings
+
+        job, name = self.job, ready_name(self.job.target)
+        assert job.findings is not None
+        repository = target_of(name).repository if name is not None else ""
+        try:
+            tree = job.tree if job.root is not None else Tree.folder(root_of(job.target, job.folder))
+            target = findings.Target(job.target, repository, tree)
+            folder = str(findings.write(Path(job.findings), verdict, subject, target, online=job.online))
+        except Exception as error:  # if a folder cannot be written, the examination continues
+            folder = f"{verdict.subject} {verdict.invariant} could not be written: {type(error).__name__}: {error}"
+        self.wire.tell("finding", folder=folder)
 
 
-def limit_memory(gibibytes: float) -> None:
-    """Limit memory, so that a runaway target ends only its own process. Some systems have no such limit."""
+def _failed(name: str, error: Exception) -> Unbound:
+    return Unbound(name, name, f"{type(error).__name__}: {error}")
+
+
+def limit_memory(size: int) -> None:
+    """Limit memory (bytes), so that a runaway target ends only its own process. Some systems have no such limit."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
-        size = int(gibibytes * 2**30)
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 
 if __name__ == "__main__":

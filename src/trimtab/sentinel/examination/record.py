@@ -1,18 +1,24 @@
-"""Verdicts as plain data for a report."""
+"""Verdicts and reports as plain data: the only place that puts the events of an examination together."""
 
 import re
+import sys
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 
+import trimtab
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.invariants.conventions import detected
 from trimtab.sentinel.invariants.declare import INVARIANTS, Violation
+from trimtab.sentinel.reports.data import KIND, VERSION, CaseData, Report, SubjectData, VerdictData, ViolationData
 from trimtab.sentinel.reports.data import Boundary as BoundaryData
-from trimtab.sentinel.reports.data import CaseData, SubjectData, VerdictData, ViolationData
 from trimtab.sentinel.search import Verdict
+
+if TYPE_CHECKING:
+    from trimtab.sentinel.examination.job import Job
 
 _ALWAYS = ("group",)
 
@@ -57,8 +63,61 @@ def verdict_data(target: str, subject: Subject, verdict: Verdict) -> VerdictData
     }
 
 
-def violation_data(found: Violation) -> ViolationData:
+def unrun_data(target: str, label: str, invariant: str, why: str) -> dict[str, Any]:
+    """The verdict on a function that ended or hung its process. The invariant that it names is not at fault."""
+    reason = f"{why}; it was not checked any further, and this says nothing about {invariant}"
     return {
+        "id": f"{target}-{label}", "subject": label, "invariant": invariant, "status": "could not run",
+        "exercised": 0, "seconds": 0.0, "reason": reason, "severity": "none", "violation": None, "case": None,
+    }  # fmt: skip
+
+
+def report_data(job: "Job", heard: list[dict[str, Any]], command: str, seconds: float) -> Report:
+    """The report, in the order of the units, whichever child was faster."""
+    told = sorted((e for e in heard if "number" in e), key=lambda e: tuple(e["number"]))
+    known = {e["subject"]["label"] for e in told if e["event"] == "subject"}
+    subjects: dict[str, Any] = {}
+    boundaries: dict[str, Any] = {}
+    for event in told:
+        if event["event"] == "subject":
+            subjects[repr(event["number"])] = event["subject"]
+            if event["boundary"] is not None:
+                _merge(boundaries, event["boundary"])
+        elif event["event"] == "verdict" and (label := event["verdict"]["subject"]) not in known:
+            subjects.setdefault(label, _silent(label))
+    unbound = [e for e in told if e["event"] == "unbound"]
+    report: dict[str, Any] = {
+        "kind": KIND, "version": VERSION,
+        "target": {"name": job.target, "version": job.version, "commit": job.commit, "path": job.root},
+        "trimtab": trimtab.__version__, "torch": torch.__version__, "python": sys.version.split()[0],
+        "seed": job.seed, "examples": job.examples, "command": command, "seconds": round(seconds, 1),
+        "boundaries": list(boundaries.values()), "subjects": list(subjects.values()),
+        "could_not_bind": [e["unbound"] for e in unbound if e["is_asked"]],
+        "verdicts": [e["verdict"] for e in told if e["event"] == "verdict"],
+    }  # fmt: skip
+    others = [e["unbound"] for e in unbound if not e["is_asked"]]
+    return cast("Report", {**report, "not_bound": others} if others else report)
+
+
+def _silent(label: str) -> Mapping[str, Any]:
+    name = label.split("(")[0]
+    return {
+        "label": label, "name": name, "role": None, "boundary": None, "options": {}, "conventions": {}, "waived": {},
+    }  # fmt: skip
+
+
+def _merge(boundaries: dict[str, Any], one: dict[str, Any]) -> None:
+    """For several subjects of one function: the lines that any of them ran."""
+    held = boundaries.setdefault(one["boundary"], one)
+    if held is not one:
+        executed = set(held["executed"]) | set(one["executed"])
+        missed = (set(held["missed"]) | set(one["missed"])) - executed
+        held |= {"executed": sorted(executed), "missed": sorted(missed)}
+        held["stubs_used"] = sorted({*held["stubs_used"], *one["stubs_used"]})
+
+
+def violation_data(found: Violation) -> ViolationData:
+    told: ViolationData = {
         "what": found.what,
         "observed": plain(found.observed),
         "expected": plain(found.expected),
@@ -68,8 +127,10 @@ def violation_data(found: Violation) -> ViolationData:
             "leaked_positions": list(found.effect.leaked_positions),
             "relative_change": cast("Any", found.effect.relative_change),
         },
-        **({"condition": found.condition} if found.condition else {}),
     }
+    if found.condition:
+        told["condition"] = found.condition
+    return told
 
 
 def case_data(case: Case, subject: Subject) -> CaseData:

@@ -1,190 +1,238 @@
-"""The parent of an examination: it starts child processes, watches their time, and combines their results in a report.
+"""The parent of an examination: it hands units to child processes, watches their time, and keeps what they tell.
 
-If a child dies or stops responding, only its current function is lost: that function "could not run", and a new child
-continues with the rest.
+Whichever child is free takes the next unit. If a child dies or stops responding, only its current function is lost:
+that function "could not run", and a new child continues with the rest.
 """
 
-import json
-import os
-import queue
-import subprocess
-import sys
-import tempfile
-import threading
+import select
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-import torch
-
-import trimtab
-from trimtab.errors import AdapterError
-from trimtab.sentinel.examination.job import Job
+from trimtab.errors import AdapterError, unknown_name
+from trimtab.sentinel.examination.job import Job, is_called, may_hold
+from trimtab.sentinel.examination.limits import Limits
+from trimtab.sentinel.examination.process import Child, Event, Warden
+from trimtab.sentinel.examination.record import report_data, unrun_data
 from trimtab.sentinel.invariants.declare import INVARIANTS
-from trimtab.sentinel.reports.data import KIND, VERSION, Report
+from trimtab.sentinel.reports.data import Report
 
 LOAD_SECONDS = 120.0
 """Time limit for the first message of a child. Before it, the child imports torch and the target; no function runs."""
+LOADS = 3
+"""How often in a row a child may fail before its first message, when another one has loaded the target before."""
+TICK = 0.1
+"""Seconds between two looks at the children, at most."""
 
-Event = dict[str, Any]
 Watch = Callable[[Event], None]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a child: seconds between two messages after loading, memory, and how many children run at once."""
+@dataclass
+class Work:
+    """A unit to check, and what is already done or lost of it."""
 
-    seconds: float = 120.0
-    gibibytes: float = 16.0
-    processes: int = field(default_factory=lambda: min(os.cpu_count() or 1, 4))
+    unit: int
+    only_bind: bool = False
+    invariants: tuple[str, ...] = ()
+    skip: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "unit": self.unit, "skip": sorted(self.skip), "only_bind": self.only_bind, "invariants": self.invariants,
+        }  # fmt: skip
+
+
+@dataclass
+class Slot:
+    """A child, what it works on, and where it is."""
+
+    child: Child
+    deadline: float
+    is_loaded: bool = False
+    work: Work | None = None
+    at: Event | None = None
+    """The part or subject that it told last, and has not finished."""
+    verdicts: int = 0
+    """Verdicts on that subject."""
+
+
+class Examination:
+    """One job and its children. `with Examination(job) as it: it.run(it.chosen())`; then `it.heard`."""
+
+    def __init__(self, job: Job, limits: Limits | None = None, watch: Watch = lambda _: None) -> None:
+        self.job, self.limits, self.watch = job, limits or Limits(), watch
+        self.heard: list[Event] = []
+        self.units: list[tuple[str, bool]] = []
+        self._is_listed = False
+        self._slots: list[Slot] = []
+        self._queue: deque[Work] = deque()
+        self._lost: dict[int, set[tuple[int, int]]] = {}
+        self._failures = 0
+        self._warden: Warden | None = None
+
+    def __enter__(self) -> "Examination":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for slot in self._slots:
+            slot.child.end()
+        self._slots.clear()
+        if self._warden is not None:
+            self._warden.end()
+
+    def chosen(self) -> list[int]:
+        """The units to look into: all, or those that can hold the functions that were asked for."""
+        self._list()
+        asked = self.job.subjects
+        if not asked:
+            return list(range(len(self.units)))
+        held = {one: [n for n, (name, _) in enumerate(self.units) if may_hold(name, one)] for one in asked}
+        chosen = {number for numbers in held.values() for number in numbers}
+        if not all(held.values()):  # some units make subjects with other names
+            chosen |= {number for number, (_, is_exact) in enumerate(self.units) if not is_exact}
+        if not chosen:
+            self._refuse(next(one for one in asked if not held[one]))
+        return sorted(chosen)
+
+    def run(self, units: Iterable[int], *, only_bind: bool = False, invariants: tuple[str, ...] = ()) -> None:
+        """Check these units, or only bind their functions, until each is done or lost."""
+        for unit in units:
+            self._queue.append(Work(unit, only_bind, invariants, set(self._lost.get(unit, ()))))
+        while self._queue or any(slot.work for slot in self._slots):
+            self._staff()
+            self._step()
+
+    def missing(self) -> None:
+        """Refuse a name of a function that nothing turned out to have."""
+        found = [name for event in self.heard if event["event"] in ("found", "passed") for name in event["names"]]
+        found += [event["verdict"]["subject"] for event in self.heard if event["event"] == "verdict"]
+        for asked in self.job.subjects:
+            if not any(is_called(name, asked) for name in found):
+                self._refuse(asked, found)
+
+    def _refuse(self, asked: str, found: Iterable[str] = ()) -> None:
+        names = sorted({*found, *(name for name, is_exact in self.units if is_exact)} or {n for n, _ in self.units})
+        raise AdapterError(unknown_name(f"functions of {self.job.target}", asked, names))
+
+    def _list(self) -> None:
+        """The units, from the first child. If it cannot load the target, there is nothing to report."""
+        if not self._is_listed:
+            self._start()
+        while not self._is_listed:
+            self._step()
+
+    def _staff(self) -> None:
+        """Start children while there is more work than hands. The first one has to list the units."""
+        if not self._is_listed:
+            self._list()
+        free = sum(slot.work is None for slot in self._slots)
+        while len(self._slots) < self.limits.processes and free < len(self._queue):
+            self._start()
+            free += 1
+
+    def _start(self) -> None:
+        if self._warden is None:
+            self._warden = Warden()
+        child = Child(self._warden, self.job.folder)
+        slot = Slot(child, time.monotonic() + max(LOAD_SECONDS, self.limits.seconds))
+        self._slots.append(slot)
+        child.send({"job": self.job.as_data(), "memory": self.limits.share})
+
+    def _step(self) -> None:
+        """Hear the children, give work to the free ones, and replace the dead ones."""
+        for slot in self._slots:
+            if slot.is_loaded and slot.work is None and self._queue:
+                slot.work, slot.at, slot.verdicts = self._queue.popleft(), None, 0
+                slot.child.send(slot.work.as_data())
+                slot.deadline = time.monotonic() + self.limits.seconds
+        self._wait()
+        for slot in list(self._slots):
+            has_ended = slot.child.has_ended()  # before the last words are read
+            for event in slot.child.pump():
+                if slot in self._slots:
+                    self._hear(slot, event)
+            if slot not in self._slots:
+                continue
+            if has_ended:
+                self._replace(slot, slot.child.death())
+            elif (slot.work is not None or not slot.is_loaded) and time.monotonic() > slot.deadline:
+                seconds = self.limits.seconds if slot.is_loaded else max(LOAD_SECONDS, self.limits.seconds)
+                what = "it may hang on some case" if slot.is_loaded else "the target may hang while it is loaded"
+                self._replace(slot, f"no answer within {seconds:g} s: {what}")
+
+    def _wait(self) -> None:
+        waiting = select.poll()
+        for slot in self._slots:
+            for fd in slot.child.readable:
+                waiting.register(fd, select.POLLIN)
+            if slot.child.is_sending:
+                waiting.register(slot.child.orders, select.POLLOUT)
+        _ = waiting.poll(TICK * 1000)
+
+    def _hear(self, slot: Slot, event: Event) -> None:
+        slot.deadline = time.monotonic() + self.limits.seconds
+        kind = event["event"]
+        if kind == "units":
+            units = [(str(name), bool(is_exact)) for name, is_exact in event["units"]]
+            if self._is_listed and units != self.units:
+                self._replace(slot, "the target holds other functions each time it is loaded")
+                return
+            self.units, self._is_listed, slot.is_loaded, self._failures = units, True, True, 0
+        elif kind == "failed":
+            self._replace(slot, event["reason"])
+            return
+        elif kind == "done":
+            slot.work = slot.at = None
+            return
+        elif kind == "at":
+            slot.at, slot.verdicts = event, 0
+        elif kind == "verdict":
+            slot.verdicts += 1
+        if kind in ("subject", "unbound", "part"):
+            slot.at = None
+            if slot.work is not None:
+                slot.work.skip.add((event["number"][1], event["number"][2]))
+        self._keep(event)
+
+    def _keep(self, event: Event) -> None:
+        self.heard.append(event)
+        self.watch(event)
+
+    def _replace(self, slot: Slot, why: str) -> None:
+        """Take a child away, and book what it was at. The rest of its unit goes back to the queue."""
+        slot.child.end()
+        self._slots.remove(slot)
+        if not self._is_listed:
+            raise AdapterError(why)
+        if not slot.is_loaded:
+            self._failures += 1
+            if self._failures >= LOADS:
+                while self._queue:
+                    self._lose(self._queue.popleft(), None, 0, f"the target could not be loaded again: {why}")
+        elif slot.work is not None:
+            self._lose(slot.work, slot.at, slot.verdicts, why)
+
+    def _lose(self, work: Work, at: Event | None, verdicts: int, why: str) -> None:
+        number = at["number"] if at else [work.unit, -1, -1]
+        label = at["label"] if at else self.units[work.unit][0]
+        asked: list[str] = at["invariants"] if at else list(self.job.invariants or INVARIANTS)
+        invariant = asked[min(verdicts, len(asked) - 1)]
+        lost = unrun_data(self.job.target, label, invariant, why)
+        self._keep({"event": "verdict", "number": number, "verdict": lost})
+        place = (number[1], number[2])
+        work.skip.add(place)
+        self._lost.setdefault(work.unit, set()).add(place)
+        if at is not None:
+            self._queue.appendleft(work)
 
 
 def run_job(job: Job, *, limits: Limits | None = None, command: str = "", watch: Watch = lambda _: None) -> Report:
-    """Check every subject of a job in child processes, and report. `watch` gets every event immediately."""
-    limits = limits or Limits()
+    """Check every function of a job in child processes, and report. `watch` gets every event immediately."""
     started = time.monotonic()
-    events: queue.Queue[Event] = queue.Queue()
-    shares = limits.processes
-    threads = [
-        threading.Thread(target=_share, args=(job, limits, (k, shares), events), daemon=True) for k in range(shares)
-    ]
-    for thread in threads:
-        thread.start()
-    heard: list[Event] = []
-    left = shares
-    while left:
-        event = events.get()
-        left -= event["event"] == "over"
-        heard.append(event)
-        watch(event)
-    failed = [e["reason"] for e in heard if e["event"] == "failed"]
-    if failed:
-        raise AdapterError(failed[0])
-    return _report(job, heard, command, time.monotonic() - started)
-
-
-def _share(job: Job, limits: Limits, share: tuple[int, int], events: "queue.Queue[Event]") -> None:
-    """Run one child after the other until this share is done."""
-    done: list[int] = []
-    try:
-        for _ in range(1000):
-            at, why = _child(job, limits, share, done, events)
-            if at is None:
-                if why:
-                    events.put({"event": "failed", "reason": why})
-                return
-            number, label = at
-            events.put({"event": "verdict", "number": number, "verdict": _unrun(job, label, why)})
-            done.append(number)
-    finally:
-        events.put({"event": "over"})
-
-
-def _child(
-    job: Job, limits: Limits, share: tuple[int, int], done: list[int], events: "queue.Queue[Event]"
-) -> tuple[tuple[int, str] | None, str]:
-    """Run one child. If it did not finish, return where it stopped and why."""
-    asked = {"job": job.as_data(), "share": share, "skip": done, "memory": limits.gibibytes}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path()}
-    scratch = tempfile.TemporaryDirectory(prefix="trimtab-")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trimtab.sentinel.examination.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment,
-        # Importing a framework may write logs into the current folder. Your own target is found from here.
-        cwd=scratch.name if job.root is not None else None,
-    )  # fmt: skip
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(asked) + "\n")
-    process.stdin.close()
-    lines: queue.Queue[str | None] = queue.Queue()
-    said: list[str | None] = []
-    for stream, sink in ((process.stdout, lines.put), (process.stderr, said.append)):
-        threading.Thread(target=_pump, args=(stream, sink), daemon=True).start()
-    at: tuple[int, str] | None = None
-    patience = max(LOAD_SECONDS, limits.seconds)
-    try:
-        while True:
-            line = lines.get(timeout=patience)
-            patience = limits.seconds
-            if line is None:
-                break
-            event = cast("Event", json.loads(line))
-            if event["event"] == "end":
-                return None, ""
-            if event["event"] == "failed":
-                return None, event["reason"]
-            if event["event"] == "start":
-                at = (event["number"], event["label"])
-            if event["event"] in ("subject", "unbound"):
-                done.append(event["number"])
-                at = None
-            events.put(event)
-    except queue.Empty:
-        what = "it may hang on some case" if at else "the target may hang while it is loaded"
-        return at, f"no answer within {patience:g} s: {what}"
-    finally:
-        process.kill()
-        process.wait()
-        scratch.cleanup()
-    last = [line for line in said if line is not None and line.strip()][-1:]
-    return at, f"its process ended with code {process.returncode}: {last[0].strip() if last else 'no error message'}"
-
-
-def _pump(stream: Any, sink: Callable[[str | None], None]) -> None:
-    for line in stream:
-        sink(line)
-    sink(None)
-
-
-def _path() -> str:
-    """The child gets the current folder and the import path of this process."""
-    return os.pathsep.join([p or os.getcwd() for p in sys.path])
-
-
-def _unrun(job: Job, label: str, why: str) -> dict[str, Any]:
-    return {
-        "id": f"{job.target}-{label}", "subject": label, "invariant": next(iter(INVARIANTS)), "status": "could not run",
-        "exercised": 0, "seconds": 0.0, "reason": why, "severity": "none", "violation": None, "case": None,
-    }  # fmt: skip
-
-
-def _report(job: Job, heard: list[Event], command: str, seconds: float) -> Report:
-    told = sorted((e for e in heard if "number" in e), key=lambda e: int(e["number"]))
-    lost = {e["verdict"]["subject"]: e for e in told if e["event"] == "verdict"}
-    subjects = [e["subject"] for e in told if e["event"] == "subject"]
-    known = {s["label"] for s in subjects}
-    subjects += [_silent(label) for label in lost if label not in known]
-    boundaries: dict[str, Any] = {}
-    for event in told:
-        if event["event"] == "subject" and event["boundary"] is not None:
-            _merge(boundaries, event["boundary"])
-    return cast(
-        "Report",
-        {
-            "kind": KIND, "version": VERSION,
-            "target": {"name": job.target, "version": job.version, "commit": job.commit, "path": job.root},
-            "trimtab": trimtab.__version__, "torch": torch.__version__, "python": sys.version.split()[0],
-            "seed": job.seed, "examples": job.examples, "command": command, "seconds": round(seconds, 1),
-            "boundaries": list(boundaries.values()), "subjects": subjects,
-            "could_not_bind": [e["unbound"] for e in told if e["event"] == "unbound"],
-            "verdicts": [e["verdict"] for e in told if e["event"] == "verdict"],
-        },
-    )  # fmt: skip
-
-
-def _silent(label: str) -> Mapping[str, Any]:
-    name = label.split("(")[0]
-    return {
-        "label": label, "name": name, "role": None, "boundary": None, "options": {}, "conventions": {}, "waived": {},
-    }  # fmt: skip
-
-
-def _merge(boundaries: dict[str, Any], one: dict[str, Any]) -> None:
-    """For several subjects of one function: the lines that any of them ran."""
-    held = boundaries.setdefault(one["boundary"], one)
-    if held is not one:
-        executed = set(held["executed"]) | set(one["executed"])
-        missed = (set(held["missed"]) | set(one["missed"])) - executed
-        held |= {"executed": sorted(executed), "missed": sorted(missed)}
-        held["stubs_used"] = sorted({*held["stubs_used"], *one["stubs_used"]})
+    with Examination(job, limits, watch) as examination:
+        if job.lines is None or job.lines:
+            examination.run(examination.chosen())
+            examination.missing()
+    return report_data(job, examination.heard, command, time.monotonic() - started)

@@ -1,9 +1,12 @@
 """Released wheels of other frameworks: the only place that downloads, verifies and unpacks one.
 
 A wheel is fetched once with `pip download --no-deps`, checked against its sha256 and unpacked into a cache folder. It
-is never installed, so no environment changes. The lock file next to this one lists the known releases.
+is never installed, so no environment changes. The unpacked files are compared with the wheel's own record at every use.
+The lock file next to this one lists the known releases.
 """
 
+import base64
+import csv
 import functools
 import hashlib
 import os
@@ -42,7 +45,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Unpacked:
-    """A wheel as a folder. `note` is not empty if it is not the locked release."""
+    """A wheel as a folder. `note` is not empty if it is not the locked release, or if its copy had been changed."""
 
     folder: Path
     wheel: Wheel
@@ -62,7 +65,9 @@ def wheel(name: str, *, offline: bool = False, file: Path | None = None) -> Unpa
     if name not in locked():
         raise WheelError(unknown_name("wheels", name, sorted(locked())))
     if file is None:
-        return Unpacked(unpack(locked()[name], offline=offline), locked()[name])
+        edited = edited_files(_folder(locked()[name]))
+        note = f"its unpacked copy was changed, so it was unpacked again: {_few(edited)}" if edited else ""
+        return Unpacked(unpack(locked()[name], offline=offline), locked()[name], note=note)
     return _own(locked()[name], Path(file))
 
 
@@ -74,13 +79,50 @@ def cache() -> Path:
 
 
 def unpack(wheel: Wheel, *, offline: bool = False) -> Path:
-    """Return the folder with the contents of the wheel, and fetch it if needed."""
+    """Return the folder with the contents of the wheel, and fetch or unpack it again if needed."""
     folder = _folder(wheel)
-    if not folder.is_dir():
+    if not folder.is_dir() or edited_files(folder):
         cache().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache()) as scratch:
-            _unpack(_fetch(wheel, Path(scratch), offline), folder, Path(scratch))
+            file = _fetch(wheel, Path(scratch), offline)
+            _set_aside(folder)
+            _unpack(file, folder, Path(scratch))
     return folder
+
+
+def edited_files(folder: Path) -> list[str]:
+    """Files of an unpacked wheel that are not what its record says: changed, missing or added."""
+    record = next(folder.glob("*.dist-info/RECORD"), None)
+    if record is None:
+        return []
+    known: dict[str, str] = {}
+    with record.open(encoding="utf-8", newline="") as file:
+        for name, said, _ in csv.reader(file):
+            known[re.sub(r"^[^/]+\.data/(purelib|platlib)/", "", name)] = said
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    added = [name for name in found.keys() - known.keys() if "__pycache__" not in name]
+    changed = [name for name, said in known.items() if name not in found or not _is_same(found[name], said)]
+    return sorted({*added, *changed})
+
+
+def _is_same(path: Path, said: str) -> bool:
+    """Whether a file has the digest of its line in the record. The record itself and signatures have none."""
+    kind, _, digest = said.partition("=")
+    if kind not in hashlib.algorithms_available:
+        return not kind
+    return base64.urlsafe_b64encode(hashlib.new(kind, path.read_bytes()).digest()).decode().rstrip("=") == digest
+
+
+def _set_aside(folder: Path) -> None:
+    """Keep a changed copy under another name: somebody may want those changes."""
+    if edited_files(folder):  # another process may have unpacked it again by now
+        kept = folder.with_name(f"{folder.name}.changed")
+        shutil.rmtree(kept, ignore_errors=True)
+        folder.rename(kept)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _folder(wheel: Wheel) -> Path:
@@ -97,9 +139,10 @@ def _own(known: Wheel, file: Path) -> Unpacked:
     own = Wheel(named["name"].lower(), named["version"], found, named["tags"])
     if own.name != known.name:
         raise WheelError(f"{file.name} is a wheel of {own.name}, not of {known.name}. Name the target it belongs to.")
-    if not _folder(own).is_dir():
+    if not _folder(own).is_dir() or edited_files(_folder(own)):
         cache().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache()) as scratch:
+            _set_aside(_folder(own))
             _unpack(file, _folder(own), Path(scratch))
     same = found == known.sha256
     note = "" if same else f"{file.name} (sha256 {found[:12]}…) is not the locked release {known.file}"

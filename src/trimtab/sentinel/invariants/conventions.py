@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.batch.directed import benign
+from trimtab.sentinel.batch.directed import benign, build
 from trimtab.sentinel.batch.perturb import LOGPS
 from trimtab.sentinel.binding.subject import Result, Subject, call_subject, resolve_inputs, run, same
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant

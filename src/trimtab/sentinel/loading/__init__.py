@@ -18,7 +18,7 @@ from trimtab.sentinel.loading.tree import CouldNotLoad, Spec, Tree
 
 __all__ = ["Boundary", "Call", "CouldNotLoad", "Spec", "Tree", "load", "made", "standalone"]
 
-_ORDER = ("tree", "stubs", "syntax", "importing", "cutting", "boundary", "load")
+_ORDER = ("tree", "stubs", "syntax", "scratch", "importing", "cutting", "boundary", "load")
 
 
 def standalone() -> str:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trimtab.sentinel.loading.importing import gives, leaf, unregister
+from trimtab.sentinel.loading.scratch import in_scratch_folder
 from trimtab.sentinel.loading.stubs import PatchedModule, Stub, StubModule, StubRecord, with_given
 from trimtab.sentinel.loading.syntax import (
     Simplified,
@@ -103,7 +104,8 @@ class CutFile(dict[str, Any]):
         record = self.cutter.record
         was, record.running = record.running, False  # a definition does not count as a run
         try:
-            self._resolve(name)
+            with in_scratch_folder():
+                self._resolve(name)
         finally:
             record.running = was
         if name not in self:

@@ -15,14 +15,22 @@ from typing import Any
 from trimtab.sentinel.loading.boundary import Boundary, unknown
 from trimtab.sentinel.loading.cutting import CutFile, Cutter
 from trimtab.sentinel.loading.importing import Imported
+from trimtab.sentinel.loading.scratch import in_scratch_folder
 from trimtab.sentinel.loading.stubs import Stub, StubRecord
 from trimtab.sentinel.loading.syntax import Definition, Source, definition, definitions
 from trimtab.sentinel.loading.tree import CouldNotLoad, Spec, Tree
 
 
 def load(spec: Spec, tree: Tree, given: Mapping[str, Any] | None = None) -> Boundary:
-    """Load the function that a spec names. `given` replaces names of the target (dotted: modules) by the caller's."""
-    record = StubRecord(given)
+    """Load the function that a spec names. `given` replaces names of the target (dotted: modules) by the caller's.
+
+    What runs while it is loaded runs in a scratch folder. Calls of the function run in the caller's folder.
+    """
+    with in_scratch_folder():
+        return _loaded(spec, tree, StubRecord(given))
+
+
+def _loaded(spec: Spec, tree: Tree, record: StubRecord) -> Boundary:
     if spec.how != "cut":
         return _import(spec, tree, record)
     missing: list[str] = []

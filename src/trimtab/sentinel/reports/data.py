@@ -142,6 +142,7 @@ class Report(TypedDict):
     could_not_bind: list[Unbound]
     verdicts: list[VerdictData]
     comparison: NotRequired[dict[str, Any]]
+    not_bound: NotRequired[list[Unbound]]  # come across in a whole package or repository, and not bound by a guess
 
 
 def render(report: Report, invariants: Teaching, comparison: "Comparison | None" = None) -> str:

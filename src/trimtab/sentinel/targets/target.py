@@ -1,11 +1,13 @@
-"""A target: a framework with bindings for its functions, at any version.
+"""A target: what there is to check, by name, before any of it is loaded; and frameworks with bindings.
 
-A binding names the places of a function (in order of preference, since functions move) and makes subjects of the loaded
-function. A function that is not found is reported with the searched places; it never counts as a pass.
+A unit is one function of yours, one binding of a framework, or one formula. A binding names places of a function
+(in order of preference, since functions move) and makes subjects of the loaded function. One that is not found is
+reported with the searched places; it never counts as a pass.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.loading import Boundary, CouldNotLoad, Spec, Tree
@@ -35,6 +37,38 @@ class Unbound:
     binding: str
     looked_for: str
     reason: str
+    is_asked: bool = True
+    """False for a function that was only come across while a whole package was searched."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One function of a unit. `make` loads and binds it, so it may raise anything, hang or die."""
+
+    name: str
+    make: Callable[[], Iterable[Subject | Unbound]]
+    is_exact: bool = True
+    """Whether its subjects carry its name. If not, a function asked for by another name may be in it."""
+    where: Callable[[], Boundary | None] | None = None
+    """Its place, found without calling anything of it."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one process works on: its name, and its parts, which are not known before it is loaded."""
+
+    name: str
+    parts: Callable[[], Iterable[Part]]
+    is_exact: bool = False
+
+    @staticmethod
+    def of(part: Part) -> "Unit":
+        """A unit with one part."""
+        return Unit(part.name, lambda: (part,), part.is_exact)
+
+    def subjects(self) -> Iterator[Subject | Unbound]:
+        for part in self.parts():
+            yield from part.make()
 
 
 @dataclass(frozen=True)
@@ -45,6 +79,10 @@ class Target:
     repository: str
     bindings: tuple[Binding, ...]
     wheel: str | None = None
+
+    def units(self, tree: Tree) -> list[Unit]:
+        """Every binding, not loaded yet. A binding may make several subjects, with names of their own."""
+        return [Unit.of(Part(one.name, partial(bound, one, tree), is_exact=False)) for one in self.bindings]
 
     def subjects(self, tree: Tree, only: Sequence[str] | None = None) -> Iterator[Subject | Unbound]:
         """Every bound function of one version of the framework."""
