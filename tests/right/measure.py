@@ -95,7 +95,7 @@ def subject_of(entry: Entry, version: str, column: str) -> Subject | str:
 
 def _discovered(entry: Entry, version: str) -> Subject | str:
     """What the sentinel makes of the module on its own."""
-    for found in subjects_of(entry.module(version)):
+    for found in subjects_of(f"{entry.module(version)}:{entry.name.partition('.')[0]}"):
         told = found.name if isinstance(found, Subject) else found.binding
         if told == entry.name or told.startswith(f"{entry.name}."):
             return found if isinstance(found, Subject) else found.reason

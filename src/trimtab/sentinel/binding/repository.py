@@ -96,16 +96,16 @@ def _parts(tree: Tree, file: str, root: str, module: str, names: list[str]) -> I
             yield _part(module, label, found, bounded)
 
 
-def _part(module: str, label: str, find: Callable[[], Found], bounded: Callable[[Found], Boundary | None]) -> Part:
+def _part(module: str, label: str, find: Callable[..., Found], bounded: Callable[[Found], Boundary | None]) -> Part:
     name = f"{module}.{label}"
     make = functools.partial(guessed, module, name, find, bounded, is_asked=False)
     return Part(name, make, where=lambda: bounded(find()))
 
 
-def _found(around: AbstractContextManager[Any], find: Callable[[], Found]) -> Found:
+def _found(around: AbstractContextManager[Any], find: Callable[..., Found], *, bounds: bool = False) -> Found:
     """A function of an imported file. The modules of its target are there only while it is called."""
     with around:
-        found = find()
+        found = find(bounds=bounds)
 
     def call(given: Mapping[str, Any], chosen: Mapping[str, Any]) -> Any:
         with around:
