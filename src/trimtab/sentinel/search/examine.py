@@ -16,6 +16,7 @@ from trimtab.sentinel.batch.rest import at_rest
 from trimtab.sentinel.binding.subject import Subject, resolve_inputs, run
 from trimtab.sentinel.invariants.declare import GRADES, INVARIANTS, Effect, Violation
 from trimtab.sentinel.invariants.parallel import close_pools
+from trimtab.sentinel.search.consequence import OWN, REPORTS_NONFINITE, condition_of_sources, passes_on
 from trimtab.sentinel.search.declared import COMPARISONS, as_subject
 from trimtab.sentinel.search.measure import measured
 from trimtab.sentinel.search.shrink import smallest
@@ -43,6 +44,8 @@ class Verdict:
     case: Case | None = None
     reason: str = ""
     seconds: float = 0.0
+    consequence_of: str = ""
+    """The invariant whose violation causes this one; then this one is no finding of its own."""
 
     @property
     def severity(self) -> Severity:
@@ -80,7 +83,8 @@ def examine(
                 why_not = f"not deterministic: {subject.varies}"
                 yield Verdict(subject.label, name, "could not exercise", 0, reason=why_not)
             else:
-                verdict = _graded(subject, _judged(subject, _held(subject, name, cases), cases), cases)
+                held = _on_its_own(subject, _held(subject, name, cases), cases)
+                verdict = _graded(subject, _judged(subject, held, cases), cases)
                 yield replace(verdict, seconds=time.perf_counter() - started)
     finally:
         close_pools()
@@ -137,9 +141,34 @@ def _judged(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
     return replace(verdict, status="convention", violation=replace(verdict.violation, what=what, grade="convention"))
 
 
-def _held(subject: Subject, name: str, cases: list[Case]) -> Verdict:
+def _on_its_own(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
+    """A violation with NaN or infinity in it must also show without them, if another law reports those.
+
+    If it does, it is reported as it shows there. If it vanishes, it is a consequence, and no worse than its cause.
+    """
+    found = verdict.violation
+    if verdict.invariant in OWN or found is None or verdict.case is None or not passes_on(found):
+        return verdict
+    without = _held(subject, verdict.invariant, cases, finite=True)
+    if without.violation is not None:
+        return without
+    case, name = verdict.case, verdict.invariant
+    condition = condition_of_sources(subject, lambda watched: Trial(watched, name).claims(case))
+    cause = _held(subject, REPORTS_NONFINITE, cases)
+    if not condition or cause.violation is None:
+        return verdict
+    violation = replace(found, grade="latent", condition=condition)
+    return replace(verdict, status="latent", violation=violation, consequence_of=REPORTS_NONFINITE)
+
+
+def _held(subject: Subject, name: str, cases: list[Case], *, finite: bool = False) -> Verdict:
+    """The worst violation, shrunk; with `finite`, only violations whose numbers are all finite."""
     trial = Trial(subject, name)
-    attempt = trial.attempt
+
+    def attempt(case: Case) -> Violation | None:
+        violation = trial.attempt(case)
+        return None if finite and violation is not None and passes_on(violation) else violation
+
     if INVARIANTS[name].some:
         return _shown(subject, name, trial, cases)
     found: tuple[Case, Violation] | None = None
