@@ -41,6 +41,7 @@ def test_laws_that_one_change_breaks_on_one_result_are_one_finding() -> None:
     assert told(report) == [("bug", ["credit_over_trainable", "mask_content", "nonfinite_isolation"])]
     (finding,) = findings(report)
     assert finding.headline == "loss depends on padding or on tokens that do not train"
+    assert finding.broken == ["credit_over_trainable", "mask_content", "nonfinite_isolation (latent)"]
     assert finding.needs == "a batch with padding, a prompt or tool output"
     assert found_line(report) == "areal 1.0.4: 1 bug"
 

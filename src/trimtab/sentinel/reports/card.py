@@ -49,16 +49,18 @@ def _body(report: Report, finding: Finding, invariants: Teaching, room: int) -> 
     told = happened(lead) if happened(lead) != one_line(finding.headline) else ""
     pairs = [
         ("only if" if finding.status == "latent" else "needs", finding.needs),
-        ("breaks", ", ".join(finding.invariants)),
+        ("breaks", ", ".join(finding.broken)),
         ("with", ", ".join(few(labels, 6))),
         ("what", told),
     ]
     replay = f'<pre class="command">{shown(command_of(report, finding))}</pre>'
     if room <= 0:
         return detail.facts(pairs) + replay
-    inside = "<details><summary>The smallest case, why it matters, and how to repair it</summary>{}</details>"
-    evidence = detail.triggered(lead) + detail.numbers(lead) + _binding(report, finding)
-    return detail.facts(pairs) + evidence + replay + inside.format(detail.rest(report, lead, invariants))
+    title = "The smallest case, why it matters, and how to repair it"
+    more = f"<details><summary>{title}</summary>{detail.rest(report, lead, invariants)}</details>"
+    return (
+        detail.facts(pairs) + detail.triggered(lead) + detail.numbers(lead) + replay + more + _binding(report, finding)
+    )
 
 
 def _binding(report: Report, finding: Finding) -> str:
@@ -68,9 +70,11 @@ def _binding(report: Report, finding: Finding) -> str:
         return ""
     lines = "\n".join(shown(line) for line in binding_lines(report, subject))
     said = "If this is wrong, put these lines into a file, correct them, and check that file:"
-    return detail.facts([("binding", chosen(subject))]) + (
-        f'<p class="note">{said}</p><pre>{lines}</pre>' if lines else ""
-    )
+    copied = f'<p class="note">{said}</p><pre>{lines}</pre>' if lines else ""
+    # A suspect stands and falls with its binding.
+    opened = " open" if finding.status == "suspect" else ""
+    title = "How it was called: nobody bound it, so this is a guess"
+    return f"<details{opened}><summary>{title}</summary><p>{shown(chosen(subject))}</p>{copied}</details>"
 
 
 def _others(report: Report, finding: Finding, invariants: Teaching, at: Mapping[int, str], room: int) -> str:

@@ -50,6 +50,9 @@ TRIGGERS: dict[str, Trigger] = {
 }
 """Kinds of changes, by name. An invariant that is not in the table below is a kind of its own."""
 
+HEADLINES = {"nonfinite_isolation": "NaN or infinity in padding or at tokens that do not train reaches {result}"}
+"""Headlines of findings that one law leads, where the headline of the kind says too much."""
+
 OF_INVARIANT: Mapping[str, tuple[str, ...]] = {
     "mask_content": ("content",), "nonfinite_isolation": ("content",), "credit_over_trainable": ("content",),
     # Per-sample results that change when the batch is split depend on the samples that went away.
@@ -101,6 +104,14 @@ class Finding:
         return list(dict.fromkeys(verdict["invariant"] for verdict in self.verdicts))
 
     @property
+    def broken(self) -> list[str]:
+        """Its invariants, with the status of those that are not as bad as the finding: `split (latent)`."""
+        worst: dict[str, Status] = {}
+        for verdict in self.verdicts:
+            worst.setdefault(verdict["invariant"], verdict["status"])
+        return [name if status == self.status else f"{name} ({status})" for name, status in worst.items()]
+
+    @property
     def subjects(self) -> list[str]:
         return list(dict.fromkeys(verdict["subject"] for verdict in self.verdicts))
 
@@ -125,7 +136,7 @@ class Finding:
     @property
     def headline(self) -> str:
         """One sentence: what is wrong."""
-        template = TRIGGERS.get(self.cause, Trigger()).headline
+        template = HEADLINES.get(self.lead["invariant"]) or TRIGGERS.get(self.cause, Trigger()).headline
         violation = self.lead["violation"]
         if template and self.result:
             return template.format(result=self.result)

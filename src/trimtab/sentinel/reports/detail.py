@@ -65,7 +65,7 @@ def triggered(verdict: VerdictData) -> str:
     violation = verdict["violation"]
     lines = changed(violation) if violation else []
     items = "".join(f"<li>{_text(line)}</li>" for line in lines)
-    return f'<p class="note">Changed:</p><ul class="changes">{items}</ul>' if lines else ""
+    return f'<dl><dt>changed</dt><dd><ul class="changes">{items}</ul></dd></dl>' if lines else ""
 
 
 def numbers(verdict: VerdictData) -> str:

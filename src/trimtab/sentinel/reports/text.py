@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trimtab.sentinel.reports.causes import Finding, findings
 from trimtab.sentinel.reports.compare import Comparison
-from trimtab.sentinel.reports.data import Report, Status, Teaching, VerdictData
+from trimtab.sentinel.reports.data import Report, Status, Teaching
 from trimtab.sentinel.reports.evidence import LABEL, WIDTH, evidence, said
 from trimtab.sentinel.reports.outcome import grouped, subject_of, with_status
 from trimtab.sentinel.reports.quiet import counts, listed_quietly
@@ -58,7 +58,7 @@ def _bug(setting: Setting, finding: Finding) -> list[str]:
     severity = f" {finding.severity}" if finding.severity != "none" else ""
     lead = finding.lead
     lines = said("function", f"{_labels(finding)}{_at(setting, finding)}")
-    lines += said("breaks", _broken(finding))
+    lines += said("breaks", ", ".join(finding.broken))
     lines += said("needs", finding.needs)
     lines += said("what", happened(lead)) if happened(lead) != one_line(finding.headline) else []
     lines += evidence(lead)
@@ -89,7 +89,7 @@ def _alone(setting: Setting, finding: Finding, status: Status) -> list[str]:
     violation = finding.lead["violation"]
     lines = [f"{_headline(finding)}{_since(setting, finding)}"]
     lines += said("only if", finding.needs) if status == "latent" else []
-    lines += said("breaks", f"{_broken(finding)}{_at(setting, finding)}")
+    lines += said("breaks", f"{', '.join(finding.broken)}{_at(setting, finding)}")
     lines += said("changed", "; ".join(changed(violation))) if violation else []
     lines += _guessed(setting, finding) if status == "suspect" else []
     return [*lines, _replay(setting, finding)]
@@ -136,15 +136,6 @@ def _at(setting: Setting, finding: Finding) -> str:
 
 def _labels(finding: Finding) -> str:
     return one_line(", ".join(few(finding.subjects, 4)))
-
-
-def _broken(finding: Finding) -> str:
-    """Its invariants, with the status of those that are not as bad as the finding."""
-    worst: dict[str, VerdictData] = {}
-    for verdict in finding.verdicts:
-        worst.setdefault(verdict["invariant"], verdict)
-    told = [name if v["status"] == finding.status else f"{name} ({v['status']})" for name, v in worst.items()]
-    return one_line(", ".join(told))
 
 
 def listed(title: str, lines: Sequence[str]) -> list[str]:
