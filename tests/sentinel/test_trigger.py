@@ -103,6 +103,14 @@ def test_a_verdict_holds_its_trigger_and_reports_draw_it_before_the_numbers() ->
     assert "<li>content of padding and untrainable tokens: 0 →" in RENDERERS["html"](sample([found]), TEACHING, None)
 
 
+def test_it_is_said_whether_the_case_is_drawn_before_or_after_the_change() -> None:
+    subject = bind(leaky, role="policy_loss")
+    found = verdict_data("own", subject, check(subject, "credit_over_trainable", examples=1))
+    assert found["violation"] is not None
+    assert found["violation"].get("trigger", [])[0]["field"] == "tokens"
+    assert "drawn after the change" in RENDERERS["text"](sample([found]), TEACHING, None)
+
+
 def mixed(rewards: torch.Tensor) -> torch.Tensor:
     return rewards - rewards.mean()
 

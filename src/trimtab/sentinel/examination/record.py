@@ -88,12 +88,13 @@ def _add_trigger(told: ViolationData, compared: Compared, case: Case | None, sub
     told["result"] = compared.result
     if compared.leaf:
         told["leaf"] = compared.leaf
-    before = compared.other
-    if before is None and case is not None:
-        before = subject.adapt(case)  # it accepted the case during the search
+    drawn = None if case is None else subject.adapt(case)  # it accepted the case during the search
+    before = compared.other or drawn
     if before is None:
         return
     changes, left_out = trigger(before, compared.case, _shown(subject))
+    if drawn is not None and drawn.kinds != before.kinds and drawn.kinds == compared.case.kinds:
+        told["drawn"] = "after"
     if changes:
         told["trigger"] = changes
     if left_out:

@@ -107,7 +107,9 @@ class ViolationData(TypedDict):
     leaf: NotRequired[str]
     """The input whose gradient is wrong; absent when the value is."""
     trigger: NotRequired[list[Change]]
-    """What was changed in the case that is drawn, after which the results are those observed."""
+    """What was changed, after which the results are those observed."""
+    drawn: NotRequired[Literal["before", "after"]]
+    """Whether the verdict's case is the one before the change (the default) or after it."""
     trigger_left_out: NotRequired[int]
     """Number of further changes that are not listed."""
 

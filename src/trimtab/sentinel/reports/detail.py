@@ -6,7 +6,18 @@ from html import escape
 from trimtab.sentinel.reports.data import CaseData, Report, Teaching, VerdictData, ViolationData
 from trimtab.sentinel.reports.drawing import Place, differing, drawn, places
 from trimtab.sentinel.reports.outcome import boundary_of, subject_of
-from trimtab.sentinel.reports.wording import changed, effect_words, few, happened, loaded, one_line, plural, ran, words
+from trimtab.sentinel.reports.wording import (
+    changed,
+    effect_words,
+    few,
+    happened,
+    loaded,
+    one_line,
+    plural,
+    ran,
+    when_drawn,
+    words,
+)
 
 COLUMNS = 24
 """Number of positions of a result that are drawn side by side."""
@@ -48,7 +59,7 @@ def evidence(report: Report, verdict: VerdictData, invariants: Teaching) -> str:
 
 def rest(report: Report, verdict: VerdictData, invariants: Teaching) -> str:
     """The smallest case, the explanation and the code of a verdict."""
-    violation, case = verdict["violation"], verdict["case"]
+    case = verdict["case"]
     teaching = invariants.get(verdict["invariant"], {})
     boundary = boundary_of(report, subject_of(report, verdict))
     pairs = [(key, teaching.get(key, "")) for key in ("statement", "why", "bug", "repair")]
@@ -56,8 +67,7 @@ def rest(report: Report, verdict: VerdictData, invariants: Teaching) -> str:
         pairs += [("code", f"{boundary['boundary']}, lines that ran: {ran(boundary)}"), ("loaded", loaded(boundary))]
     pairs += [("exercised", f"{plural(verdict['exercised'], 'case')} in {verdict['seconds']:.1f} s")]
     pairs += [("finding", verdict["id"])]
-    before = bool(violation and violation.get("trigger"))
-    return (_case(case, before=before) if case else "") + facts(pairs)
+    return (_case(case, when_drawn(verdict)) if case else "") + facts(pairs)
 
 
 def triggered(verdict: VerdictData) -> str:
@@ -106,7 +116,7 @@ def _apart(place: Place) -> str:
     return ' class="apart"' if place.differs else ""
 
 
-def _case(case: CaseData, *, before: bool) -> str:
+def _case(case: CaseData, when: str) -> str:
     """The smallest case: one row per sequence, tokens as letters, numbers in the order of the letters."""
     drawing = drawn(case)
     names = [*drawing.per_sequence, *drawing.per_token]
@@ -123,7 +133,7 @@ def _case(case: CaseData, *, before: bool) -> str:
     notes = [f"Everywhere: {same}." if same else "", f"{drawing.padding[:1].upper()}{drawing.padding[1:]}."]
     notes += ["; ".join(f"{letter} {KINDS[letter]}" for letter in letters) + "."]
     said = " ".join(note for note in notes if note != ".")
-    when = ", drawn before the change" if before else ""
+    when = f", {when}" if when else ""
     return (
         f'<p class="note">Smallest case{when}: {drawing.size}.</p><div class="scroll"><table class="numbers">'
         f'<tr><th>row</th><th>tokens</th>{top}</tr>{rows}</table></div><p class="note">{_text(said)}</p>'

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from trimtab.sentinel.reports.data import CaseData, VerdictData
 from trimtab.sentinel.reports.drawing import Drawing, differing, drawn
-from trimtab.sentinel.reports.wording import changed, effect_words, few, one_line, words
+from trimtab.sentinel.reports.wording import changed, effect_words, few, one_line, when_drawn, words
 
 WIDTH = 110
 LABEL = 10
@@ -23,14 +23,13 @@ def evidence(verdict: VerdictData) -> list[str]:
         lines += said("expected", words(violation["expected"], places))
         lines += said("differs", f"at {', '.join(few([str(p) for p in places]))}") if places else []
         lines += said("effect", effect_words(violation["effect"]))
-    before = bool(violation and violation.get("trigger"))
-    return lines + (_case(verdict["case"], before=before) if verdict["case"] is not None else [])
+    return lines + (_case(verdict["case"], when_drawn(verdict)) if verdict["case"] is not None else [])
 
 
-def _case(case: CaseData, *, before: bool) -> list[str]:
+def _case(case: CaseData, when: str) -> list[str]:
     drawing = drawn(case)
-    when = " (drawn before the change)" if before else ""
-    lines = said("case", f"{drawing.size}{f'; {drawing.padding}' if drawing.padding else ''}{when}")
+    told = [drawing.size, drawing.padding, when]
+    lines = said("case", "; ".join(part for part in told if part))
     lines += [" " * LABEL + line for line in drawn_lines(drawing)]
     same = ", ".join(f"{name} {value}" for name, value in drawing.everywhere.items())
     return [*lines, *(said("", f"everywhere: {same}") if same else [])]

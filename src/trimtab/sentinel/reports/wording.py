@@ -143,6 +143,12 @@ def changed(violation: ViolationData) -> list[str]:
     return [one_line(line) for line in lines] + ([f"… and {rest} more"] if rest else [])
 
 
+def when_drawn(verdict: VerdictData) -> str:
+    """Whether the case is drawn before or after the change; empty where nothing was changed."""
+    violation = verdict["violation"]
+    return f"drawn {violation.get('drawn', 'before')} the change" if violation and violation.get("trigger") else ""
+
+
 def _of(place: str) -> str:
     return f" of {place}" if place else ""
 
