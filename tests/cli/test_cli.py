@@ -25,6 +25,7 @@ from trimtab.errors import AdapterError, ConfigError
 from trimtab.sentinel import INVARIANTS
 from trimtab.sentinel.examination.record import teaching
 from trimtab.sentinel.reports import RENDERERS, dump, load
+from trimtab.sentinel.reports.replay import binding_lines
 from trimtab.signal import METRICS, catalog, names, recipe
 from trimtab.train.progress import Live
 
@@ -137,7 +138,7 @@ def test_a_baseline_takes_known_bugs_out_of_the_exit_code(tmp_path: Path) -> Non
     assert "still" in result.stdout
 
 
-def test_a_module_of_ones_own_is_checked_by_its_argument_names(tmp_path: Path) -> None:
+def test_a_module_of_ones_own_is_checked_by_its_argument_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = tmp_path / "losses.py"
     losses.write_text("def my_loss(log_probs, advantages, mask):\n    return (-advantages * log_probs * mask).sum()\n")
     words = ("check", str(losses), "--invariant", "nonfinite_isolation", "--jobs", "1")
@@ -151,6 +152,10 @@ def test_a_module_of_ones_own_is_checked_by_its_argument_names(tmp_path: Path) -
         "guessed: role policy_loss; log_probs = logp_current [rows, width]"
         in invoke("check", "--render", str(out), "--verbose").stdout
     )
+    report, own = load(out), dict[str, Any]()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    exec("\n".join(binding_lines(report, report["subjects"][0])), own)
+    assert own["bound"].role == "policy_loss"
 
 
 @pytest.fixture

@@ -22,6 +22,12 @@ def spread(log_probs: torch.Tensor, advantages: torch.Tensor, response_mask: tor
     return terms.sum() / count + 0 * terms.sum(1).std()
 
 
+def late(log_probs: torch.Tensor, advantages: torch.Tensor, response_mask: torch.Tensor, count: int) -> torch.Tensor:
+    """Like `summed`, and wrong for five sequences, which the search meets after a row without a trainable token."""
+    wrong = 2.0 if len(log_probs) == 5 else 1.0
+    return wrong * summed(log_probs, advantages, response_mask, count)
+
+
 COUNT = {"count": lambda case: case.whole.segments.num_tokens}
 
 
@@ -37,6 +43,13 @@ def test_a_violation_that_also_shows_without_nan_is_reported_as_it_shows_there()
     assert (found.status, found.consequence_of) == ("bug", "")
     assert found.violation is not None
     assert not passes_on(found.violation)
+
+
+def test_a_bug_is_found_behind_a_nan() -> None:
+    found = check(bind(late, role="policy_loss", args=COUNT, combine="sum"), "split", examples=1)
+    assert (found.status, found.consequence_of) == ("bug", "")
+    assert found.case is not None
+    assert found.case.num_sequences == 5
 
 
 def test_nan_on_a_batch_that_every_run_meets_stays_a_bug() -> None:

@@ -84,6 +84,13 @@ def test_a_definition_joins_a_law_only_if_its_case_can_show_what_broke_the_law()
     assert len(findings(report_of(latent, together))) == 2  # a bug is not hidden behind something that is latent
 
 
+def test_a_metric_that_reads_padding_is_one_finding() -> None:
+    told_by = [broken("mask_content", "a filling changes kl_min"), broken("metric_truth", "kl_min is not what it says")]
+    assert told(report_of(*told_by)) == [("bug", ["mask_content", "metric_truth"])]
+    of_actions = broken("metric_truth", "kl_min is not what it says", case=case(kinds=["aa", "aa"]))
+    assert len(findings(report_of(told_by[0], of_actions))) == 2
+
+
 def test_a_consequence_is_no_finding_of_its_own() -> None:
     cause = broken("degenerate_bounded", "loss is not finite although no token is trainable", status="latent")
     after = broken("split", status="latent", consequence_of="degenerate_bounded")

@@ -109,6 +109,7 @@ def test_long_lists_are_shortened_and_keep_what_differs() -> None:
     assert words([0.0] * 29 + [float("inf")], [29]) == "[at 29: inf, … 29 more]"
     assert words({"rank 0": [0.5, "nan"], "ok": True}) == "{rank 0: [0.5, nan], ok: true}"
     assert len(words("x" * 10_000)) < 500
+    assert words([-0.0, -1.0]) == "[0, -1]"
 
 
 def test_the_summary_counts_findings_checks_functions_and_cases() -> None:
@@ -259,6 +260,17 @@ def test_page_has_a_lettered_cell_for_every_verdict() -> None:
     assert len(parsed.cells) == len(sample()["verdicts"])
     letters = re.findall(r'<a class="cell [^>]*>(.)</a>', page)
     assert sorted(letters) == sorted("B✓HB✓WC–!")
+
+
+def test_page_begins_with_the_verdict_and_the_findings_and_folds_the_rest() -> None:
+    page = RENDERERS["html"](sample(), TEACHING, None)
+    order = ["2 bugs, 1 hygiene", 'id="findings"', 'class="card bug" open', "trimtab check areal --function",
+             'class="card hygiene">', '<details class="fold">', 'id="matrix"']  # fmt: skip
+    assert [page.index(word) for word in order[:5]] == sorted(page.index(word) for word in order[:5])
+    assert page.index(order[4]) < page.index(order[6]) < page.index(order[5])
+    after = page[page.index('id="matrix"') :]
+    assert " open>" not in after
+    assert after.count("<section") == after.count('<details class="fold">') - 1
 
 
 def test_page_escapes_whatever_the_target_says() -> None:
