@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from rich.console import Console
+from tests.sentinel.made import sample
 from typer.testing import CliRunner, Result
 
 from trimtab.cli import app, main
@@ -22,6 +23,9 @@ from trimtab.cli.explain import show_formula, show_recipe
 from trimtab.config.train import TaskSettings, TrainSettings
 from trimtab.errors import AdapterError, ConfigError
 from trimtab.sentinel import INVARIANTS
+from trimtab.sentinel.examination.record import teaching
+from trimtab.sentinel.reports import RENDERERS, dump, load
+from trimtab.sentinel.reports.replay import binding_lines
 from trimtab.signal import METRICS, catalog, names, recipe
 from trimtab.train.progress import Live
 
@@ -99,7 +103,8 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 def test_check_holds_and_says_on_how_many_cases() -> None:
     result = invoke("check", "keep.token_band", "--examples", "3", "--jobs", "1")
     assert result.exit_code == 0
-    assert "keep.token_band: no bugs; 8 of 8 checks hold on 1 function" in result.output
+    assert "keep.token_band: 1 function held to 8 invariants: 8 checks hold (" in result.output
+    assert result.output.rstrip().endswith("keep.token_band: no bugs")
 
 
 def test_check_reports_a_finding_with_exit_code_one_and_the_smallest_case(tmp_path: Path) -> None:
@@ -109,8 +114,11 @@ def test_check_reports_a_finding_with_exit_code_one_and_the_smallest_case(tmp_pa
     found = [v for v in json.loads(out.read_text(encoding="utf-8"))["verdicts"] if v["status"] == "bug"]
     assert [v["invariant"] for v in found] == ["on_policy_identity"]
     assert len(found[0]["case"]["kinds"]) <= 2
-    shown = invoke("check", "outside_formulas.leaky", "--jobs", "1").stdout
-    assert shown.startswith("BUG high  policy_loss.leaky  breaks  on_policy_identity")
+    shown = invoke("check", "--render", str(out))
+    assert shown.exit_code == 1
+    assert "\nBUG high  policy_loss.leaky: " in shown.stdout
+    assert "\n  breaks    on_policy_identity\n" in shown.stdout
+    assert shown.stdout.rstrip().endswith("outside_formulas.leaky: 1 bug")
 
 
 @pytest.mark.slow
@@ -130,7 +138,7 @@ def test_a_baseline_takes_known_bugs_out_of_the_exit_code(tmp_path: Path) -> Non
     assert "still" in result.stdout
 
 
-def test_a_module_of_ones_own_is_checked_by_its_argument_names(tmp_path: Path) -> None:
+def test_a_module_of_ones_own_is_checked_by_its_argument_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = tmp_path / "losses.py"
     losses.write_text(
         "def my_loss(log_probs, advantages, mask):\n"
@@ -170,6 +178,56 @@ def test_a_search_without_bindings_needs_a_repository_and_no_target() -> None:
     for words in (["--discover"], ["verl", "--discover", "--path", "."]):
         with pytest.raises(AdapterError, match=r"--discover searches a whole repository .* Name it with --path DIR"):
             CliRunner().invoke(app, ["check", *words], catch_exceptions=False)
+
+    losses.write_text("def my_loss(log_probs, advantages, mask):\n    return (-advantages * log_probs * mask).sum()\n")
+    words = ("check", str(losses), "--invariant", "nonfinite_isolation", "--jobs", "1")
+    out = tmp_path / "report.json"
+    result = invoke(*words, "--strict", "--format", "json", "--out", str(out))
+    assert result.exit_code == 1  # latent: it needs NaN in padding
+    shown = invoke("check", "--render", str(out))
+    assert shown.exit_code == 0
+    assert "my_loss: NaN or infinity in padding" in shown.stdout
+    assert (
+        "guessed: role policy_loss; log_probs = logp_current [rows, width]"
+        in invoke("check", "--render", str(out), "--verbose").stdout
+    )
+    report, own = load(out), dict[str, Any]()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    exec("\n".join(binding_lines(report, report["subjects"][0])), own)
+    assert own["bound"].role == "policy_loss"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "saved.json"
+    path.write_text(dump(sample()), encoding="utf-8")
+    return path
+
+
+def test_a_saved_report_is_shown_again_in_every_format_without_running_anything(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trimtab.cli.check._examine", lambda _: pytest.fail("something ran"))
+    for name, render in RENDERERS.items():
+        out = saved.with_suffix(f".{name}")
+        result = invoke("check", "--render", str(saved), "--format", name, "--out", str(out))
+        assert result.exit_code == 1
+        assert out.read_text(encoding="utf-8") == render(load(saved), teaching(), None)
+    assert "areal 1.0.4: 2 bugs" in result.output
+
+
+def test_a_saved_report_is_compared_with_a_baseline(saved: Path) -> None:
+    result = invoke("check", "--render", str(saved), "--baseline", str(saved))
+    assert "0 new, 0 fixed, 3 still there" in result.output
+    assert result.exit_code == 2  # no new bug, but the report has checks that could not run
+
+
+def test_a_saved_report_names_its_own_target(saved: Path) -> None:
+    result = invoke("check", "areal", "--render", str(saved))
+    assert result.exit_code == 2
+    assert "names its own target" in " ".join(result.output.split())
+    with pytest.raises(ConfigError, match="cannot be read"):
+        CliRunner().invoke(app, ["check", "--render", "none.json"], catch_exceptions=False)
 
 
 def test_a_framework_without_a_wheel_asks_for_a_checkout() -> None:

@@ -9,124 +9,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from tests.sentinel.made import FINE, IDLE, TEACHING, case, crowd, sample, subject, verdict
 
 from trimtab.errors import ConfigError
-from trimtab.sentinel.reports import RENDERERS, compare, dump, exit_code, load
+from trimtab.sentinel.reports import RENDERERS, compare, dump, evidence, exit_code, load
 from trimtab.sentinel.reports import text as terminal
 from trimtab.sentinel.reports.drawing import drawn, places
-from trimtab.sentinel.reports.wording import ranges, summary, words
-
-ACTOR = "areal/trainer/ppo/actor.py:PPOActor._compute_advantages"
-TEACHING = {
-    "suppressed_votes": {
-        "statement": "A sample suppressed before advantages exist moves nobody.",
-        "why": "A cut-off answer's reward says nothing about the answers that ended.",
-        "bug": "AReaL #1351: rows without EOS entered the statistics of reward normalisation.",
-        "repair": "Take suppressed rows out of mean and std, and set their reward to 0 afterwards.",
-    },
-    "mask_content": {
-        "statement": "Values at padded positions change no result & no gradient.",
-        "why": "What stands there is an accident of the batch.",
-        "bug": "SkyRL #1305.",
-        "repair": "Gather the trainable tokens first; never x * mask where x < inf is not known.",
-    },
-    "no_aliasing": {
-        "statement": "A call leaves its inputs as they were.",
-        "why": "What is logged afterwards is read from the same tensors.",
-        "bug": "slime #2114.",
-        "repair": "Build results out of place.",
-    },
-}
-
-
-def case(**changed: Any) -> dict[str, Any]:
-    """Two answers to one prompt; the second filled its row without an end."""
-    return {
-        "kinds": ["pa", "paa"],
-        "tokens": {"logp_old": [-1.0, -0.5, -1.0, -0.25, -2.0], "value": [0.0] * 5, "logp_ref": [-0.125] * 5,
-                   "token_key": [0, 1, 2, 3, 4]},
-        "sequences": {"reward": [1.0, 100.0], "ended": [True, False], "group": [0, 0], "length": [2.0, 3.0]},
-        "fill": 0.0, "side": "right", "extra_columns": 0, **changed,
-    }  # fmt: skip
-
-
-def verdict(subject: str, invariant: str, status: str = "holds", **changed: Any) -> dict[str, Any]:
-    found = status in ("bug", "hygiene", "convention")
-    violation = {
-        "what": "changing the reward of a suppressed row moves another row's advantage",
-        "observed": [-49.5, 0.0, 0.0], "expected": [0.0, 0.0, 0.0], "positions": [0],
-        "effect": {"on": "value", "leaked_positions": [0], "relative_change": "inf"},
-    }  # fmt: skip
-    return {
-        "id": f"{subject}/{invariant}", "subject": subject, "invariant": invariant, "status": status,
-        "exercised": 30 if status in ("holds", "bug", "hygiene", "convention") else 0, "seconds": 0.4, "reason": "",
-        "severity": "high" if status == "bug" else "none", "violation": violation if found else None,
-        "case": case() if found else None, **changed,
-    }  # fmt: skip
-
-
-def subject(label: str, **changed: Any) -> dict[str, Any]:
-    return {"label": label, "name": label.partition("(")[0], "role": "policy_loss", "boundary": None, "options": {},
-            "conventions": {}, "waived": {}, **changed}  # fmt: skip
-
-
-IDLE = verdict("gae", "split", "could not exercise", reason="too few cases")
-FINE = verdict("gae", "mask_content")
-
-
-def sample(verdicts: list[dict[str, Any]] | None = None, **changed: Any) -> Any:
-    """A report of areal 1.0.4 with one of everything."""
-    advantages, loss, gae = "advantages(norm=batch)", "ppo_loss", "gae"
-    default = [
-        verdict(advantages, "suppressed_votes", "bug"),
-        verdict(advantages, "mask_content"),
-        verdict(advantages, "no_aliasing", "hygiene", severity="low",
-                violation={"what": "the call wrote to its input rewards", "observed": [0.5], "expected": [1.0],
-                           "positions": [],
-                           "effect": {"on": "metric", "leaked_positions": [], "relative_change": None}}),
-        verdict(loss, "mask_content", "bug", severity="medium", case=case(fill=float("nan"), extra_columns=2),
-                violation={"what": "putting <nan> into untrainable cells changes d loss / d logp_current",
-                           "observed": [0.0] * 19 + [float("nan")], "expected": [0.0] * 20, "positions": [19],
-                           "effect": {"on": "gradient", "leaked_positions": [19], "relative_change": 0.25}}),
-        verdict(loss, "no_aliasing"),
-        verdict(loss, "suppressed_votes", "waived", reason="takes no rewards"),
-        verdict(gae, "mask_content", "convention", reason="",
-                violation={"what": "the last value bootstraps", "observed": 1.0, "expected": 0.0, "positions": [],
-                           "effect": None}),
-        verdict(gae, "suppressed_votes", "could not exercise", reason="nothing of the kind to look at"),
-        verdict(gae, "no_aliasing", "could not run", reason="RuntimeError: expected 3 arguments"),
-    ]  # fmt: skip
-    boundary = {"boundary": ACTOR, "how": "stubs", "stubs": ["ray", "transformers"], "stubs_used": ["ray"],
-                "first_line": 100, "last_line": 180, "executed": [100, 102, 103, 143], "missed": [150]}  # fmt: skip
-    report = {
-        "kind": "trimtab_check", "version": 1,
-        "target": {"name": "areal", "version": "1.0.4", "commit": None, "path": None},
-        "trimtab": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "seed": 0, "examples": 25,
-        "command": "trimtab check areal --seed 0", "seconds": 41.2, "boundaries": [boundary],
-        "subjects": [
-            subject(advantages, boundary=ACTOR, role="group_advantage", options={"norm": "batch"},
-                    conventions={"ddof": 1, "denominator": "token_mean"}),
-            subject(loss, waived={"suppressed_votes": "takes no rewards"}),
-            subject(gae),
-        ],
-        "could_not_bind": [
-            {"subject": "kl_reward", "looked_for": "areal/utils/kl.py:kl_in_reward", "reason": "no such file"},
-        ],
-        "verdicts": default if verdicts is None else verdicts,
-    }  # fmt: skip
-    return {**report, **changed}
-
-
-def crowd(count: int = 2000, invariants: int = 40, every: int = 10) -> Any:
-    """A large report: every tenth check finds something."""
-    verdicts = [
-        verdict(
-            f"function_{i // invariants}(option=value)", f"invariant_{i % invariants}", "holds" if i % every else "bug"
-        )
-        for i in range(count)
-    ]
-    labels = sorted({v["subject"] for v in verdicts})
-    return sample(verdicts, subjects=[subject(label, boundary=ACTOR) for label in labels])
+from trimtab.sentinel.reports.summary import found_line, ran_line, summary
+from trimtab.sentinel.reports.wording import ranges, words
 
 
 class Parsed(HTMLParser):
@@ -219,23 +109,26 @@ def test_long_lists_are_shortened_and_keep_what_differs() -> None:
     assert words([0.0] * 29 + [float("inf")], [29]) == "[at 29: inf, … 29 more]"
     assert words({"rank 0": [0.5, "nan"], "ok": True}) == "{rank 0: [0.5, nan], ok: true}"
     assert len(words("x" * 10_000)) < 500
+    assert words([-0.0, -1.0]) == "[0, -1]"
 
 
 def test_the_summary_counts_findings_checks_functions_and_cases() -> None:
     many = [verdict("advantages(norm=batch)", f"i{i}") for i in range(4)] + [verdict("ppo_loss", "i0", "bug")]
     assert summary(sample(many, could_not_bind=[])) == (
-        "areal 1.0.4: 1 bug; 4 of 5 checks hold on 2 functions and 150 cases (seed 0, 41.2 s)"
+        "areal 1.0.4: 1 bug; 2 functions held to 4 invariants: 4 checks hold, 1 finds something "
+        "(150 cases, seed 0, 41.2 s)"
     )
     at = {"name": "slime", "version": None, "commit": "045310b2b1234", "path": None}
     assert summary(sample([], target=at)).startswith(
-        "slime at 045310b2b: no bugs, 1 could not be bound; 0 of no checks"
+        "slime at 045310b2b: no bugs, 1 could not be bound; no functions held to no invariants: no checks hold"
     )
 
 
 def test_the_summary_counts_a_function_once_and_only_when_it_was_checked() -> None:
     verdicts = [verdict("gae(lam=0)", "split"), verdict("gae(lam=1)", "split"), IDLE | {"subject": "ppo_loss"}]
     subjects = [subject(label) for label in ("gae(lam=0)", "gae(lam=1)", "ppo_loss")]
-    assert "2 of 3 checks hold on 1 function and 60 cases" in summary(sample(verdicts, subjects=subjects))
+    said = summary(sample(verdicts, subjects=subjects))
+    assert "1 function held to 1 invariant: 2 checks hold, 1 does not apply (60 cases" in said
 
 
 def test_a_case_is_drawn_with_the_fields_that_matter() -> None:
@@ -261,23 +154,37 @@ def test_positions_that_differ_are_marked_as_reported_or_as_seen() -> None:
 # --- text and Markdown -----------------------------------------------------------------------------------------------
 
 
-def test_text_puts_the_worst_first_and_the_summary_last() -> None:
+def test_text_begins_with_what_ran_and_ends_with_the_worst_bug_and_the_summary() -> None:
     said = RENDERERS["text"](sample(), TEACHING, None)
-    order = ["BUG high", "BUG medium", "HYGIENE low", "CONVENTIONS", "WAIVED", "COULD NOT EXERCISE", "COULD NOT RUN",
-             "COULD NOT BIND", "CODE THAT RAN", "areal 1.0.4: 2 bugs"]  # fmt: skip
+    order = ["conventions: 1 check on 1 function\n", "waived: 1 check", "does not apply: 1 check", "COULD NOT BIND",
+             "COULD NOT RUN", "HYGIENE (1)", "BUG medium  ppo_loss", "BUG high  advantages"]  # fmt: skip
     places = [said.index(word) for word in order]
     assert places == sorted(places)
     assert "\033" not in said
-    assert said.splitlines()[-1] == summary(sample())
-    assert "lines 100–143 of 100–180" in said
-    assert "stubs: ray, transformers; used while running: ray" in said
+    assert said.splitlines()[0] == ran_line(sample())
+    assert (
+        said.splitlines()[-1]
+        == found_line(sample())
+        == ("areal 1.0.4: 2 bugs, 1 hygiene, 1 convention, 1 could not run, 1 could not be bound")
+    )
+
+
+def test_details_of_what_needs_nobody_are_counted_and_listed_on_request() -> None:
+    quiet = RENDERERS["text"](sample(), TEACHING, None)
+    loud = terminal.render(sample(), TEACHING, verbose=True)
+    told = ["nothing of the kind to look at", "takes no rewards", "lines 100–143 of 100–180", "last value bootstraps",
+            "stubs: ray, transformers; used while running: ray", "advantages(norm=batch) · 1.2 s"]  # fmt: skip
+    assert [word in quiet for word in told] == [False] * len(told)
+    assert [word in loud for word in told] == [True] * len(told)
+    assert "--verbose lists them" in quiet
+    assert "--verbose lists them" not in loud
 
 
 def test_severity_goes_before_the_size_of_the_effect() -> None:
     huge, grave = verdict("a", "split", "bug", severity="low"), verdict("b", "split", "bug", severity="high")
     grave["violation"]["effect"]["relative_change"] = 0.01
     said = RENDERERS["text"](sample([huge, grave]), TEACHING, None)
-    assert said.index("BUG high  b") < said.index("BUG low  a")
+    assert said.index("BUG low  a") < said.index("BUG high  b")
 
 
 def test_text_draws_the_smallest_case_as_a_table() -> None:
@@ -297,7 +204,7 @@ def test_text_of_wide_cases_stays_inside_the_terminal() -> None:
     fields = {f"field_number_{i}": [-0.123456 * (t + i) for t in range(93)] for i in range(6)}
     wide = verdict("f", "split", "bug", case=case(kinds=kinds, tokens=fields, sequences={"group": [0, 0, 0]}))
     lines = RENDERERS["text"](sample([wide], could_not_bind=[]), TEACHING, None).splitlines()
-    assert max(len(line) for line in lines if line.startswith(" ")) <= terminal.WIDTH
+    assert max(len(line) for line in lines if line.startswith(" ")) <= evidence.WIDTH + 2
     assert sum("field_number_" in line for line in lines) >= 3
     assert any("more" in line for line in lines)
 
@@ -353,6 +260,17 @@ def test_page_has_a_lettered_cell_for_every_verdict() -> None:
     assert len(parsed.cells) == len(sample()["verdicts"])
     letters = re.findall(r'<a class="cell [^>]*>(.)</a>', page)
     assert sorted(letters) == sorted("B✓HB✓WC–!")
+
+
+def test_page_begins_with_the_verdict_and_the_findings_and_folds_the_rest() -> None:
+    page = RENDERERS["html"](sample(), TEACHING, None)
+    order = ["2 bugs, 1 hygiene", 'id="findings"', 'class="card bug" open', "trimtab check areal --function",
+             'class="card hygiene">', '<details class="fold">', 'id="matrix"']  # fmt: skip
+    assert [page.index(word) for word in order[:5]] == sorted(page.index(word) for word in order[:5])
+    assert page.index(order[4]) < page.index(order[6]) < page.index(order[5])
+    after = page[page.index('id="matrix"') :]
+    assert " open>" not in after
+    assert after.count("<section") == after.count('<details class="fold">') - 1
 
 
 def test_page_escapes_whatever_the_target_says() -> None:

@@ -130,30 +130,44 @@ def check(
         ),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Child processes at once; default: cores, at most 4.")] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="List the functions of a package or repository that could not be bound.")
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit code 1 also for suspects, latent bugs and hygiene.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            help="Also list conventions, checks that do not apply, times, and functions that could not be bound.",
+        ),
+    ] = False,
+    saved: Annotated[
+        Path | None,
+        typer.Option("--render", metavar="REPORT", help="Show a saved --format json report again; nothing is run."),
+    ] = None,
 ) -> None:
     """Hold functions of the training signal to invariants, and show the smallest counter-example of each failure.
 
     The target's code runs in child processes of this machine, with a time and memory limit.
-    Exit code 0: nothing found. 1: findings. 2: something could not be run.
+    Exit code 0: no bug. 1: bugs (with --strict: any finding). 2: something could not be run.
 
     Examples: trimtab check areal · trimtab check slime --path ~/slime@045310b2b · trimtab check losses.py ·
     trimtab check policy_loss.clipped --seed 7 · trimtab check verl --format html --out verl.html ·
-    trimtab check --recipe findings/x/recipe.json --path ~/slime
+    trimtab check --recipe findings/x/recipe.json --path ~/slime · trimtab check --render verl.json --format html
     """
     from trimtab.cli.check import Asked, run_check, run_recipe
 
     if recipe is not None:
         raise typer.Exit(run_recipe(recipe, path))
-    if target is None and not discover:
-        raise typer.BadParameter("name a target, or --recipe FILE, or --discover", param_hint="TARGET")
+    if target is None and saved is None and not discover:
+        raise typer.BadParameter("name a target, --recipe FILE, --render REPORT or --discover", param_hint="TARGET")
+    if target is not None and saved is not None:
+        raise typer.BadParameter("a saved report names its own target; leave TARGET out", param_hint="--render")
     asked = Asked(
         target or "", path, wheel, offline, seed, examples, output.value, out, tuple(only or ()),
-        tuple(invariants or ()), baseline, changed, findings, online, time_limit, memory_limit, jobs, discover, verbose,
+        tuple(invariants or ()), baseline, changed, findings, online, time_limit, memory_limit, jobs, discover, strict,
+        verbose,
     )  # fmt: skip
-    raise typer.Exit(run_check(asked))
+    raise typer.Exit(run_check(asked, saved))
 
 
 @app.command()

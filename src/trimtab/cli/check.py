@@ -1,4 +1,4 @@
-"""`trimtab check`: hold a target to the invariants, and show what was found."""
+"""`trimtab check`: hold a target to the invariants, or read a saved report again, and show what was found."""
 
 import json
 import sys
@@ -37,29 +37,38 @@ class Asked:
     memory_limit: float | None = None
     jobs: int | None = None
     discover: bool = False
+    strict: bool = False
     verbose: bool = False
 
 
-def run_check(asked: Asked) -> int:
-    """Check a target; returns the exit code."""
+def run_check(asked: Asked, saved: Path | None = None) -> int:
+    """Check a target, or read a saved report again; show it, and return the exit code."""
     from trimtab.sentinel.examination.record import teaching
-    from trimtab.sentinel.reports import RENDERERS, compare, exit_code, load
+    from trimtab.sentinel.reports import RENDERERS, compare, exit_code, load, text
 
     known = load(asked.baseline) if asked.baseline is not None else None
-    report = _examine(asked)
+    report = load(saved) if saved is not None else _examine(asked)
     comparison = compare(known, report) if known is not None else None
-    text = RENDERERS[asked.output](report, teaching(), comparison)
+    if asked.output == "text":
+        made = text.render(report, teaching(), comparison, verbose=asked.verbose)
+    else:
+        made = RENDERERS[asked.output](report, teaching(), comparison)
+    _show(asked, made, report, comparison)
+    _tell_rest(asked, report)
+    if asked.changed is not None and not report["verdicts"] and not report["could_not_bind"]:
+        print(f"{asked.changed} touched no function of {report['target']['name']}: nothing to check.", file=sys.stderr)
+        return 0
+    return exit_code(report, comparison, strict=asked.strict)
+
+
+def _show(asked: Asked, text: str, report: "Report", comparison: "Comparison | None") -> None:
+    """On the terminal; or in the file, with one line about it on the terminal."""
     if asked.out is not None:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
         print(f"{_summary(report, comparison)}\n{asked.out}")
     else:
         print(text.rstrip("\n"))
-    _tell_rest(asked, report)
-    if asked.changed is not None and not report["verdicts"] and not report["could_not_bind"]:
-        print(f"{asked.changed} touched no function of {report['target']['name']}: nothing to check.", file=sys.stderr)
-        return 0
-    return exit_code(report, comparison)
 
 
 def _tell_rest(asked: Asked, report: "Report") -> None:
@@ -74,7 +83,7 @@ def _tell_rest(asked: Asked, report: "Report") -> None:
 
 
 def _summary(report: "Report", comparison: "Comparison | None") -> str:
-    from trimtab.sentinel.reports.wording import summary
+    from trimtab.sentinel.reports.summary import summary
 
     told = summary(report)
     return f"{told}\n{comparison.line()}" if comparison is not None else told

@@ -65,7 +65,12 @@ BOUNDS: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"low", "lo", "lower", "min"}), 0.8),
 )
 """The same for settings that are bounds of a ratio themselves, and not distances from 1."""
-RATIOS = {"coef_1": "ratio", "ppo_kl": "minus_log_ratio", "log_importance_weights": "log_ratio", "log_importance_ratio": "log_ratio"}
+RATIOS = {
+    "coef_1": "ratio",
+    "ppo_kl": "minus_log_ratio",
+    "log_importance_weights": "log_ratio",
+    "log_importance_ratio": "log_ratio",
+}
 """Ratios of current to old policy whose names do not say so."""
 WIDTHS = frozenset({"logits_to_keep", "response_length", "completion_length", "max_completion_length"})
 """How many columns belong to the answers."""

@@ -11,8 +11,9 @@ from torch import Tensor
 import trimtab
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.subject import Subject
+from trimtab.sentinel.examination.trigger import trigger
 from trimtab.sentinel.invariants.conventions import detected
-from trimtab.sentinel.invariants.declare import INVARIANTS, Violation
+from trimtab.sentinel.invariants.declare import INVARIANTS, Compared, Violation
 from trimtab.sentinel.reports.data import KIND, VERSION, CaseData, Report, SubjectData, VerdictData, ViolationData
 from trimtab.sentinel.reports.data import Boundary as BoundaryData
 from trimtab.sentinel.search import Verdict
@@ -30,7 +31,7 @@ def finding_id(target: str, subject: Subject, invariant: str) -> str:
 
 def subject_data(subject: Subject) -> SubjectData:
     boundary = subject.boundary
-    return {
+    told: SubjectData = {
         "label": subject.label,
         "name": subject.name,
         "role": subject.role,
@@ -39,6 +40,9 @@ def subject_data(subject: Subject) -> SubjectData:
         "conventions": cast("dict[str, Any]", detected(subject)),
         "waived": dict(subject.waived),
     }
+    if subject.guessed:
+        told["guessed"] = subject.guessed
+    return told
 
 
 def boundary_data(subject: Subject) -> BoundaryData | None:
@@ -49,7 +53,7 @@ def boundary_data(subject: Subject) -> BoundaryData | None:
 
 
 def verdict_data(target: str, subject: Subject, verdict: Verdict) -> VerdictData:
-    return {
+    told: VerdictData = {
         "id": finding_id(target, subject, verdict.invariant),
         "subject": verdict.subject,
         "invariant": verdict.invariant,
@@ -58,9 +62,12 @@ def verdict_data(target: str, subject: Subject, verdict: Verdict) -> VerdictData
         "seconds": round(verdict.seconds, 3),
         "reason": verdict.reason,
         "severity": verdict.severity,
-        "violation": None if verdict.violation is None else violation_data(verdict.violation),
+        "violation": None if verdict.violation is None else violation_data(verdict.violation, verdict.case, subject),
         "case": None if verdict.case is None else case_data(verdict.case, subject),
     }
+    if verdict.consequence_of:
+        told["consequence_of"] = verdict.consequence_of
+    return told
 
 
 def unrun_data(target: str, label: str, invariant: str, why: str) -> dict[str, Any]:
@@ -116,7 +123,7 @@ def _merge(boundaries: dict[str, Any], one: dict[str, Any]) -> None:
         held["stubs_used"] = sorted({*held["stubs_used"], *one["stubs_used"]})
 
 
-def violation_data(found: Violation) -> ViolationData:
+def violation_data(found: Violation, case: Case | None, subject: Subject) -> ViolationData:
     told: ViolationData = {
         "what": found.what,
         "observed": plain(found.observed),
@@ -130,16 +137,40 @@ def violation_data(found: Violation) -> ViolationData:
     }
     if found.condition:
         told["condition"] = found.condition
+    if found.compared is not None:
+        _add_trigger(told, found.compared, case, subject)
     return told
+
+
+def _add_trigger(told: ViolationData, compared: Compared, case: Case | None, subject: Subject) -> None:
+    """Which result is wrong, and what was changed in the case before it was."""
+    told["result"] = compared.result
+    if compared.leaf:
+        told["leaf"] = compared.leaf
+    drawn = None if case is None else subject.adapt(case)  # it accepted the case during the search
+    before = compared.other or drawn
+    if before is None:
+        return
+    changes, left_out = trigger(before, compared.case, _shown(subject))
+    if drawn is not None and drawn.kinds != before.kinds and drawn.kinds == compared.case.kinds:
+        told["drawn"] = "after"
+    if changes:
+        told["trigger"] = changes
+    if left_out:
+        told["trigger_left_out"] = left_out
 
 
 def case_data(case: Case, subject: Subject) -> CaseData:
     """The case with only the fields that the subject reads; all others have default values."""
     told = case.as_data()
-    read = subject.reads or subject.inputs
+    read = _shown(subject)
     for level in ("tokens", "sequences"):
         told[level] = {n: v for n, v in told[level].items() if not read or n in read or n in _ALWAYS}
     return cast("CaseData", told)
+
+
+def _shown(subject: Subject) -> frozenset[str]:
+    return subject.reads or subject.inputs
 
 
 def teaching() -> dict[str, Mapping[str, str]]:

@@ -129,8 +129,9 @@ def _unbounded(subject: Subject, seen: Seen, case: Case, what: str, said: str) -
 
 def _all_credited(case: Case) -> bool:
     """Whether no advantage is 0: then 0 times infinity comes from a token that a decision dropped."""
-    return all(bool((case.tokens[n][case.trainable] != 0).all()) for n in ("advantage", "returns") if n in case.tokens) \
-        and bool((case.sequences["outcome"] != 0).all())
+    return all(
+        bool((case.tokens[n][case.trainable] != 0).all()) for n in ("advantage", "returns") if n in case.tokens
+    ) and bool((case.sequences["outcome"] != 0).all())
 
 
 def _size(case: Case) -> float:

@@ -97,13 +97,22 @@ INVARIANTS: dict[str, Invariant] = {}
 
 
 def invariant(
-    *, statement: str, why: str, bug: str, repair: str, family: str, some: bool = False, alone: bool = False,
+    *,
+    statement: str,
+    why: str,
+    bug: str,
+    repair: str,
+    family: str,
+    some: bool = False,
+    alone: bool = False,
     whole: bool = False,
 ) -> Callable[[Check], Check]:
     """Declare a check. The name of the function is the name of the invariant."""
 
     def declare(check: Check) -> Check:
-        INVARIANTS[check.__name__] = Invariant(check.__name__, statement, why, bug, repair, check, family, some, alone, whole)
+        INVARIANTS[check.__name__] = Invariant(
+            check.__name__, statement, why, bug, repair, check, family, some, alone, whole
+        )
         return check
 
     return declare

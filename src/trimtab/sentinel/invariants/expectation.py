@@ -83,7 +83,9 @@ def _off_policy(subject: Subject, case: Case) -> Violation | None:
         away = torch.stack([torch.zeros_like(sampler[0]), sampler[action]])
         there = one.with_tokens(**dict.fromkeys(behind, away))
         out = call_subject(subject, subject.adapt(there), options)
-        sampled = sampled + sampler[action].exp() * next(r.value.double().sum() for r in out.values() if r.kind in _LOSS)
+        sampled = sampled + sampler[action].exp() * next(
+            r.value.double().sum() for r in out.values() if r.kind in _LOSS
+        )
     if not sampled.requires_grad:
         return None
     (gradient,) = torch.autograd.grad(sampled, theta, retain_graph=True)

@@ -7,7 +7,7 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import changed, paid, silenced
 from trimtab.sentinel.binding.subject import Seen, Subject, call_subject, run, same, same_gradient
 from trimtab.sentinel.invariants.apart import Match, apart, differing
-from trimtab.sentinel.invariants.declare import Violation, invariant
+from trimtab.sentinel.invariants.declare import Compared, Violation, invariant
 from trimtab.signal.layout import places
 
 
@@ -133,7 +133,7 @@ def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
         if found and not declared:
             return Violation(
                 "fully masked rows count in statistics: " + found.what, found.observed, found.expected, found.positions,
-                grade="convention", effect=found.effect,
+                grade="convention", effect=found.effect, compared=found.compared,
             )  # fmt: skip
         if found:
             return found
@@ -154,7 +154,9 @@ def others_moved(case: Case, base: Seen, other: Seen, rows: list[int], what: str
             looked = True
             if not same(before[outside], after[outside]):
                 held = torch.where(_shaped(outside, before), after, before)
-                return differing(f"{what} changes {name} of others", result, before, held)
+                index = tuple(places(outside))
+                compared = Compared(name, None, other.case, base.case, index, index)
+                return differing(f"{what} changes {name} of others", result, before, held, compared)
         elif name in base.gradients and name in other.gradients:
             looked = True
             found = _gradient_moved(case, base, other, name, stay[case.owner], what)
@@ -179,5 +181,7 @@ def _gradient_moved(case: Case, base: Seen, other: Seen, name: str, stay: Tensor
         if ratio.numel() and bool(torch.isclose(ratio, ratio.reshape(-1)[0].expand_as(ratio), rtol=1e-6).all()):
             scaled = "one factor for all others: the average is over what a decision kept"
             return Violation(f"{where} by {scaled}", second.tolist(), first.tolist(), grade="convention")
-        return differing(where, base.results[name], first, second)
+        index = tuple(places(stay))
+        compared = Compared(name, leaf, other.case, base.case, index, index)
+        return differing(where, base.results[name], first, second, compared)
     return None

@@ -23,8 +23,11 @@ def known_mistake(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
         raise case.cannot("it equals no formula that is known here")
     return tuple(
         Violation(
-            f"{fit.result}{fit.said} is the {fit.formula}: {fit.mistake}", fit.observed, fit.expected,
-            grade="suspect", effect=Effect("value", (), 1.0),
+            f"{fit.result}{fit.said} is the {fit.formula}: {fit.mistake}",
+            fit.observed,
+            fit.expected,
+            grade="suspect",
+            effect=Effect("value", (), 1.0),
         )  # fmt: skip
         for fit in subject.fits
         if fit.mistake

@@ -26,7 +26,9 @@ def normalised() -> Iterator[Known]:
     for spread, divide in SPREADS.items():
         if spread != "no spread":
             only = "only the mean is divided by the spread: r - mean / spread"
-            yield Known(f"reward - mean / {spread}", lambda c, d=divide: c.reward - CENTRES["group mean"](c) / d(c), only)
+            yield Known(
+                f"reward - mean / {spread}", lambda c, d=divide: c.reward - CENTRES["group mean"](c) / d(c), only
+            )
 
 
 def _by_group(one: Callable[[Tensor], Tensor]) -> Callable[[Cells], Tensor]:
@@ -70,6 +72,7 @@ def carried_back(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[K
         yield Known(f"return with discount {gamma:g}, stopped", lambda c, g=gamma: to_go(c, g, stops=True), reset)
         for lam in discounts if value is not None else ():
             for slip, mistake in SLIPS.items():
+
                 def found(c: Cells, g: float = gamma, lam: float = lam, slip: str = slip) -> Tensor:
                     return gae(c, value, g, lam, slip)  # noqa: B023 - the same in every turn
 

@@ -55,7 +55,9 @@ def fitted(subject: Subject, cases: Sequence[Case]) -> list[Fit]:
         base = {**subject.defaults, **subject.options}
         for text in (t for t in texts if t != base.get(option)):
             changed = {**subject.options, option: text}
-            found += [replace(fit, said=f" with {option}={text!r}") for fit in _with(subject, changed, cases) if fit.mistake]
+            found += [
+                replace(fit, said=f" with {option}={text!r}") for fit in _with(subject, changed, cases) if fit.mistake
+            ]
     return found
 
 
@@ -97,7 +99,9 @@ def _of_result(subject: Subject, name: str, result: Result, held: Held) -> Fit |
     known = _first(candidates(subject, result), held, factors)
     if known is None and result.kind == "loss" and "logp_ref" in subject.inputs:
         known = _with_penalty(subject, result, held)
-    return None if known is None else Fit(name, known.name, known.mistake, held[0][0].case, held[0][1].value.tolist(), "")
+    return (
+        None if known is None else Fit(name, known.name, known.mistake, held[0][0].case, held[0][1].value.tolist(), "")
+    )
 
 
 def _first(offered: Iterable[Known], held: Held, factors: Sequence[float]) -> Known | None:
@@ -159,6 +163,7 @@ def _with_penalty(subject: Subject, result: Result, held: Held) -> Known | None:
         for kl in token.kl(frozenset({"logp_current", "logp_ref"})):
             for coef in settings_of(subject):
                 for sign, mistake in ((1.0, ""), (-1.0, minus)):
+
                     def whole(c: Cells, k: Known = kl, f: float = sign * coef) -> Tensor:
                         return base.of(c) + f * average.of(c, k.of(c))
 
@@ -254,9 +259,7 @@ def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iter
 
 def averaged(one: Known, average: Average) -> Known:
     """An average of a formula. The formula is computed once per case, however many averages are tried."""
-    return Known(
-        f"{average.name} of {one.name}", lambda c: average.of(c, c.once(one)), one.mistake or average.mistake
-    )
+    return Known(f"{average.name} of {one.name}", lambda c: average.of(c, c.once(one)), one.mistake or average.mistake)
 
 
 def named(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,13 @@ AVERAGES: tuple[tuple[re.Pattern[str], str, str], ...] = (
 )  # fmt: skip
 """A text, what the name of a fitting formula holds, and how to say it."""
 ESTIMATES: dict[str, str] = {
-    "k1": "k1 of", "kl": "k1 of", "k2": "k2 of", "mse": "k2 of", "k3": "k3 of", "low_var_kl": "k3 of", "abs": "|k1| of",
+    "k1": "k1 of",
+    "kl": "k1 of",
+    "k2": "k2 of",
+    "mse": "k2 of",
+    "k3": "k3 of",
+    "low_var_kl": "k3 of",
+    "abs": "|k1| of",
 }
 SCOPES = {"group": "group spread", "batch": "batch spread", "global": "batch spread"}
 WITHOUT_ITSELF = frozenset({"loo", "rloo", "leave"})

@@ -43,6 +43,7 @@ def policy_losses(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[
 
 def _weighted(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Known]:
     """REINFORCE under a ratio that is held fixed, whole or bounded."""
+
     def of_sequence(c: Cells) -> Tensor:
         return c.rows(((c["logp_current"] - c[behind]) * c.mask).sum(1) / c.count).exp()
 
@@ -70,15 +71,14 @@ def _decoupled(one: Known, numbers: Sequence[float]) -> Iterator[Known]:
     """A loss of the update, weighted by how far the old policy is from the one that sampled."""
     wrong = "the weight towards the sampler is that of the current policy, not of the old one"
     for end, mistake in (("logp_old", ""), ("logp_current", wrong)):
+
         def ratio(c: Cells, end: str = end) -> Tensor:
             return (c[end] - c["logp_rollout"]).exp()
 
         told = f"{one.name}, times {end} / logp_rollout"
         yield Known(told, lambda c, o=one, r=ratio: r(c) * o.of(c), mistake)
         for cap in (n for n in numbers if n > 1):
-            yield Known(
-                f"{told} up to {cap:g}", lambda c, o=one, r=ratio, k=cap: r(c).clamp(max=k) * o.of(c), mistake
-            )
+            yield Known(f"{told} up to {cap:g}", lambda c, o=one, r=ratio, k=cap: r(c).clamp(max=k) * o.of(c), mistake)
             yield Known(
                 f"{told} where it is below {cap:g}",
                 lambda c, o=one, r=ratio, k=cap: torch.where(r(c) <= k, r(c), 0.0) * o.of(c), mistake,
@@ -115,7 +115,8 @@ def _from(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Known]
                         "the clipped loss is used alone, so a token that moved the wrong way gets no gradient")  # fmt: skip
             for cap in (n for n in numbers if n > 1):
                 yield Known(
-                    f"clipped to {shown} with dual clip {cap:g}, {told}", lambda c, b=both, k=cap: _dual(c, credit, b(c), k)
+                    f"clipped to {shown} with dual clip {cap:g}, {told}",
+                    lambda c, b=both, k=cap: _dual(c, credit, b(c), k),
                 )
                 yield Known(
                     f"clipped to {shown} with dual clip {cap:g}, {told}, for every sign",
@@ -133,6 +134,7 @@ def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
     """1 where a clip binds."""
     credit = "advantage" if "advantage" in inputs else "outcome" if "outcome" in inputs else None
     for behind in (n for n in ("logp_old", "logp_rollout") if n in inputs):
+
         def ratio(c: Cells, behind: str = behind) -> Tensor:
             return (c["logp_current"] - c[behind]).exp()
 
@@ -158,8 +160,12 @@ def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
                 return torch.where(a > 0, high, torch.where(a < 0, low, torch.zeros_like(low)))
 
             yield Known(f"clip to {shown} binds", binds)
-            yield Known(f"clip to {shown} binds below", lambda c, o=outside: torch.where(_credit(c, name) < 0, o(c)[0], 0.0))
-            yield Known(f"clip to {shown} binds above", lambda c, o=outside: torch.where(_credit(c, name) > 0, o(c)[1], 0.0))
+            yield Known(
+                f"clip to {shown} binds below", lambda c, o=outside: torch.where(_credit(c, name) < 0, o(c)[0], 0.0)
+            )
+            yield Known(
+                f"clip to {shown} binds above", lambda c, o=outside: torch.where(_credit(c, name) > 0, o(c)[1], 0.0)
+            )
             free = "it counts the tokens at which the clip does not bind"
             yield Known(f"clip to {shown} does not bind", lambda c, b=binds: 1 - b(c), free)
 

@@ -67,6 +67,7 @@ def importance(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
     for sampler, trainer in ends(inputs - {"logp_ref"}):
         turned = "the ratio is turned around: sampler over trainer"
         for top, bottom, mistake in ((trainer, sampler, ""), (sampler, trainer, turned)):
+
             def gap(c: Cells, top: str = top, bottom: str = bottom) -> Tensor:
                 return c[top] - c[bottom]
 
@@ -93,6 +94,7 @@ def keeps(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
     pairs = [(low, high) for low in numbers for high in numbers if 0 <= low < 1 < high]
     pairs += [(1 - low, 1 + high) for low in numbers for high in numbers if 0 < low < 1 and 0 < high < 1]
     for sampler, trainer in ends(inputs - {"logp_ref"}):
+
         def gap(c: Cells, top: str = trainer, bottom: str = sampler) -> Tensor:
             return c[top] - c[bottom]
 
@@ -110,6 +112,7 @@ def keeps(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
         )  # fmt: skip
         for low, high in dict.fromkeys(pairs):
             for told, value, mistake in kinds:
+
                 def inside(c: Cells, v: Values = value, low: float = low, high: float = high) -> Tensor:
                     return ((v(c) >= low) & (v(c) <= high)).double()
 
@@ -120,11 +123,14 @@ def keeps(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
 
 def scores(temperatures: Sequence[float]) -> Iterator[Known]:
     """Log-probs of tokens from logits over a temperature."""
+
     def at(c: Cells, heat: float, step: int) -> Tensor:
         logits = c["logits"].roll(step, 1)
         found = torch.log_softmax(logits / heat, -1).gather(-1, c["token_id"].long().unsqueeze(-1)).squeeze(-1)
         # At the end of a row the neighbour is outside of it.
-        alone = (c.response.roll(step, 1) == 0) | (torch.arange(found.shape[1]) == (0 if step > 0 else found.shape[1] - 1))
+        alone = (c.response.roll(step, 1) == 0) | (
+            torch.arange(found.shape[1]) == (0 if step > 0 else found.shape[1] - 1)
+        )
         return torch.where(alone, torch.nan, found) if step else found
 
     heats = [n for n in temperatures if n != 1.0]
@@ -134,12 +140,15 @@ def scores(temperatures: Sequence[float]) -> Iterator[Known]:
     for heat in (1.0, *heats):
         for step in (1, -1):
             late = "each token is scored by the logits of its neighbour"
-            yield Known(f"log-prob at temperature {heat:g}, one position off", lambda c, h=heat, s=step: at(c, h, s), late, True)
+            yield Known(
+                f"log-prob at temperature {heat:g}, one position off", lambda c, h=heat, s=step: at(c, h, s), late, True
+            )
 
 
 def entropy(temperatures: Sequence[float]) -> Iterator[Known]:
     """Entropy of logits over a temperature."""
     for heat in dict.fromkeys((1.0, *temperatures)):
+
         def terms(c: Cells, heat: float = heat) -> tuple[Tensor, Tensor]:
             scores = torch.log_softmax(c["logits"] / heat, -1)
             return scores, scores.exp()
@@ -170,6 +179,7 @@ def squared_errors(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator
     for factor in (1.0, 0.5):
         yield Known(f"{factor:g} × squared error", lambda c, f=factor: f * (c["value"] - c["returns"]) ** 2)
         for reach in numbers if "value_old" in inputs else ():
+
             def both(c: Cells, reach: float = reach, f: float = factor) -> tuple[Tensor, Tensor]:
                 held = c["value"].clamp(c["value_old"] - reach, c["value_old"] + reach)
                 return f * (c["value"] - c["returns"]) ** 2, f * (held - c["returns"]) ** 2

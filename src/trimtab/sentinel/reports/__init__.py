@@ -7,7 +7,8 @@ raise SystemExit(exit_code(report))
 
 from collections.abc import Callable
 
-from trimtab.sentinel.reports import data, junit, markdown, page, sarif, text
+from trimtab.sentinel.reports import as_json, junit, markdown, page, sarif, text
+from trimtab.sentinel.reports.causes import Finding, findings
 from trimtab.sentinel.reports.compare import Comparison, compare
 from trimtab.sentinel.reports.data import Report, Teaching, VerdictData, dump, load
 from trimtab.sentinel.reports.outcome import exit_code
@@ -16,7 +17,7 @@ Render = Callable[[Report, Teaching, Comparison | None], str]
 
 RENDERERS: dict[str, Render] = {
     "text": text.render,
-    "json": data.render,
+    "json": as_json.render,
     "markdown": markdown.render,
     "html": page.render,
     "sarif": sarif.render,
@@ -27,6 +28,7 @@ RENDERERS: dict[str, Render] = {
 __all__ = [
     "RENDERERS",
     "Comparison",
+    "Finding",
     "Render",
     "Report",
     "Teaching",
@@ -34,5 +36,6 @@ __all__ = [
     "compare",
     "dump",
     "exit_code",
+    "findings",
     "load",
 ]

@@ -1,4 +1,4 @@
-"""The only place that knows how a report is stored: its schema, reading it back, writing it, and the JSON format.
+"""The only place that knows how a report is stored: its schema, reading it back, and writing it.
 
 A report is plain data. Numbers that JSON cannot hold are written as strings: "nan", "inf", "-inf".
 """
@@ -16,8 +16,6 @@ from trimtab.errors import ConfigError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
-
-    from trimtab.sentinel.reports.compare import Comparison
 
 KIND = "trimtab_check"
 VERSION = 1
@@ -63,6 +61,10 @@ class SubjectData(TypedDict):
     options: dict[str, Any]
     conventions: dict[str, Any]
     waived: dict[str, str]
+    guessed: NotRequired[str]
+    """For a binding that nobody wrote: role, argument = field and shape, and the `bind` that says the same."""
+    seconds: NotRequired[float]
+    """The time that all checks of this subject took."""
 
 
 class Unbound(TypedDict):
@@ -81,6 +83,15 @@ class Effect(TypedDict):
     relative_change: float | Literal["nan", "inf", "-inf"] | None
 
 
+class Change(TypedDict):
+    """One thing that was changed: {"field": "reward", "place": "sequence 2", "before": 0.5, "after": 100.0}."""
+
+    field: str
+    place: str
+    before: Any
+    after: Any
+
+
 class ViolationData(TypedDict):
     """What went wrong on the smallest case."""
 
@@ -91,6 +102,16 @@ class ViolationData(TypedDict):
     effect: Effect | None
     condition: NotRequired[str]
     """What a real run must meet, for a latent finding."""
+    result: NotRequired[str]
+    """The result that is wrong."""
+    leaf: NotRequired[str]
+    """The input whose gradient is wrong; absent when the value is."""
+    trigger: NotRequired[list[Change]]
+    """What was changed, after which the results are those observed."""
+    drawn: NotRequired[Literal["before", "after"]]
+    """Whether the verdict's case is the one before the change (the default) or after it."""
+    trigger_left_out: NotRequired[int]
+    """Number of further changes that are not listed."""
 
 
 class CaseData(TypedDict):
@@ -122,6 +143,29 @@ class VerdictData(TypedDict):
     severity: Severity
     violation: ViolationData | None
     case: CaseData | None
+    consequence_of: NotRequired[str]
+    """The invariant whose violation causes this one: without the trigger of that one, this one vanishes."""
+
+
+class FindingData(TypedDict):
+    """Verdicts with one cause: one function, one result, one kind of trigger. For readers of the JSON."""
+
+    id: str
+    status: Status
+    severity: Severity
+    headline: str
+    function: str
+    place: str | None
+    """file:line of the function."""
+    cause: str
+    result: str
+    needs: str
+    """What a real run must meet."""
+    invariants: list[str]
+    subjects: list[str]
+    verdicts: list[str]
+    """Ids of the verdicts, the worst first."""
+    replay: str
 
 
 class Report(TypedDict):
@@ -143,12 +187,8 @@ class Report(TypedDict):
     verdicts: list[VerdictData]
     comparison: NotRequired[dict[str, Any]]
     not_bound: NotRequired[list[Unbound]]  # come across in a whole package or repository, and not bound by a guess
-
-
-def render(report: Report, invariants: Teaching, comparison: "Comparison | None" = None) -> str:
-    """The JSON format. With a baseline, it lists what is new, fixed, still there and not checked any more."""
-    del invariants  # they belong to the program and not to the run; `trimtab explain` shows them
-    return dump(report if comparison is None else cast("Report", {**report, "comparison": comparison.as_data()}))
+    findings: NotRequired[list[FindingData]]
+    """The bugs, suspects, latent bugs and hygiene among the verdicts, one entry per cause, the worst first."""
 
 
 def dump(report: Report) -> str:

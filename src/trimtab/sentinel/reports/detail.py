@@ -1,4 +1,4 @@
-"""The only place that draws the details of one cell of the page: numbers side by side, the case, the explanation."""
+"""The only place that draws the evidence of one verdict for the page: trigger, numbers, the case, the explanation."""
 
 from collections.abc import Sequence
 from html import escape
@@ -6,7 +6,18 @@ from html import escape
 from trimtab.sentinel.reports.data import CaseData, Report, Teaching, VerdictData, ViolationData
 from trimtab.sentinel.reports.drawing import Place, differing, drawn, places
 from trimtab.sentinel.reports.outcome import boundary_of, subject_of
-from trimtab.sentinel.reports.wording import effect_words, few, happened, loaded, one_line, plural, ran, words
+from trimtab.sentinel.reports.wording import (
+    changed,
+    effect_words,
+    few,
+    happened,
+    loaded,
+    one_line,
+    plural,
+    ran,
+    when_drawn,
+    words,
+)
 
 COLUMNS = 24
 """Number of positions of a result that are drawn side by side."""
@@ -22,21 +33,17 @@ def line(verdict: VerdictData) -> str:
     )
 
 
-def finding(
-    report: Report, verdict: VerdictData, invariants: Teaching, anchor: str, fresh: set[str] | None, *, full: bool
-) -> str:
-    """One fold: what happened, observed against expected, the smallest case, the explanation, the code, the replay."""
+def fold(report: Report, verdict: VerdictData, invariants: Teaching, anchor: str, *, full: bool = True) -> str:
+    """One verdict, folded: what happened, the trigger, observed against expected, the smallest case."""
     status = verdict["status"]
-    since = "" if fresh is None or status == "convention" else " · new" if verdict["id"] in fresh else " · known"
     severity = f" · {verdict['severity']}" if verdict["severity"] != "none" else ""
-    badge = f'<span class="badge {status}-cell">{status}{severity}{since}</span>'
+    badge = f'<span class="badge {status}-cell">{status}{severity}</span>'
     verb = "differs on" if status == "convention" else "breaks"
     head = f"{badge}{_code(verdict['subject'])} {verb} {_code(verdict['invariant'])}"
-    # The anchor is inside the fold, because a browser opens a closed fold when it follows a link into it.
-    opened = " open" if status == "bug" and full else ""
     what = f'<p class="what">{_text(happened(verdict))}</p>'
-    body = what + (_evidence(report, verdict, invariants) if full else "")
-    return f'<details class="finding"{opened}><summary>{head}</summary><div id="{anchor}">{body}</div></details>\n'
+    body = what + (evidence(report, verdict, invariants) if full else "")
+    # The anchor is inside the fold, because a browser opens a closed fold when it follows a link into it.
+    return f'<details class="finding"><summary>{head}</summary><div id="{anchor}">{body}</div></details>\n'
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
@@ -45,21 +52,41 @@ def facts(pairs: Sequence[tuple[str, str]]) -> str:
     return f"<dl>{told}</dl>" if told else ""
 
 
-def _evidence(report: Report, verdict: VerdictData, invariants: Teaching) -> str:
-    violation, case = verdict["violation"], verdict["case"]
+def evidence(report: Report, verdict: VerdictData, invariants: Teaching) -> str:
+    """The trigger, the numbers, the smallest case, the explanation and the code."""
+    return triggered(verdict) + numbers(verdict) + rest(report, verdict, invariants)
+
+
+def rest(report: Report, verdict: VerdictData, invariants: Teaching) -> str:
+    """The smallest case, the explanation and the code of a verdict."""
+    case = verdict["case"]
     teaching = invariants.get(verdict["invariant"], {})
     boundary = boundary_of(report, subject_of(report, verdict))
-    pairs = [("effect", effect_words(violation["effect"]) if violation else "")]
-    pairs += [(key, teaching.get(key, "")) for key in ("statement", "why", "bug", "repair")]
+    pairs = [(key, teaching.get(key, "")) for key in ("statement", "why", "bug", "repair")]
     if boundary is not None:
         pairs += [("code", f"{boundary['boundary']}, lines that ran: {ran(boundary)}"), ("loaded", loaded(boundary))]
     pairs += [("exercised", f"{plural(verdict['exercised'], 'case')} in {verdict['seconds']:.1f} s")]
-    pairs += [("replay", f"{report['command']} · finding {verdict['id']}")]
-    return (_against(violation) if violation else "") + (_case(case) if case else "") + facts(pairs)
+    pairs += [("finding", verdict["id"])]
+    return (_case(case, when_drawn(verdict)) if case else "") + facts(pairs)
+
+
+def triggered(verdict: VerdictData) -> str:
+    """What was changed before the results were wrong, one line per change."""
+    violation = verdict["violation"]
+    lines = changed(violation) if violation else []
+    items = "".join(f"<li>{_text(line)}</li>" for line in lines)
+    return f'<dl><dt>changed</dt><dd><ul class="changes">{items}</ul></dd></dl>' if lines else ""
+
+
+def numbers(verdict: VerdictData) -> str:
+    """Observed above expected, position by position where there are positions, and the effect."""
+    violation = verdict["violation"]
+    if violation is None:
+        return ""
+    return _against(violation) + facts([("effect", effect_words(violation["effect"]))])
 
 
 def _against(violation: ViolationData) -> str:
-    """Observed above expected, position by position where there are positions."""
     lined = places(violation)
     if not lined:
         at = differing(violation)
@@ -89,7 +116,7 @@ def _apart(place: Place) -> str:
     return ' class="apart"' if place.differs else ""
 
 
-def _case(case: CaseData) -> str:
+def _case(case: CaseData, when: str) -> str:
     """The smallest case: one row per sequence, tokens as letters, numbers in the order of the letters."""
     drawing = drawn(case)
     names = [*drawing.per_sequence, *drawing.per_token]
@@ -106,8 +133,9 @@ def _case(case: CaseData) -> str:
     notes = [f"Everywhere: {same}." if same else "", f"{drawing.padding[:1].upper()}{drawing.padding[1:]}."]
     notes += ["; ".join(f"{letter} {KINDS[letter]}" for letter in letters) + "."]
     said = " ".join(note for note in notes if note != ".")
+    when = f", {when}" if when else ""
     return (
-        f'<p class="note">Smallest case: {drawing.size}.</p><div class="scroll"><table class="numbers">'
+        f'<p class="note">Smallest case{when}: {drawing.size}.</p><div class="scroll"><table class="numbers">'
         f'<tr><th>row</th><th>tokens</th>{top}</tr>{rows}</table></div><p class="note">{_text(said)}</p>'
     )
 

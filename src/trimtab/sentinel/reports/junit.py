@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 from trimtab.sentinel.reports.compare import Comparison
 from trimtab.sentinel.reports.data import Report, Teaching, VerdictData
-from trimtab.sentinel.reports.text import evidence
+from trimtab.sentinel.reports.evidence import evidence
 from trimtab.sentinel.reports.wording import clean, happened, one_line, target_name
 
 NOT_PASSED = {

@@ -4,10 +4,14 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from trimtab.sentinel.reports.causes import Finding, findings
 from trimtab.sentinel.reports.compare import Comparison
 from trimtab.sentinel.reports.data import Report, Status, Teaching, VerdictData
-from trimtab.sentinel.reports.outcome import findings, grouped, with_status
-from trimtab.sentinel.reports.text import conventions_found, evidence
+from trimtab.sentinel.reports.evidence import evidence
+from trimtab.sentinel.reports.outcome import grouped, with_status
+from trimtab.sentinel.reports.quiet import conventions_found
+from trimtab.sentinel.reports.replay import command_of, place_of
+from trimtab.sentinel.reports.summary import summary
 from trimtab.sentinel.reports.wording import (
     clean,
     few,
@@ -15,7 +19,6 @@ from trimtab.sentinel.reports.wording import (
     loaded,
     one_line,
     ran,
-    summary,
     target_name,
 )
 
@@ -32,8 +35,8 @@ def render(report: Report, invariants: Teaching, comparison: Comparison | None =
     blocks: list[str] = []
     found = findings(report)
     room = ROOM - sum(len(block) + 2 for block in (*head, *tail))
-    for verdict in found:
-        block = _finding(verdict, invariants, fresh)
+    for one in found:
+        block = _finding(report, one, invariants, fresh)
         if room < len(block) + 2:
             blocks.append(f"… {len(found) - len(blocks)} more findings are in the full report.")
             break
@@ -63,18 +66,25 @@ def block_of_code(lines: Sequence[str]) -> str:
     return f"{ticks}text\n{text}\n{ticks}"
 
 
-def _finding(verdict: VerdictData, invariants: Teaching, fresh: set[str] | None) -> str:
-    since = "" if fresh is None else ", new" if verdict["id"] in fresh else ", known"
-    severity = f", {verdict['severity']}" if verdict["severity"] != "none" else ""
-    title = f"<b>{verdict['status']}{severity}{since}</b> · <code>{escape(one_line(verdict['subject']))}</code>"
-    name = verdict["invariant"]
-    teaching = invariants.get(name, {})
-    parts = [f"<details><summary>{title} breaks <code>{escape(name)}</code></summary>", prose(happened(verdict))]
-    lines = evidence(verdict)
+def _finding(report: Report, finding: Finding, invariants: Teaching, fresh: set[str] | None) -> str:
+    since = "" if fresh is None else ", new" if finding.is_new(fresh) else ", known"
+    severity = f", {finding.severity}" if finding.severity != "none" else ""
+    lead = finding.lead
+    title = f"<b>{finding.status}{severity}{since}</b> · <code>{escape(one_line(finding.name))}</code>"
+    teaching = invariants.get(lead["invariant"], {})
+    parts = [f"<details><summary>{title}: {prose(finding.headline)}</summary>"]
+    place = place_of(report, finding)
+    where = f"{', '.join(few([code(label) for label in finding.subjects], 4))}{f' at {code(place)}' if place else ''}"
+    parts += [f"{where} breaks {', '.join(code(name) for name in finding.invariants)}."]
+    parts += [f"**A run meets it with** {prose(finding.needs)}."] if finding.needs else []
+    parts += [prose(happened(lead))] if happened(lead) != one_line(finding.headline) else []
+    lines = evidence(lead)
     parts += [block_of_code(lines)] if lines else []
     titles = {"statement": "The law", "why": "Why", "repair": "Repair"}
     parts += [f"**{title}.** {prose(teaching[key])}" for key, title in titles.items() if teaching.get(key)]
-    return "\n\n".join([*parts, f"{code(f'trimtab explain {name}')} · finding {code(verdict['id'])}", "</details>"])
+    parts += [f"Replay: {code(command_of(report, finding))}"]
+    more = f"{code('trimtab explain ' + lead['invariant'])} · finding {code(lead['id'])}"
+    return "\n\n".join([*parts, more, "</details>"])
 
 
 def _compared(comparison: Comparison | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""The only place that ranks verdicts: which are findings, which come first, and the exit code."""
+"""The only place that ranks verdicts: which count as findings, which come first, and the exit code."""
 
 import math
 from collections import Counter
@@ -35,10 +35,14 @@ class Group:
         return list(dict.fromkeys(verdict["subject"] for verdict in self.verdicts))
 
 
-def exit_code(report: Report, comparison: "Comparison | None" = None) -> int:
-    """1: bugs (with a baseline: new ones). 2: some function could not be checked. 0: everything ran and holds."""
-    bugs = comparison.new if comparison is not None else report["verdicts"]
-    if any(verdict["status"] == "bug" for verdict in bugs):
+def exit_code(report: Report, comparison: "Comparison | None" = None, *, strict: bool = False) -> int:
+    """1: bugs (with a baseline: new ones). 2: some function could not be checked. 0: everything ran, and no bug.
+
+    With `strict`, suspects, latent bugs and hygiene count as bugs do.
+    """
+    failing = FINDINGS if strict else ("bug",)
+    counted_ones = comparison.new if comparison is not None else report["verdicts"]
+    if any(verdict["status"] in failing for verdict in counted_ones):
         return FOUND
     verdicts = report["verdicts"]
     learned = {verdict["subject"] for verdict in verdicts if verdict["status"] in RAN}
@@ -53,14 +57,9 @@ def counted(report: Report) -> Counter[str]:
     return Counter(verdict["status"] for verdict in report["verdicts"])
 
 
-def findings(report: Report) -> list[VerdictData]:
-    """Bugs, suspects, latent bugs and hygiene, the worst first."""
-    return sorted((v for v in report["verdicts"] if v["status"] in FINDINGS), key=_rank)
-
-
 def with_status(report: Report, status: Status) -> list[VerdictData]:
     """Verdicts of one status, the worst first."""
-    return sorted((v for v in report["verdicts"] if v["status"] == status), key=_rank)
+    return sorted((v for v in report["verdicts"] if v["status"] == status), key=rank)
 
 
 def grouped(verdicts: Sequence[VerdictData]) -> list[Group]:
@@ -84,7 +83,8 @@ def boundary_of(report: Report, subject: SubjectData | None) -> Boundary | None:
     return next((found for found in report["boundaries"] if found["boundary"] == subject["boundary"]), None)
 
 
-def _rank(verdict: VerdictData) -> tuple[int, int, float, str, str]:
+def rank(verdict: VerdictData) -> tuple[int, int, float, str, str]:
+    """For sorting: the worst verdict has the lowest rank."""
     violation = verdict["violation"]
     effect = violation["effect"] if violation else None
     change = float(effect["relative_change"] or 0.0) if effect else 0.0

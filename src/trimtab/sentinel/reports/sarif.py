@@ -1,14 +1,16 @@
-"""The only place that writes SARIF 2.1.0: one result per bug and per hygiene finding."""
+"""The only place that writes SARIF 2.1.0: one result per finding."""
 
 import json
 from typing import Any, Literal
 from urllib.parse import quote
 
+from trimtab.sentinel.reports.causes import Finding, findings
 from trimtab.sentinel.reports.compare import Comparison
 from trimtab.sentinel.reports.data import Report, Teaching, VerdictData
 from trimtab.sentinel.reports.drawing import differing
-from trimtab.sentinel.reports.outcome import COULD_NOT_RUN, boundary_of, exit_code, findings, subject_of
-from trimtab.sentinel.reports.wording import clean, effect_words, happened, one_line, words
+from trimtab.sentinel.reports.outcome import COULD_NOT_RUN, boundary_of, exit_code, subject_of
+from trimtab.sentinel.reports.replay import command_of
+from trimtab.sentinel.reports.wording import changed, clean, effect_words, happened, one_line, words
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 FINGERPRINT = "trimtabFinding/v1"
@@ -19,8 +21,8 @@ Level = Literal["error", "warning", "note"]
 def render(report: Report, invariants: Teaching, comparison: Comparison | None = None) -> str:
     """A SARIF log with one run. With a baseline, each result says whether it is new."""
     found = findings(report)
-    rules = sorted({verdict["invariant"] for verdict in found})
-    results = [_result(report, verdict, rules, comparison) for verdict in found]
+    rules = sorted({finding.lead["invariant"] for finding in found})
+    results = [_result(report, finding, rules, comparison) for finding in found]
     run = {
         "tool": {
             "driver": {
@@ -61,14 +63,15 @@ def _rule(name: str, invariants: Teaching) -> dict[str, Any]:
     return rule
 
 
-def _result(report: Report, verdict: VerdictData, rules: list[str], comparison: Comparison | None) -> dict[str, Any]:
+def _result(report: Report, finding: Finding, rules: list[str], comparison: Comparison | None) -> dict[str, Any]:
+    verdict = finding.lead
     subject = subject_of(report, verdict)
     result: dict[str, Any] = {
         "ruleId": verdict["invariant"],
         "ruleIndex": rules.index(verdict["invariant"]),
         "level": level(verdict),
         "kind": "fail",
-        "message": {"text": _message(verdict)},
+        "message": {"text": _message(finding)},
         "locations": [_location(report, verdict)],
         "fingerprints": {FINGERPRINT: one_line(verdict["id"])},
         "partialFingerprints": {FINGERPRINT: one_line(verdict["id"])},
@@ -77,23 +80,33 @@ def _result(report: Report, verdict: VerdictData, rules: list[str], comparison: 
             "severity": verdict["severity"],
             "subject": one_line(verdict["subject"]),
             "role": subject["role"] if subject else None,
+            "invariants": finding.invariants,
+            "subjects": [one_line(label) for label in finding.subjects],
+            "cause": one_line(finding.id),
+            "needs": one_line(finding.needs),
+            "replay": command_of(report, finding),
         },
     }
     if comparison is not None:
         fresh = {one["id"] for one in comparison.new}
-        result["baselineState"] = "new" if verdict["id"] in fresh else "unchanged"
+        result["baselineState"] = "new" if finding.is_new(fresh) else "unchanged"
     return result
 
 
-def _message(verdict: VerdictData) -> str:
-    parts = [f"{one_line(verdict['subject'])}: {happened(verdict) or 'breaks ' + verdict['invariant']}."]
+def _message(finding: Finding) -> str:
+    verdict = finding.lead
+    parts = [f"{one_line(verdict['subject'])}: {one_line(finding.headline)}."]
     violation = verdict["violation"]
     if violation is not None:
+        parts += [f"{happened(verdict)}."] if happened(verdict) != one_line(finding.headline) else []
+        parts += [f"Changed: {'; '.join(changed(violation))}."] if violation.get("trigger") else []
         places = differing(violation)
         seen, owed = words(violation["observed"], places), words(violation["expected"], places)
         parts.append(f"Observed {seen}, expected {owed}.")
         effect = effect_words(violation["effect"])
         parts += [f"Effect: {effect}."] if effect else []
+    parts += [f"A run meets it with {one_line(finding.needs)}."] if finding.needs else []
+    parts += [f"It breaks {', '.join(finding.invariants)}."] if len(finding.invariants) > 1 else []
     # In a SARIF message, braces are placeholders and [text](place) is a link.
     return " ".join(parts).translate(str.maketrans("{}", "()")).replace("](", "] (")
 

@@ -15,8 +15,11 @@ h3 { margin: 0; font-size: 1rem; font-weight: 650; }
 a { color: inherit; text-decoration-color: var(--line); text-underline-offset: .2em; }
 a:hover { text-decoration-color: currentColor; }
 a:focus-visible, summary:focus-visible { outline: 2px solid var(--first); outline-offset: 2px; }
-.tiles + .tiles { margin-top: -1.25rem; }
-.tile.bug b { color: var(--bug); } .tile.hygiene b { color: var(--hygiene); } .tile.good b { color: var(--good); }
+header p.said { margin: 0 0 .3rem; font-size: 1.25rem; font-weight: 600; }
+header p.said.bug { color: var(--bug); }
+header p.said.suspect, header p.said.latent, header p.said.hygiene { color: var(--hygiene); }
+header p.said.holds { color: var(--good); }
+header p.lead { font-size: .95rem; max-width: none; }
 .matrix { overflow: auto; max-height: 44rem; margin: 0 -.4rem; padding: 0 .4rem; }
 .matrix table { width: auto; border-collapse: separate; border-spacing: 2px; font-size: .85rem; }
 .matrix th, .matrix td { padding: 0; border: 0; background: var(--card); vertical-align: middle; }
@@ -43,7 +46,10 @@ i.cell { font-style: normal; }
 .cell:hover { border-color: currentColor; }
 .holds { color: var(--good); background: color-mix(in srgb, var(--good) 12%, var(--card)); }
 .bug-cell { color: var(--card); background: var(--bug); }
-.hygiene-cell { color: var(--hygiene); background: color-mix(in srgb, var(--hygiene) 24%, var(--card)); }
+.suspect-cell, .latent-cell, .hygiene-cell {
+  color: var(--hygiene);
+  background: color-mix(in srgb, var(--hygiene) 24%, var(--card));
+}
 .convention-cell { color: var(--convention); background: color-mix(in srgb, var(--convention) 20%, var(--card)); }
 .waived { border: 1px dashed var(--line); }
 .unexercised { border: 1px solid var(--line); }
@@ -52,8 +58,28 @@ i.cell { font-style: normal; }
 .legend li { display: flex; align-items: center; gap: .45rem; color: var(--faint); font-size: .88rem; }
 .badge {
   display: inline-block; padding: .05rem .5rem; border-radius: 5px; font-size: .8rem; font-weight: 600;
-  margin-right: .45rem; vertical-align: .08em;
+  margin-right: .6rem; vertical-align: .08em;
 }
+.card { border: 1px solid var(--line); border-left: 4px solid var(--hygiene); border-radius: 8px; margin: .7rem 0; }
+.card.bug { border-left-color: var(--bug); }
+.card > summary { padding: .6rem .9rem; color: var(--ink); list-style: none; }
+.card > summary::-webkit-details-marker { display: none; }
+.card > summary code { font-weight: 600; } .card > summary small { color: var(--faint); margin-left: .4rem; }
+.card > summary h3 { margin: .25rem 0 0; font-size: 1.05rem; }
+.card:not(.bug) > summary h3 { font-weight: 500; font-size: 1rem; }
+.card > summary:hover h3 { text-decoration: underline; text-decoration-color: var(--line); }
+.card > div { padding: 0 .9rem .7rem; scroll-margin-top: 6rem; }
+.card > div > dl:first-child { margin-top: 0; }
+.card:has(> :target) { outline: 2px solid var(--first); outline-offset: 3px; }
+.changes { margin: 0; padding: 0; list-style: none; }
+.card dl + dl, .finding dl + dl { margin-top: -.25rem; }
+pre { background: var(--soft); border-radius: 6px; padding: .5rem .8rem; }
+pre.command { white-space: pre-wrap; overflow-wrap: anywhere; }
+pre.command::before { content: "$ "; color: var(--faint); }
+.fold > summary { color: var(--ink); } .fold > summary h2 { display: inline; }
+.fold > summary .note { margin-left: .6rem; }
+.fold[open] > summary { margin-bottom: .8rem; }
+section:has(> .fold:not([open])) { padding: .8rem 1.5rem; }
 .finding > summary { color: var(--ink); padding: .55rem 0; }
 .finding > summary code { font-weight: 600; }
 .finding { border-top: 1px solid var(--line); margin: 0; }
@@ -96,12 +122,10 @@ dt { color: var(--faint); } dd { margin: 0; }
   main { padding: 1.5rem .8rem 3rem; }
   section { padding: 1rem .9rem .8rem; }
   h1 { font-size: 1.5rem; }
-  .tiles + .tiles { margin-top: -1.4rem; }
   .matrix { max-height: 34rem; }
   .matrix tbody th { max-width: 9rem; font-size: .78rem; text-align: left; }
   .finding > div { padding-left: 0; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .45rem; }
-  .tiles { grid-template-columns: repeat(2, 1fr); gap: .5rem; }
 }
 @media print { .check { display: none; } .matrix { max-height: none; overflow: visible; } }
 """

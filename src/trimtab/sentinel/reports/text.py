@@ -1,118 +1,144 @@
-"""The only place that lays out a report for a terminal: findings first, the summary last."""
+"""The only place that lays out a report for a terminal: what ran first, the worst bug last, above the summary line."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from trimtab.sentinel.reports.causes import Finding, findings
 from trimtab.sentinel.reports.compare import Comparison
-from trimtab.sentinel.reports.data import CaseData, Report, Teaching, VerdictData
-from trimtab.sentinel.reports.drawing import Drawing, differing, drawn
-from trimtab.sentinel.reports.outcome import findings, grouped, with_status
-from trimtab.sentinel.reports.wording import (
-    effect_words,
-    few,
-    happened,
-    loaded,
-    one_line,
-    options_words,
-    plural,
-    ran,
-    summary,
-    words,
-)
+from trimtab.sentinel.reports.data import Report, Status, Teaching
+from trimtab.sentinel.reports.evidence import LABEL, WIDTH, evidence, said
+from trimtab.sentinel.reports.outcome import grouped, subject_of, with_status
+from trimtab.sentinel.reports.quiet import counts, listed_quietly
+from trimtab.sentinel.reports.replay import binding_lines, chosen, command_of, place_of
+from trimtab.sentinel.reports.summary import found_line, ran_line
+from trimtab.sentinel.reports.wording import changed, few, happened, one_line, plural
 
-WIDTH = 110
-LABEL = 10
-"""Width of the labels on the left: observed, expected, case."""
 _COLOURS = {"bug": "\033[1;31m", "suspect": "\033[1;33m", "latent": "\033[1;33m", "hygiene": "\033[1;33m"}
 
 
-def render(report: Report, invariants: Teaching, comparison: Comparison | None = None, *, colour: bool = False) -> str:
-    """The whole report as lines of text. Use `colour` only for a terminal."""
+@dataclass(frozen=True)
+class Setting:
+    """What every part of the text needs to know."""
+
+    report: Report
+    invariants: Teaching
+    fresh: set[str] | None
+    colour: bool
+    first: dict[str, Finding]
+    """For each function, the finding that is told first, and with it how the function was bound."""
+
+
+def render(
+    report: Report,
+    invariants: Teaching,
+    comparison: Comparison | None = None,
+    *,
+    colour: bool = False,
+    verbose: bool = False,
+) -> str:
+    """The whole report as lines of text. `verbose` lists what is else only counted; `colour` is for a terminal."""
     fresh = {verdict["id"] for verdict in comparison.new} if comparison else None
-    blocks = [_finding(verdict, invariants, fresh, colour) for verdict in findings(report)]
-    blocks += [_conventions(report), _waived(report), _unexercised(report), _failed(report), _unbound(report)]
-    blocks += [_boundaries(report), _compared(comparison)]
-    body = "\n\n".join("\n".join(block) for block in blocks if block)
-    last = summary(report) + (f"; {comparison.line()}" if comparison else "")
-    return f"{body}\n\n{last}\n" if body else f"{last}\n"
+    worst_last = findings(report)[::-1]
+    # Suspects are told before bugs, and the mildest of each before the worst.
+    order = sorted((f for f in worst_last if f.status in ("bug", "suspect")), key=lambda f: f.status == "bug")
+    first = {finding.function: finding for finding in reversed(order)}
+    setting = Setting(report, invariants, fresh, colour, first)
+    blocks = [[ran_line(report), *counts(report, verbose=verbose)]]
+    blocks += [listed(title, lines) for title, lines in listed_quietly(report) if verbose]
+    blocks += [_unbound(report), _failed(report), _compared(comparison)]
+    for status in ("hygiene", "latent", "suspect"):
+        blocks += _short(setting, [one for one in worst_last if one.status == status], status)
+    blocks += [_bug(setting, one) for one in worst_last if one.status == "bug"]
+    last = found_line(report) + (f"; {comparison.line()}" if comparison else "")
+    return "\n\n".join("\n".join(block) for block in [*blocks, [last]] if block) + "\n"
 
 
-def _finding(verdict: VerdictData, invariants: Teaching, fresh: set[str] | None, colour: bool) -> list[str]:
-    word = verdict["status"].upper()
-    painted = f"{_COLOURS[verdict['status']]}{word}\033[0m" if colour else word
-    since = "" if fresh is None else " (new)" if verdict["id"] in fresh else " (known)"
-    severity = f" {verdict['severity']}" if verdict["severity"] != "none" else ""
-    name = verdict["invariant"]
-    lines = [f"{painted}{severity}{since}  {one_line(verdict['subject'])}  breaks  {one_line(name)}"]
-    violation = verdict["violation"]
-    told = [*_said("what", happened(verdict)), *_said("only if", (violation or {}).get("condition", ""))]
-    told += evidence(verdict)
-    told += _said("repair", invariants.get(name, {}).get("repair", ""))
-    told += _said("more", f"trimtab explain {name} · finding {verdict['id']}")
-    return [*lines, *(f"  {line}" for line in told)]
+def _bug(setting: Setting, finding: Finding) -> list[str]:
+    severity = f" {finding.severity}" if finding.severity != "none" else ""
+    lead = finding.lead
+    lines = said("function", f"{_labels(finding)}{_at(setting, finding)}")
+    lines += said("breaks", ", ".join(finding.broken))
+    lines += said("needs", finding.needs)
+    lines += said("what", happened(lead)) if happened(lead) != one_line(finding.headline) else []
+    lines += evidence(lead)
+    lines += _guessed(setting, finding)
+    lines += said("repair", setting.invariants.get(lead["invariant"], {}).get("repair", ""))
+    lines += said("more", f"trimtab explain {lead['invariant']} · finding {lead['id']}")
+    lines += [_replay(setting, finding)]
+    head = f"{_painted('bug', setting.colour)}{severity}{_since(setting, finding)}  {_headline(finding)}"
+    return [head, *(f"  {line}" for line in lines)]
 
 
-def evidence(verdict: VerdictData) -> list[str]:
-    """Observed above expected, the effect, and a drawing of the smallest case."""
-    lines: list[str] = []
-    violation = verdict["violation"]
-    if violation is not None:
-        places = differing(violation)
-        lines += _said("observed", words(violation["observed"], places))
-        lines += _said("expected", words(violation["expected"], places))
-        lines += _said("differs", f"at {', '.join(few([str(p) for p in places]))}") if places else []
-        lines += _said("effect", effect_words(violation["effect"]))
-    return lines + (_case(verdict["case"]) if verdict["case"] is not None else [])
-
-
-def _case(case: CaseData) -> list[str]:
-    drawing = drawn(case)
-    lines = _said("case", f"{drawing.size}{f'; {drawing.padding}' if drawing.padding else ''}")
-    lines += [" " * LABEL + line for line in drawn_lines(drawing)]
-    same = ", ".join(f"{name} {value}" for name, value in drawing.everywhere.items())
-    return [*lines, *(_said("", f"everywhere: {same}") if same else [])]
-
-
-def drawn_lines(drawing: Drawing, width: int = WIDTH - LABEL - 2) -> list[str]:
-    """A case as lines: one row per sequence, as many columns side by side as fit, the others below."""
-    rows = [str(i) for i in range(len(drawing.kinds))]
-    room = width - len("row   ")
-    columns = [_column("tokens", [row or "(none)" for row in _aligned([list(kinds) for kinds in drawing.kinds], room)])]
-    columns += [_column(name, cells) for name, cells in drawing.per_sequence.items()]
-    columns += [_column(name, _aligned(cells, room)) for name, cells in drawing.per_token.items()]
-    lines: list[str] = []
-    while columns:
-        taken, used = 1, len(columns[0][0])
-        while taken < len(columns) and used + len(columns[taken][0]) + 3 <= room:
-            used += len(columns[taken][0]) + 3
-            taken += 1
-        shown, columns = [_column("row", rows), *columns[:taken]], columns[taken:]
-        lines += ["   ".join(cells).rstrip() for cells in zip(*shown, strict=True)]
-    return lines
-
-
-def _aligned(rows: list[list[str]], room: int) -> list[str]:
-    """The values of one field, tokens below each other, as many as fit."""
-    wide = max((len(cell) for row in rows for cell in row), default=0)
-    limit = max(1, (room - len(" … 10000 more")) // (wide + 1))
-    return [" ".join(cell.rjust(wide) for cell in few(row, limit)) for row in rows]
-
-
-def _column(name: str, cells: Sequence[str]) -> list[str]:
-    wide = max(map(len, [name, *cells]))
-    return [cell.ljust(wide) for cell in [name, *cells]]
-
-
-def _said(label: str, text: str) -> list[str]:
-    """`label     text`, wrapped with a hanging indent."""
-    if not text:
+def _short(setting: Setting, found: Sequence[Finding], status: Status) -> list[list[str]]:
+    """A few lines per finding. Latent findings with one condition are told together."""
+    if not found:
         return []
-    first = f"{label:<{LABEL}}"
-    rest = " " * len(first)
-    return textwrap.wrap(one_line(text), WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    together: dict[tuple[str, str], list[Finding]] = {}
+    for finding in found:
+        key = (finding.cause, finding.needs) if status == "latent" else (finding.id, "")
+        together.setdefault(key, []).append(finding)
+    lines = [f"{_painted(status, setting.colour)} ({len(found)})"]
+    for group in together.values():
+        first, *rest = _alone(setting, group[0], status) if len(group) == 1 else _together(setting, group[::-1])
+        lines += [f"  {first}", *(f"    {line}" for line in rest)]
+    return [lines]
 
 
-def _listed(title: str, lines: Sequence[str]) -> list[str]:
+def _alone(setting: Setting, finding: Finding, status: Status) -> list[str]:
+    violation = finding.lead["violation"]
+    lines = [f"{_headline(finding)}{_since(setting, finding)}"]
+    lines += said("only if", finding.needs) if status == "latent" else []
+    lines += said("breaks", f"{', '.join(finding.broken)}{_at(setting, finding)}")
+    lines += said("changed", "; ".join(changed(violation))) if violation else []
+    lines += _guessed(setting, finding) if status == "suspect" else []
+    return [*lines, _replay(setting, finding)]
+
+
+def _together(setting: Setting, group: Sequence[Finding]) -> list[str]:
+    names = few([f"{one_line(one.name)}{_since(setting, one)}" for one in group], 20)
+    broken = dict.fromkeys(name for one in group for name in one.invariants)
+    lines = [f"{plural(len(group), 'finding')}, only if {one_line(group[0].needs)}"]
+    return [*lines, *said("in", ", ".join(names)), *said("breaks", ", ".join(broken)), _replay(setting, *group)]
+
+
+def _replay(setting: Setting, *found: Finding) -> str:
+    """A command is not wrapped: it is there to be copied."""
+    return f"{'replay':<{LABEL}}{command_of(setting.report, *found)}"
+
+
+def _guessed(setting: Setting, finding: Finding) -> list[str]:
+    """For a binding that nobody wrote: what was chosen, and the lines that make it one's own."""
+    subject = subject_of(setting.report, finding.lead)
+    lines = said("binding", chosen(subject))
+    if not lines or setting.first.get(finding.function) is not finding:
+        return []
+    lines += said("", "if this is wrong, put these lines into a file, correct them, and check that file:")
+    return [*lines, *(f"{'':<{LABEL}}    {line}" for line in binding_lines(setting.report, subject))]
+
+
+def _headline(finding: Finding) -> str:
+    return f"{one_line(finding.name)}: {one_line(finding.headline)}"
+
+
+def _painted(status: Status, colour: bool) -> str:
+    return f"{_COLOURS[status]}{status.upper()}\033[0m" if colour else status.upper()
+
+
+def _since(setting: Setting, finding: Finding) -> str:
+    return "" if setting.fresh is None else " (new)" if finding.is_new(setting.fresh) else " (known)"
+
+
+def _at(setting: Setting, finding: Finding) -> str:
+    place = place_of(setting.report, finding)
+    return f" at {place}" if place else ""
+
+
+def _labels(finding: Finding) -> str:
+    return one_line(", ".join(few(finding.subjects, 4)))
+
+
+def listed(title: str, lines: Sequence[str]) -> list[str]:
     """A title above indented lines; empty when there are no lines."""
     wrapped = [part for line in lines for part in _wrapped(line)]
     return [title, *wrapped] if lines else []
@@ -122,57 +148,19 @@ def _wrapped(line: str) -> list[str]:
     return textwrap.wrap(one_line(line), WIDTH, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
 
 
-def _conventions(report: Report) -> list[str]:
-    lines = [f"{v['subject']} · {v['invariant']}: {happened(v)}" for v in with_status(report, "convention")]
-    return _listed("CONVENTIONS", [*lines, *conventions_found(report)])
-
-
-def conventions_found(report: Report) -> list[str]:
-    """Each detected convention once, with all functions that share it."""
-    shared: dict[str, list[str]] = {}
-    for subject in report["subjects"]:
-        if subject["conventions"]:
-            shared.setdefault(options_words(_named(subject["conventions"])), []).append(subject["label"])
-    return [f"{what} · detected in {', '.join(few(labels, 4))}" for what, labels in shared.items()]
-
-
-def _named(conventions: Mapping[str, object]) -> dict[str, object]:
-    return {name: conventions[name] for name in sorted(conventions)}
-
-
-def _waived(report: Report) -> list[str]:
-    waived = with_status(report, "waived")
-    lines = [f"{', '.join(g.invariants)} on {', '.join(few(g.subjects, 4))}: {g.reason}" for g in grouped(waived)]
-    return _listed(f"WAIVED ({len(waived)})", lines)
-
-
-def _unexercised(report: Report) -> list[str]:
-    idle = with_status(report, "could not exercise")
-    lines = [
-        f"{len(g.verdicts)} × {g.reason}: {', '.join(few(g.invariants, 4))} on {', '.join(few(g.subjects, 4))}"
-        for g in grouped(idle)
-    ]
-    return _listed(f"COULD NOT EXERCISE ({len(idle)})", lines)
-
-
 def _failed(report: Report) -> list[str]:
     failed = with_status(report, "could not run")
     lines = [
         f"{len(g.verdicts)} × {g.reason}: {', '.join(few(g.invariants, 4))} on {', '.join(few(g.subjects, 4))}"
         for g in grouped(failed)
     ]
-    return _listed(f"COULD NOT RUN ({len(failed)})", lines)
+    return listed(f"COULD NOT RUN ({len(failed)})", lines)
 
 
 def _unbound(report: Report) -> list[str]:
     unbound = report["could_not_bind"]
     lines = [f"{one['subject']} · looked for {one['looked_for']}: {one['reason']}" for one in unbound]
-    return _listed(f"COULD NOT BIND ({len(unbound)})", lines)
-
-
-def _boundaries(report: Report) -> list[str]:
-    lines = [f"{found['boundary']} · lines {ran(found)} · {loaded(found)}" for found in report["boundaries"]]
-    return _listed("CODE THAT RAN", lines)
+    return listed(f"COULD NOT BIND ({len(unbound)})", lines)
 
 
 def _compared(comparison: Comparison | None) -> list[str]:
@@ -185,4 +173,4 @@ def _compared(comparison: Comparison | None) -> list[str]:
         for one in comparison.gone_unchecked
     ]
     lines += [f"note: {comparison.remark}"] if comparison.remark else []
-    return _listed("AGAINST THE BASELINE", lines or [f"{plural(0, 'finding')} in either report"])
+    return listed("AGAINST THE BASELINE", lines or [f"{plural(0, 'finding')} in either report"])

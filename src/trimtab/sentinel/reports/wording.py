@@ -1,4 +1,4 @@
-"""The only place that turns a report's numbers into words: values, lists, line ranges, effects, the summary line."""
+"""The only place that turns a report's numbers into words: values, lists, line ranges, effects, changes."""
 
 import json
 import math
@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from trimtab.sentinel.reports.data import Boundary, Effect, Report, VerdictData
-from trimtab.sentinel.reports.outcome import RAN, counted
+from trimtab.sentinel.reports.data import Boundary, Effect, Report, VerdictData, ViolationData
 
 SHOWN = 12
 """Number of entries of a list that are shown; the rest is only counted."""
@@ -32,13 +31,13 @@ def one_line(text: str) -> str:
 def number(value: object) -> str:
     """One value as a person writes it.
 
-    >>> number(-0.5), number(2.0), number(1 / 3), number(True), number(float("nan")), number("inf"), number(None)
-    ('-0.5', '2', '0.333333', 'true', 'nan', 'inf', 'none')
+    >>> number(-0.0), number(2.0), number(1 / 3), number(True), number(float("nan")), number("inf"), number(None)
+    ('0', '2', '0.333333', 'true', 'nan', 'inf', 'none')
     """
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value + 0.0:.6g}"  # plus 0 turns -0 into 0
     return one_line(str(value))
 
 
@@ -133,6 +132,27 @@ def effect_words(effect: Effect | None) -> str:
     return "; ".join(parts)
 
 
+def changed(violation: ViolationData) -> list[str]:
+    """What was changed in the case before the results were wrong: `reward of sequence 2: 0.5 → 100`."""
+    lines = [
+        f"{one['field']}{' ' + one['place'] if one['place'].startswith('without') else _of(one['place'])}: "
+        f"{words(one['before'])} → {words(one['after'])}"
+        for one in violation.get("trigger", [])
+    ]
+    rest = violation.get("trigger_left_out", 0)
+    return [one_line(line) for line in lines] + ([f"… and {rest} more"] if rest else [])
+
+
+def when_drawn(verdict: VerdictData) -> str:
+    """Whether the case is drawn before or after the change; empty where nothing was changed."""
+    violation = verdict["violation"]
+    return f"drawn {violation.get('drawn', 'before')} the change" if violation and violation.get("trigger") else ""
+
+
+def _of(place: str) -> str:
+    return f" of {place}" if place else ""
+
+
 def happened(verdict: VerdictData) -> str:
     """The explanation of a verdict on one line."""
     violation = verdict["violation"]
@@ -152,27 +172,4 @@ def options_words(options: Mapping[str, object]) -> str:
     return ", ".join(
         f"{one_line(name)}={json.dumps(one_line(value)) if isinstance(value, str) else words(value)}"
         for name, value in options.items()
-    )
-
-
-def summary(report: Report) -> str:
-    """The last line of a report: counts of findings, checks, functions and cases."""
-    count = counted(report)
-    verdicts = report["verdicts"]
-    found = [
-        plural(count["bug"], "bug"),
-        *([plural(count["suspect"], "suspect")] if count["suspect"] else []),
-        *([f"{count['latent']} latent"] if count["latent"] else []),
-        *([f"{count['hygiene']} hygiene"] if count["hygiene"] else []),
-        *([plural(count["convention"], "convention")] if count["convention"] else []),
-        *([f"{count['could not run']} could not run"] if count["could not run"] else []),
-        *([f"{len(report['could_not_bind'])} could not be bound"] if report["could_not_bind"] else []),
-    ]
-    labels = {verdict["subject"] for verdict in verdicts if verdict["status"] in RAN}
-    functions = {subject["name"] for subject in report["subjects"] if subject["label"] in labels}
-    cases = sum(verdict["exercised"] for verdict in verdicts)
-    checks = f"{count['holds']} of {plural(len(verdicts), 'check')} {'holds' if len(verdicts) == 1 else 'hold'}"
-    return (
-        f"{target_name(report)}: {', '.join(found)}; {checks} on {plural(len(functions), 'function')} and "
-        f"{plural(cases, 'case')} (seed {report['seed']}, {report['seconds']:.1f} s)"
     )

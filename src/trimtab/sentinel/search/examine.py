@@ -18,6 +18,7 @@ from trimtab.sentinel.batch.rest import at_rest
 from trimtab.sentinel.binding.subject import Subject, resolve_inputs, run
 from trimtab.sentinel.invariants.declare import GRADES, INVARIANTS, Effect, Violation
 from trimtab.sentinel.invariants.parallel import close_pools
+from trimtab.sentinel.search.consequence import OWN, REPORTS_NONFINITE, condition_of_sources, passes_on
 from trimtab.sentinel.search.declared import COMPARISONS, as_subject
 from trimtab.sentinel.search.measure import measured
 from trimtab.sentinel.search.shrink import smallest
@@ -45,6 +46,8 @@ class Verdict:
     case: Case | None = None
     reason: str = ""
     seconds: float = 0.0
+    consequence_of: str = ""
+    """The invariant whose violation causes this one; then this one is no finding of its own."""
 
     @property
     def severity(self) -> Severity:
@@ -83,7 +86,8 @@ def examine(
                 why_not = f"not deterministic: {subject.varies}"
                 yield Verdict(subject.label, name, "could not exercise", 0, reason=why_not)
             else:
-                verdict = _graded(subject, _judged(subject, _held(subject, name, cases), cases), cases)
+                held = _on_its_own(subject, _held(subject, name, cases), cases)
+                verdict = _graded(subject, _judged(subject, held, cases), cases)
                 yield replace(verdict, seconds=time.perf_counter() - started)
     finally:
         close_pools()
@@ -135,7 +139,11 @@ def _graded(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
     if not subject.guessed or verdict.status != "bug":
         return verdict
     others = [ready(one, cases[: len(SHAPES)])[0] for one in subject.alternatives]
-    sure = bool(others) and not subject.invented and all(_held(one, verdict.invariant, cases).status == "bug" for one in others)
+    sure = (
+        bool(others)
+        and not subject.invented
+        and all(_held(one, verdict.invariant, cases).status == "bug" for one in others)
+    )
     return verdict if sure else replace(verdict, status="suspect")
 
 
@@ -153,9 +161,34 @@ def _judged(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
     return replace(verdict, status="convention", violation=replace(verdict.violation, what=what, grade="convention"))
 
 
-def _held(subject: Subject, name: str, cases: list[Case]) -> Verdict:
+def _on_its_own(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
+    """A violation with NaN or infinity in it must also show without them, if another law reports those.
+
+    If it does, it is reported as it shows there. If it vanishes, it is a consequence, and no worse than its cause.
+    """
+    found = verdict.violation
+    if verdict.invariant in OWN or found is None or verdict.case is None or not passes_on(found):
+        return verdict
+    without = _held(subject, verdict.invariant, cases, finite=True)
+    if without.violation is not None:
+        return without
+    case, name = verdict.case, verdict.invariant
+    condition = condition_of_sources(subject, lambda watched: Trial(watched, name).claims(case))
+    cause = _held(subject, REPORTS_NONFINITE, cases)
+    if not condition or cause.violation is None:
+        return verdict
+    violation = replace(found, grade="latent", condition=condition)
+    return replace(verdict, status="latent", violation=violation, consequence_of=REPORTS_NONFINITE)
+
+
+def _held(subject: Subject, name: str, cases: list[Case], *, finite: bool = False) -> Verdict:
+    """The worst violation, shrunk; with `finite`, only violations whose numbers are all finite."""
     trial = Trial(subject, name)
-    attempt = trial.attempt
+
+    def attempt(case: Case) -> Violation | None:
+        violation = trial.attempt(case)
+        return None if finite and violation is not None and passes_on(violation) else violation
+
     if INVARIANTS[name].some:
         return _shown(subject, name, trial, cases)
     if INVARIANTS[name].whole:
@@ -172,8 +205,18 @@ def _held(subject: Subject, name: str, cases: list[Case]) -> Verdict:
     if found is None:
         return trial.unviolated()
     taken = trial.taken
+    if trial.crashes > taken and _mostly_raises(trial, cases):
+        return trial.unviolated()
     case, violation = smallest(*found, attempt)
     return Verdict(subject.label, name, violation.grade, taken, violation, case)
+
+
+def _mostly_raises(trial: "Trial", cases: list[Case]) -> bool:
+    """Whether it raises on most cases. Then what it returns on the others says little, and the error says more."""
+    again = Trial(trial.subject, trial.name)
+    for case in cases:
+        _ = again.claims(case)
+    return again.crashes > again.taken
 
 
 def _of_the_whole(subject: Subject, name: str, trial: "Trial", cases: list[Case]) -> Verdict:
@@ -184,8 +227,10 @@ def _of_the_whole(subject: Subject, name: str, trial: "Trial", cases: list[Case]
             break
     else:
         return trial.unviolated()
-    return trial.unviolated(enough=1) if violation is None else Verdict(
-        subject.label, name, violation.grade, trial.taken, violation, case
+    return (
+        trial.unviolated(enough=1)
+        if violation is None
+        else Verdict(subject.label, name, violation.grade, trial.taken, violation, case)
     )
 
 
@@ -213,7 +258,7 @@ class Trial:
 
     def __init__(self, subject: Subject, name: str) -> None:
         self.subject, self.name = subject, name
-        self.taken = 0
+        self.taken = self.crashes = 0
         self.why = self.crash = ""
 
     def attempt(self, case: Case) -> Violation | None:
@@ -234,13 +279,14 @@ class Trial:
             self.why = str(error)
             return None
         except Exception as error:  # foreign code may raise anything; its first error is reported
+            self.crashes += 1
             self.crash = self.crash or (str(error) if isinstance(error, WrongBinding) else told(error))
             return None
         self.taken += 1
         return found if isinstance(found, tuple) else () if found is None else (found,)
 
     def unviolated(self, enough: int = ENOUGH) -> Verdict:
-        held = self.taken >= enough
+        held = self.taken >= enough and self.crashes <= self.taken
         status: Status = "holds" if held else "could not run" if self.crash else "could not exercise"
         reason = (
             f"raised on some cases: {self.crash}" if held and self.crash else "" if held else self.crash or self.why
