@@ -138,7 +138,7 @@ def test_a_baseline_takes_known_bugs_out_of_the_exit_code(tmp_path: Path) -> Non
     assert "still" in result.stdout
 
 
-def test_a_module_of_ones_own_is_checked_by_its_argument_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_of_ones_own_is_checked_by_its_argument_names(tmp_path: Path) -> None:
     losses = tmp_path / "losses.py"
     losses.write_text(
         "def my_loss(log_probs, advantages, mask):\n"
@@ -179,11 +179,16 @@ def test_a_search_without_bindings_needs_a_repository_and_no_target() -> None:
         with pytest.raises(AdapterError, match=r"--discover searches a whole repository .* Name it with --path DIR"):
             CliRunner().invoke(app, ["check", *words], catch_exceptions=False)
 
+
+def test_a_report_says_how_a_function_was_bound_and_how_to_bind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = tmp_path / "losses.py"
     losses.write_text("def my_loss(log_probs, advantages, mask):\n    return (-advantages * log_probs * mask).sum()\n")
     words = ("check", str(losses), "--invariant", "nonfinite_isolation", "--jobs", "1")
     out = tmp_path / "report.json"
     result = invoke(*words, "--strict", "--format", "json", "--out", str(out))
-    assert result.exit_code == 1  # latent: it needs NaN in padding
+    assert result.exit_code == 1  # hygiene: it needs NaN in padding
     shown = invoke("check", "--render", str(out))
     assert shown.exit_code == 0
     assert "my_loss: NaN or infinity in padding" in shown.stdout

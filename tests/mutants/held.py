@@ -7,7 +7,7 @@ from trimtab.sentinel.batch.rest import at_rest
 from trimtab.sentinel.invariants.parallel import close_pools
 from trimtab.sentinel.search.examine import Trial, _shown, fields_of, ready
 
-FINDING = ("bug", "latent", "hygiene")
+FINDING = ("bug", "suspect", "latent", "hygiene")
 
 
 def findings(subject: Subject, cases: Sequence[Case], names: Iterable[str] | None = None) -> dict[str, str]:

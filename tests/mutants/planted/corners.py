@@ -1,5 +1,7 @@
 """Corners of the input space, and credit that flows over trainable tokens only (I03, I04)."""
 
+from dataclasses import replace
+
 from mutants.edit import plant
 from mutants.ours.formulas import formula, undefined
 from mutants.ours.loss import surrogate
@@ -26,7 +28,7 @@ plant(
 plant(
     "degenerate_bounded",
     "spread_of_zero_divides_by_eps",
-    undefined(formula("normalize.mean_std", mean="none", std="group", ddof=0, eps=1e-6)),
+    replace(undefined(formula("normalize.mean_std", mean="none", std="group", ddof=0, eps=1e-6)), waived={}),
     "signal.normalize:mean_std",
     "torch.where(spread > 0, result / (spread + eps), result)",
     "result / (spread + eps)",

@@ -20,8 +20,9 @@ from trimtab.signal.layout import Levels, Segments, renumbered
 Side = Literal["left", "right", "both"]
 """The side of the padding. "both" pads prompts on the left and the tokens after them on the right."""
 
-MASKS = ("trainable", "attention", "response")
-"""Flags that follow from the shape of a case: chosen by the policy; any token; after the prompt."""
+MASKS = ("trainable", "attention", "response", "chosen")
+"""Flags that follow from the shape of a case: chosen by the policy; any token; after the prompt; and `chosen`, for a
+function that also takes one flag per row: it holds tokens of rows that are suppressed as a whole (`in_use` is 0)."""
 
 
 class CannotRepresent(Exception):
@@ -136,6 +137,8 @@ class Case:
     def sequence(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
         """One entry per sequence: reward, group, ended, votes, …"""
         self._note(name)
+        if name == "in_use":
+            return (self.segments.token_counts > 0).to(dtype or self.mask_dtype)
         if name not in self.sequences:
             raise WrongBinding(unknown_name("field of a sequence", name, sorted(self.sequences)))
         return self.sequences[name] if dtype is None else self.sequences[name].to(dtype)
@@ -245,8 +248,11 @@ class Case:
     def _field(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         self._note(name)
         if name in MASKS:
-            wanted = {"trainable": "a", "attention": "aop", "response": "ao"}[name]
-            flags = [kind in wanted for kinds in self.kinds for kind in kinds]
+            wanted = {"trainable": "a", "attention": "aop", "response": "ao", "chosen": "a"}[name]
+            flags = [
+                kind in wanted or (name == "chosen" and kind == "o" and "a" not in kinds)
+                for kinds in self.kinds for kind in kinds
+            ]  # fmt: skip
             return torch.tensor(flags, dtype=torch.bool).to(dtype or self.mask_dtype)
         if name in self.sequences and name not in self.tokens:
             return self.sequences[name][self.owner]

@@ -165,6 +165,12 @@ def drifted(case: Case, amount: float) -> Case:
     return case.with_tokens(logp_current=base - max(-amount, 0.0), **others)
 
 
+def only_trained(case: Case, changed: Case) -> Case:
+    """The changed case, with the log-probs of the first one at every token that does not train."""
+    held = {n: torch.where(case.trainable, changed.tokens[n], case.tokens[n]) for n in LOGPS if n in case.tokens}
+    return changed.with_tokens(**held)
+
+
 def in_single(case: Case) -> Case:
     """The same numbers in single precision, as a trainer holds them."""
     tokens = {n: v.float() if v.dtype.is_floating_point else v for n, v in case.tokens.items()}

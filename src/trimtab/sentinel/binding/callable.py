@@ -47,8 +47,14 @@ class Config:
     def get(self, name: str, default: Any = None) -> Any:
         return self._setting(name) if default is None else default
 
+    def others(self, smallest: float) -> "Iterator[Config]":
+        """The same settings with one of the numbers that were asked for halved."""
+        for name, value in self.asked.items():
+            if isinstance(value, float) and abs(value) >= smallest:
+                yield type(self)(bounds=self._bounds, held={**self._held, name: value / 2})
+
     def __repr__(self) -> str:
-        return "a config object"
+        return ", ".join(f"{name} {value:g}" for name, value in self._held.items()) or "a config object"
 
 
 class Off(Config):
@@ -111,7 +117,7 @@ def of_function(fn: Callable[..., Any], *, bounds: bool = False) -> Found:
     arguments, options = _sorted(parameters, choices, bounds=bounds)
     return Found(
         fn.__name__, inspect.unwrap(fn), arguments, options, lambda given, chosen: fn(**given, **chosen),
-        invented=_invented(parameters, options), choices={n: v for n, v in choices.items() if n in options},
+        invented=_invented(parameters, options), choices=_choices(options, choices, bounds=bounds),
     )  # fmt: skip
 
 
@@ -138,13 +144,21 @@ def of_method(cls: type, method: str, *, bounds: bool = False) -> Found:
     return Found(
         f"{cls.__name__}.{method}", function, {**needed, **arguments}, options, call,
         invented=_invented({**making, **parameters}, options),
-        choices={n: v for n, v in choices.items() if n in options},
+        choices=_choices(options, choices, bounds=bounds),
     )  # fmt: skip
 
 
 def _invented(parameters: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> frozenset[str]:
-    without = {n for n in options if parameters[n].default in (parameters[n].empty, None)}
+    without = {n for n, v in options.items() if v is not None and parameters[n].default in (parameters[n].empty, None)}
     return frozenset(n for n in without if not dataclasses.is_dataclass(options[n]) and n not in GROUP_SIZES)
+
+
+def _choices(
+    options: Mapping[str, Any], texts: Mapping[str, tuple[Any, ...]], *, bounds: bool
+) -> dict[str, tuple[Any, ...]]:
+    """Other values of options: texts that the body asks for, and a usual number where None switches it off."""
+    numbers = {n: (number_of(n, bounds=bounds),) for n, v in options.items() if v is None}
+    return numbers | {n: v for n, v in texts.items() if n in options}
 
 
 def asked_for(fn: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
@@ -180,6 +194,8 @@ def _sorted(
             options[name] = 2
         elif one.default is not one.empty and one.default is not None:
             options[name] = one.default
+        elif one.default is None and _is_number(name, one.annotation):
+            options[name] = None
         elif one.default is one.empty and _is_number(name, one.annotation):
             options[name] = number_of(name, bounds=bounds)
         elif name in choices and one.default is one.empty:
@@ -190,8 +206,11 @@ def _sorted(
 
 
 def _is_number(name: str, annotation: Any) -> bool:
-    plain = annotation in (inspect.Parameter.empty, float, int, "float", "int")
+    plain = annotation in (inspect.Parameter.empty, float, int) or str(annotation).replace(" ", "") in _NUMBERS
     return plain and field_of(name) is None and number_of(name) is not None
+
+
+_NUMBERS = ("float", "int", "float|None", "int|None", "typing.Optional[float]", "typing.Optional[int]")
 
 
 def _config(annotation: Any, *, bounds: bool) -> Any:

@@ -21,9 +21,9 @@ packed   all tokens in one line, prompts included, with boundaries
 sliced   rows with their prompts; log-probs lack the first column, which no model predicts
 model    rows with their prompts, and logits as a model gives them: position t predicts token t + 1"""
 Size = Literal["token", "sequence"]
-Form = Literal["tensor", "numpy", "names", "matrix", "rows", "keys", "steps", "list"]
+Form = Literal["tensor", "numpy", "names", "matrix", "rows", "keys", "steps", "list", "suppressed"]
 """How groups are named (tensor, numpy, names, matrix), and how a whole batch is held: by keys with one reward per row,
-by keys with rewards per step, or as rows of objects."""
+by keys with rewards per step, or as rows of objects. A mask is `suppressed` beside flags per row: it holds tokens of rows whose flag is 0."""
 
 ROWS = frozenset({"group", "ended", "length", "outcome", "reward", "in_use"})
 """Fields with one entry per sequence."""
@@ -38,9 +38,11 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
     if field == "boundaries":
         return case.cu_seqlens
     if field == "batch":
-        return samples(case, way) if form == "rows" else Keys(case, way, size, steps=form == "steps")
+        return samples(case, way) if form == "rows" else Keys(case, way, size, steps=form == "steps", by_row=form == "suppressed")
     if field in ("ratio", "log_ratio", "minus_log_ratio", "gap_to_ref"):
         return _ratio(case, way, field)
+    if field == "trainable" and form == "suppressed":
+        field = "chosen"
     if size == "sequence" or field in ROWS - {"reward"}:
         return _per_row(case, field, way, form)
     name = "token_reward" if field == "reward" else field
@@ -60,7 +62,7 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
 
 def _per_row(case: Case, field: str, way: Way, form: Form) -> Any:
     if field == "in_use":
-        return (case.segments.token_counts > 0).double()
+        return case.sequence("in_use")
     if field == "length":
         lengths = case.response_lengths
         return lengths if form == "list" else torch.tensor(lengths)
@@ -91,9 +93,9 @@ def _ratio(case: Case, way: Way, field: str) -> Any:
 class Keys(dict[str, Any]):
     """A batch that nobody has seen: a key is filled with the field that its name tells."""
 
-    def __init__(self, case: Case, way: Way, size: Size, *, steps: bool) -> None:
+    def __init__(self, case: Case, way: Way, size: Size, *, steps: bool, by_row: bool) -> None:
         super().__init__()
-        self._case, self._way, self._size, self._steps = case, way, size, steps
+        self._case, self._way, self._size, self._steps, self._by_row = case, way, size, steps, by_row
 
     def __missing__(self, key: str) -> Any:
         self[key] = self._value(key)
@@ -105,7 +107,8 @@ class Keys(dict[str, Any]):
             raise self._case.cannot(f"nothing is known about the key {key!r}")
         per_row = field in ROWS or (field == "advantage" and self._size == "sequence")
         per_row = per_row and not (field == "reward" and self._steps)
-        return view(self._case, field, "sequence" if per_row else "token", self._way, "keys")
+        form: Form = "suppressed" if field == "trainable" and self._by_row else "keys"
+        return view(self._case, field, "sequence" if per_row else "token", self._way, form)
 
     def __contains__(self, key: object) -> bool:
         return field_of(str(key)) is not None

@@ -19,7 +19,7 @@ from trimtab.sentinel.batch.case import CannotRepresent, Case
 from trimtab.sentinel.batch.directed import SHAPES, directed
 from trimtab.sentinel.binding.callable import CannotCall, Found
 from trimtab.sentinel.binding.given import ROWS, Form, Size, Way, of_row, view
-from trimtab.sentinel.binding.words import fields_of
+from trimtab.sentinel.binding.words import field_of, fields_of
 
 BATCHES = frozenset({"data", "inputs", "batch", "experience", "samples", "rollouts", "sample"})
 """Arguments that hold fields by key or attribute."""
@@ -109,11 +109,24 @@ def plans(found: Found) -> Iterator[Plan]:
     if unknown:
         raise CannotCall(f"nothing is known about {', '.join(unknown)}")
     speaks = _speaks_numpy(found)
+    by_row = "in_use" in fields.values() or _asks_for_rows(found)
     for way in _ways(found, fields):
-        choices = [list(_fillings(found, n, f, way)) for n, f in fields.items()]
+        choices = [[_suppressed(one) if by_row else one for one in _fillings(found, n, f, way)] for n, f in fields.items()]
         for chosen in itertools.product(*choices):
             for as_numpy in (False, True) if speaks is None else (speaks,):
                 yield Plan(way, tuple(chosen), bool(as_numpy))
+
+
+def _suppressed(one: Filling) -> Filling:
+    """Beside flags per row, a mask of tokens also holds tokens of rows whose flag is 0."""
+    masks = one.field == "trainable" or (one.field == "batch" and one.form == "keys")
+    return replace(one, form="suppressed") if masks else one
+
+
+def _asks_for_rows(found: Found) -> bool:
+    """Whether a body takes flags per row out of a batch by key."""
+    names = getattr(getattr(found.function, "__code__", None), "co_consts", ())
+    return any(isinstance(name, str) and name.isidentifier() and field_of(name) == "in_use" for name in names)
 
 
 def _fillings(found: Found, name: str, field: str, way: Way) -> Iterator[Filling]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS, agreed, without_tokens
 from trimtab.sentinel.binding.bind import ROLES, Role
-from trimtab.sentinel.binding.callable import CannotCall, Found
+from trimtab.sentinel.binding.callable import CannotCall, Config, Found
 from trimtab.sentinel.binding.given import layouts
 from trimtab.sentinel.binding.guess import Plan, called, plausible, probes
 from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject, call_subject, run, same
@@ -26,6 +26,8 @@ SECOND: dict[str, Kind] = {"returns": "return", "group_advantage": "return"}
 """The kind of a second result, by role: estimators return advantages and returns."""
 
 
+SMALLEST = 1e-3
+"""Smaller settings are stabilisers, and may show nowhere."""
 MOST = 3
 """How many plausible bindings are kept."""
 
@@ -148,13 +150,20 @@ def _fields(found: Found, plan: Plan, probe: Case) -> frozenset[str]:
         with torch.no_grad():
             _ = called(found, plan, replace(probe, touched=touched), found.options)
         named |= touched
-    return frozenset(named)
+    return frozenset(named | ({"advantage"} if "outcome" in named else set()))
 
 
 def _variants(found: Found) -> dict[str, tuple[Any, ...]]:
     """Other values of options that are texts or switches."""
-    flags = {n: (not v,) for n, v in found.options.items() if isinstance(v, bool)}
-    return flags | {n: tuple(v for v in texts if v != found.options[n]) for n, texts in found.choices.items()}
+    other: dict[str, tuple[Any, ...]] = {}
+    for name, value in found.options.items():
+        if isinstance(value, bool):
+            other[name] = (not value,)
+        elif isinstance(value, float) and abs(value) >= SMALLEST:
+            other[name] = (value / 2,)
+        elif isinstance(value, Config):
+            other[name] = tuple(value.others(SMALLEST))
+    return other | {n: tuple(v for v in texts if v != found.options[n]) for n, texts in found.choices.items()}
 
 
 def _penalties(subject: Subject, fields: frozenset[str], probe: Case) -> dict[str, str]:
@@ -384,6 +393,8 @@ def _result(case: Case, look: Look, plan: Plan, preset: Role | None, role: str |
         kind = SECOND[role]
     elif look.level == "scalar":
         kind = "metric"
+    elif look.level == "token" and role == "policy_loss" and look.has_gradient:
+        kind = "statistic"
     else:
         return None
     if look.level == "token":

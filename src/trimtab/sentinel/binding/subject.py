@@ -295,7 +295,8 @@ def run(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) 
             except RuntimeError:  # it would raise in training too, so it is no silent bug; its values are still checked
                 blocked.add(name)
                 continue
-            followed = (*TRAINED, "token_loss", "kl") if subject.promises is None else tuple(leaves)
+            asked = subject.promises is not None or result.kind == "importance"
+            followed = tuple(leaves) if asked else (*TRAINED, "token_loss", "kl")
             gradients[name] = {n: g for n, g in zip(leaves, found, strict=True) if n in followed}
     return Seen(case, {n: r.value.detach().clone() for n, r in out.items()}, out, gradients, frozenset(blocked))
 

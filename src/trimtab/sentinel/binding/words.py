@@ -54,9 +54,10 @@ NUMBERS: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"size"}), 2),
     (frozenset({"delta"}), 0.1),
     (frozenset({"c", "dual"}), 3.0),
+    (frozenset({"low", "lo", "lower", "min"}), 0.2),
     (frozenset({"tis", "cap", "max", "ceiling", "above"}), 2.0),
-    (frozenset({"high", "hi", "upper"}), 0.28),
-    (frozenset({"eps", "epsilon", "clip", "cliprange", "low", "lo", "ratio"}), 0.2),
+    (frozenset({"high", "hi", "upper", "higher"}), 0.28),
+    (frozenset({"eps", "epsilon", "clip", "cliprange", "ratio"}), 0.2),
     (frozenset({"coef", "coeff", "beta", "weight", "alpha"}), 0.1),
 )
 """Words of a setting without a default, and a number at which it acts on small batches."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.batch.perturb import LOGPS, drifted, in_single, silenced
+from trimtab.sentinel.batch.perturb import LOGPS, drifted, in_single, only_trained, silenced
 from trimtab.sentinel.binding.subject import Seen, Subject, run
 from trimtab.sentinel.invariants.declare import (
     GRADES,
@@ -75,7 +75,7 @@ def _corners(case: Case) -> Iterator[tuple[str, str, Case]]:
     for amount in (30.0, -30.0):
         yield f"the policies are {amount:g} apart in log-prob", "", drifted(case, amount)
     for amount in (100.0, -100.0):
-        there = in_single(drifted(case, amount))
+        there = in_single(only_trained(case, drifted(case, amount)))
         yield f"the policies are {amount:g} apart in log-prob, in single precision", "", there
 
 

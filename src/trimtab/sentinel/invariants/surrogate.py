@@ -126,7 +126,9 @@ def _at(subject: Subject, case: Case, sign: float, ratio: float) -> Violation | 
 
 
 def _drops(subject: Subject, there: Case, name: str) -> bool:
-    """Whether the same ratio gets no gradient under the other sign of the advantage either."""
+    """Whether tokens at this ratio add nothing: no value, and no gradient under either sign of the advantage."""
+    if float(run(subject, there, off(subject)).values[name].double().abs().max()) > 1e-12:
+        return False
     other = there.with_tokens(advantage=-there.tokens["advantage"])
     other = other.with_sequences(outcome=-there.sequences["outcome"])
     seen = run(subject, other, off(subject))

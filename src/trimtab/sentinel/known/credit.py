@@ -120,7 +120,8 @@ def gae(c: Cells, value: str, gamma: float, lam: float, slip: str) -> Tensor:
     running = torch.zeros(rows, dtype=torch.float64)
     for t in reversed(range(width)):
         trains, own = c.mask[:, t] > 0, values[:, t]
-        following = own if slip == "present value as the next one" else after
+        is_last = c.mask[:, t + 1 :].sum(1) == 0
+        following = torch.where(is_last, 0.0, own) if slip == "present value as the next one" else after
         subtracted = after if slip == "next value subtracted" else own
         bootstrap = 0.0 if slip == "no next value" else gamma * following
         step = _rewards(c)[:, t] + bootstrap - subtracted + gamma * lam * running

@@ -216,6 +216,9 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
         yield from token.importance(inputs, numbers)
     elif result.kind == "term" and inputs & {"advantage", "outcome"} and policies:
         yield from surrogate.policy_losses(inputs, numbers)
+    elif result.kind == "statistic" and result.level == "token" and inputs & {"advantage", "outcome"} and policies:
+        yield from (one for one in surrogate.policy_losses(inputs, numbers) if not one.is_part)
+        yield from token.kl(inputs)
     elif result.kind == "term" and "returns" in inputs and "value" in inputs:
         yield from token.squared_errors(inputs, numbers)
     elif result.kind == "entropy":
@@ -236,6 +239,8 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
 
 def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iterator[Known]:
     inputs = subject.inputs
+    if result.kind != "loss":
+        yield from counts()
     policies = inputs & set(LOGPS)
     terms: list[Known] = []
     if result.kind == "loss" and policies and inputs & {"advantage", "outcome"}:
@@ -255,6 +260,13 @@ def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iter
     for one in terms:
         for average in averages:
             yield averaged(one, average)
+
+
+def counts() -> Iterator[Known]:
+    """Numbers about the batch that are no averages."""
+    yield Known("number of rows", lambda c: torch.tensor(float(c.mask.shape[0]), dtype=torch.float64))
+    yield Known("number of sequences that train", lambda c: (c.mask.sum(1) > 0).double().sum())
+    yield Known("number of tokens that train", lambda c: c.mask.sum())
 
 
 def averaged(one: Known, average: Average) -> Known:

@@ -24,6 +24,7 @@ ESTIMATES: dict[str, str] = {
     "abs": "|k1| of",
 }
 SCOPES = {"group": "group spread", "batch": "batch spread", "global": "batch spread"}
+APART = frozenset({"kl", "diff", "difference", "gap", "drift", "mismatch"})
 WITHOUT_ITSELF = frozenset({"loo", "rloo", "leave"})
 
 
@@ -37,8 +38,8 @@ def told_otherwise(name: str, result: str, options: Mapping[str, Any], formula: 
     exchanged = _exchanged(options, formula)
     if exchanged:
         yield exchanged
-    if "kl" in words_of(result) and " of ratio " in formula:
-        yield f"{result} is called a KL, and a ratio is 1 where both policies agree"
+    if set(words_of(result)) & APART and " of ratio " in formula:
+        yield f"{result} says how far two policies are apart, and a ratio is 1 where they agree"
     if set(words_of(name)) & WITHOUT_ITSELF and formula.startswith("reward - group mean"):
         yield f"{name} asks for the mean of the others, and the sample itself is in this one"
 

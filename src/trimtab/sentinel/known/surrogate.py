@@ -112,7 +112,7 @@ def _from(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Known]
             small = "the smaller of the two losses is taken, so the clip removes the wrong side"
             yield Known(f"clipped to {shown}, {told}, the smaller one", lambda c, b=both: torch.minimum(*b(c)), small)
             yield Known(f"always clipped to {shown}, {told}", lambda c, b=both: b(c)[1],
-                        "the clipped loss is used alone, so a token that moved the wrong way gets no gradient")  # fmt: skip
+                        "the clipped loss is used alone, so a token that moved the wrong way gets no gradient", is_part=True)  # fmt: skip
             for cap in (n for n in numbers if n > 1):
                 yield Known(
                     f"clipped to {shown} with dual clip {cap:g}, {told}",

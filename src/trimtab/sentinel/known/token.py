@@ -23,6 +23,8 @@ class Known:
     mistake: str = ""
     partial: bool = False
     """It leaves some entries open, as NaN."""
+    is_part: bool = False
+    """It is a mistake as a whole loss, and fine as one part of it."""
 
 
 def ends(inputs: frozenset[str]) -> Iterator[tuple[str, str]]:
@@ -59,6 +61,8 @@ def gaps(inputs: frozenset[str]) -> Iterator[Known]:
     for p, q in ends(inputs):
         yield Known(f"ratio {q} / {p}", lambda c, p=p, q=q: (c[q] - c[p]).exp())
         yield Known(f"ratio {p} / {q}", lambda c, p=p, q=q: (c[p] - c[q]).exp())
+        lost = "the logarithm is missing: the ratio itself is taken for a KL"
+        yield Known(f"minus ratio {q} / {p}", lambda c, p=p, q=q: -(c[q] - c[p]).exp(), lost)
         yield Known(f"difference of probabilities of {p} and {q}", lambda c, p=p, q=q: (c[p].exp() - c[q].exp()).abs())
 
 
@@ -87,6 +91,9 @@ def importance(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
                 for cap in (n for n in numbers if n > 1):
                     yield Known(f"{told} {level}, at most {cap:g}",
                                 lambda c, r=log_ratio, cap=cap: r(c).exp().clamp(max=cap), mistake or wrong)  # fmt: skip
+                    for low in (n for n in numbers if 0 < n < 1):
+                        yield Known(f"{told} {level}, in [{low:g}, {cap:g}]",
+                                    lambda c, r=log_ratio, a=low, b=cap: r(c).exp().clamp(a, b), mistake or wrong)  # fmt: skip
 
 
 def keeps(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:

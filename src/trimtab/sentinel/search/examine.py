@@ -34,6 +34,10 @@ EXAMPLES = 12
 """Default number of random cases in addition to the directed ones."""
 
 
+ADDED_UP = ("split", "parallel_layout")
+"""Laws about several calls. A definition says what one call gives."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """One invariant checked on one subject."""
@@ -152,6 +156,8 @@ def _judged(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
     asked = verdict.status == "bug" and verdict.invariant not in COMPARISONS and subject.definition is not None
     if not asked or verdict.case is None or verdict.violation is None:
         return verdict
+    if verdict.invariant in ADDED_UP and subject.combine is not None:
+        return verdict  # how parts are combined is declared too, and does not fit a mean over one call
     if _held(subject, "equals_definition", cases).status not in ("holds", "convention"):
         return verdict
     broken = Trial(as_subject(subject), verdict.invariant).claims(verdict.case)
