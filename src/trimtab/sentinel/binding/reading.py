@@ -393,7 +393,7 @@ def _result(case: Case, look: Look, plan: Plan, preset: Role | None, role: str |
         kind = SECOND[role]
     elif look.level == "scalar":
         kind = "metric"
-    elif look.level == "token" and role == "policy_loss" and look.has_gradient:
+    elif look.level == "token" and role == "policy_loss" and not look.is_flag:
         kind = "statistic"
     else:
         return None

@@ -62,6 +62,7 @@ def fitted(subject: Subject, cases: Sequence[Case]) -> list[Fit]:
 
 
 def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -> list[Fit]:
+    subject = replace(subject, options=options)
     seen: list[tuple[Case, Mapping[str, Result]]] = []
     for case in cases:
         with suppress(Exception), torch.no_grad():  # what does not run on a case says nothing about it
