@@ -112,8 +112,10 @@ def _unbounded(subject: Subject, seen: Seen, case: Case, what: str, said: str) -
             continue
         for leaf, gradient in seen.gradients.get(name, {}).items():
             if not bool(torch.isfinite(gradient).all()):
+                shows = condition == APART and _shows_otherwise(subject, case, name)
                 return Violation(
-                    f"d {name} / d {leaf} is not finite although {what}", numbers(gradient), "finite", grade=grade,
+                    f"d {name} / d {leaf} is not finite although {what}", numbers(gradient), "finite",
+                    grade="hygiene" if shows else grade,
                     effect=Effect("gradient", (), float("inf")), compared=Compared(name, leaf, case),
                     condition=condition,
                 )  # fmt: skip
@@ -125,6 +127,12 @@ def _unbounded(subject: Subject, seen: Seen, case: Case, what: str, said: str) -
                 effect=effect, condition=condition,
             )  # fmt: skip
     return weaker
+
+
+def _shows_otherwise(subject: Subject, case: Case, name: str) -> bool:
+    """Whether the value itself is infinite under the other sign of the advantage, so that everybody would see it."""
+    other = case.with_tokens(advantage=-case.tokens["advantage"]).with_sequences(outcome=-case.sequences["outcome"])
+    return not bool(torch.isfinite(run(subject, other).values[name].double()).all())
 
 
 def _all_credited(case: Case) -> bool:

@@ -96,7 +96,10 @@ def importance_contract(subject: Subject, case: Case) -> Violation | None:
     seen = run(subject, case)
     for name, result in of_kind(seen.results, case, "importance"):
         value = seen.values[name]
-        if any(bool((g != 0).any()) for g in seen.gradients.get(name, {}).values()):
+        followed = seen.gradients.get(name, {})
+        # Log-probs of a sampler are data. A gradient matters in the policy that trains, where there is one.
+        followed = {n: g for n, g in followed.items() if n == "logp_current" or not subject.reading("logp_current")}
+        if any(bool((g != 0).any()) for g in followed.values()):
             return Violation(f"{name} carries gradient", "gradient", "detached", effect=Effect("gradient"))
         low, high = result.range or subject.options.get("band", (0.0, float("inf")))
         # Tokens masked out below a bound show as importance 0. That is allowed only where the binding declares it.

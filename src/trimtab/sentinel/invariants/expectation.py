@@ -128,7 +128,7 @@ def _one_choice(case: Case, logp: Tensor, ref: Tensor, credit: float) -> Case:
     tokens |= {"logp_ref": torch.cat([pad, ref.reshape(1)]), "advantage": torch.tensor([0.0, credit]).double()}
     tokens |= {"keep": torch.tensor([True, True]), "selected": torch.tensor([False, False])}
     one = replace(base, kinds=(("p", "a"),), tokens=tokens, origin=(0,))
-    return one.with_sequences(outcome=torch.full((1,), credit, dtype=torch.float64))
+    return one.with_sequences(outcome=torch.full((1,), credit, dtype=torch.float64), votes=torch.ones(1).bool())
 
 
 def _aligned(gradient: Tensor, exact: Tensor, what: str, known: Mapping[str, Tensor]) -> Violation | None:

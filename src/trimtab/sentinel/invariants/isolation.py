@@ -114,6 +114,8 @@ def _cut_up(subject: Subject, case: Case, base: Seen) -> Violation | None:
 )
 def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
     declared = subject.reading("votes")
+    if declared and not subject.reading("reward", "token_reward"):
+        return _silent_rows(subject, case)
     if not declared and not subject.reading("reward", "token_reward"):
         raise case.cannot("it reads neither rewards nor which samples are suppressed")
     if not declared and not subject.reading("trainable"):
@@ -137,6 +139,25 @@ def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
             )  # fmt: skip
         if found:
             return found
+    return None
+
+
+def _silent_rows(subject: Subject, case: Case) -> Violation | None:
+    """A function that is told which samples are suppressed and reads no reward: their content must not matter."""
+    suppressed = places(~case.sequences["votes"])
+    if not suppressed or len(suppressed) == case.num_sequences:
+        raise case.cannot("no sample is suppressed, or all are")
+    base = run(subject, case)
+    other = run(subject, subject.adapt(changed(case, suppressed).with_sequences(votes=case.sequences["votes"])))
+    for name, result in base.results.items():
+        if result.level == "scalar" and not same(base.values[name], other.values[name]):
+            what = f"changing the suppressed sequences {suppressed} changes {name}"
+            return differing(what, result, base.values[name], other.values[name])
+        for leaf, gradient in base.gradients.get(name, {}).items():
+            inside = torch.isin(case.owner, torch.tensor(suppressed))
+            if result.kind in ("loss", "term") and bool((gradient[inside] != 0).any()):
+                what = f"d {name} / d {leaf} is not 0 in the suppressed sequences {suppressed}"
+                return differing(what, result, torch.zeros_like(gradient), gradient)
     return None
 
 

@@ -63,7 +63,8 @@ def _misread(what: str, observed: object, expected: object) -> Violation:
 def _implausible(name: str, result: Result, value: Tensor) -> Violation | None:
     if not bool(torch.isfinite(value).all()):
         return _misread(f"{name} is not finite", numbers(value), "a finite number")
-    if result.kind == "observation" and result.value.dtype != torch.bool:
+    is_flag = result.value.dtype == torch.bool or bool(((value == 0) | (value == 1)).all())
+    if result.kind == "observation" and not is_flag:
         return _misread(f"{name} is not boolean, so its fraction can leave [0, 1]", str(result.value.dtype), "bool")
     if result.range is not None:
         low, high = result.range

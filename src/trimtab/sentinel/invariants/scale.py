@@ -1,6 +1,7 @@
 """What a loss averages, and over how many."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -113,7 +114,13 @@ def _plain(subject: Subject, case: Case) -> Case:
     away = torch.where(own >= 0, 0.5, -0.5).double() + own
     outcome = torch.where(case.sequences["outcome"] >= 0, 0.5, -0.5).double() + case.sequences["outcome"]
     flags = {n: torch.full_like(case.tokens[n], n == "keep") for n in ("keep", "selected") if n in case.tokens}
-    return subject.adapt(agreed(case).with_tokens(advantage=away, **flags).with_sequences(outcome=outcome))
+    everyone = torch.ones(case.num_sequences, dtype=torch.bool)
+    plain = agreed(case).with_tokens(advantage=away, **flags).with_sequences(outcome=outcome, votes=everyone)
+    return subject.adapt(replace(plain, within=None if case.within is None else _all_vote(case.within)))
+
+
+def _all_vote(case: Case) -> Case:
+    return case.with_sequences(votes=torch.ones(case.num_sequences, dtype=torch.bool))
 
 
 def _scalar_loss(seen: Seen, case: Case) -> str:

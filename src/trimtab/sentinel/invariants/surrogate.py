@@ -105,10 +105,13 @@ def _at(subject: Subject, case: Case, sign: float, ratio: float) -> Violation | 
     others = {n: base - math.log(ratio) for n in LOGPS if n in case.tokens and n != "logp_current"}
     flags = {n: torch.full_like(case.tokens[n], n == "keep") for n in ("keep", "selected") if n in case.tokens}
     there = case.with_tokens(logp_current=base, **others, **flags, advantage=torch.full_like(base, sign))
-    there = there.with_sequences(outcome=torch.full_like(case.sequences["outcome"], sign))
+    everyone = torch.ones(case.num_sequences, dtype=torch.bool)
+    there = there.with_sequences(outcome=torch.full_like(case.sequences["outcome"], sign), votes=everyone)
     seen = run(subject, there, off(subject))
     for name, _ in of_kind(seen.results, case, "term", "loss"):
         if name not in seen.gradients or "logp_current" not in seen.gradients[name]:
+            continue
+        if not _follows(subject, there, name, seen):
             continue
         push = seen.gradients[name]["logp_current"][case.trainable] * sign
         where = f"at ratio {ratio:g} and A = {sign:+g}"
@@ -123,6 +126,13 @@ def _at(subject: Subject, case: Case, sign: float, ratio: float) -> Violation | 
             what = f"{name} is clipped {where}, where clipping cannot lower the objective"
             return Violation(what, 0.0, "a gradient", effect=Effect("gradient", (), 1.0))
     return None
+
+
+def _follows(subject: Subject, there: Case, name: str, seen: Seen) -> bool:
+    """Whether a result has anything to do with advantages. A joint loss also returns its value and entropy parts."""
+    other = there.with_tokens(advantage=2 * there.tokens["advantage"])
+    other = other.with_sequences(outcome=2 * there.sequences["outcome"])
+    return not same(seen.values[name], run(subject, other, off(subject)).values[name], tolerance=1e-12)
 
 
 def _drops(subject: Subject, there: Case, name: str) -> bool:
@@ -249,7 +259,10 @@ def connected(subject: Subject, case: Case) -> Violation | None:
         pushes = seen.gradients.get(name, {}).get("logp_current")
         if credit is not None and pushes is not None and subject.reading("logp_current"):
             acts = credit[_acting(subject, case)]
-            if bool((acts != 0).any()) and bool((pushes == 0).all()):
+            stands_alone = not any(
+                bool((g["logp_current"] != 0).any()) for g in seen.gradients.values() if "logp_current" in g
+            )
+            if bool((acts != 0).any()) and bool((pushes == 0).all()) and stands_alone:
                 what = f"{name} has no gradient although advantages are not 0"
                 return Violation(what, 0.0, "a gradient", effect=effect)
     try:

@@ -67,7 +67,11 @@ def carried_back(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[K
         late = "a reward is discounted at its own token already"
         yield Known(f"return with discount {gamma:g}, one step late", lambda c, g=gamma: g * to_go(c, g), late)
         turned = "the list was built from the end and is not turned around"
-        yield Known(f"return with discount {gamma:g}, backwards", lambda c, g=gamma: _backwards(c, to_go(c, g)), turned)
+        for within in ("response", "mask"):
+            yield Known(
+                f"return with discount {gamma:g}, backwards",
+                lambda c, g=gamma, w=within: _backwards(getattr(c, w), to_go(c, g)), turned,
+            )  # fmt: skip
         reset = "a token that does not train stops the return"
         yield Known(f"return with discount {gamma:g}, stopped", lambda c, g=gamma: to_go(c, g, stops=True), reset)
         for lam in discounts if value is not None else ():
@@ -81,11 +85,12 @@ def carried_back(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[K
                 yield Known(f"{told} + value", lambda c, f=found: f(c) + c[value], mistake)  # noqa: B023
 
 
-def _backwards(c: Cells, values: Tensor) -> Tensor:
-    """The tokens of each row in the opposite order."""
+def _backwards(flags: Tensor, values: Tensor) -> Tensor:
+    """The flagged tokens of each row in the opposite order."""
     out = values.clone()
-    for row, length in enumerate(c.response.sum(1).long().tolist()):
-        out[row, :length] = values[row, :length].flip(0)
+    for row in range(len(out)):
+        own = flags[row] > 0
+        out[row, own] = values[row, own].flip(0)
     return out
 
 

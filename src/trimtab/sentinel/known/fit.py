@@ -233,6 +233,8 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
             yield from credit.normalised()
         if result.level == "token":
             yield from credit.carried_back(inputs, numbers)
+    elif result.kind == "statistic" and result.level == "sequence" and "reward" in inputs:
+        yield from credit.normalised()
     elif result.kind == "advantage" and result.level == "token":
         for name in inputs & {"advantage", "returns", "value", "token_loss"}:
             yield from credit.whitened(name)
