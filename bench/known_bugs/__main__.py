@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 from bench.known_bugs.judge import Judgement, judge_row, rows
@@ -33,7 +34,10 @@ def main() -> int:
             done.append(judge_row(row, Path(where), seconds=asked.seconds))
             print(line(done[-1]), flush=True)
     found = sum(one.verdict == "found" for one in done)
-    print(f"{found} of {len(done)} found")
+    grades = Counter(next(iter(one.buggy.violated.values()))["grade"] for one in done if one.verdict == "found")
+    told = ", ".join(f"{count} {grade}" for grade, count in grades.most_common())
+    alarms = sum(len(one.bugs_at_fix) for one in done)
+    print(f"{found} of {len(done)} found ({told}); {alarms} other bug verdicts at the fixes")
     if asked.markdown:
         asked.markdown.write_text(markdown(done))
     if asked.json:

@@ -41,7 +41,14 @@ class Judgement:
             "id": self.row.id, "framework": self.row.framework, "buggy": self.row.buggy, "fixed": self.row.fixed,
             "invariants": list(self.row.invariants), "verdict": self.verdict, "why": self.why, "note": self.row.note,
             "violated": self.buggy.violated, "violated_at_fix": self.fixed.violated if self.fixed else {},
+            "bugs_at_fix": self.bugs_at_fix,
         }  # fmt: skip
+
+    @property
+    def bugs_at_fix(self) -> list[str]:
+        """Invariants with a bug verdict at the fix that nobody judged real."""
+        shown = self.fixed.violated if self.fixed else {}
+        return [name for name, told in shown.items() if told["grade"] == "bug" and name not in self.row.real]
 
 
 def rows() -> list[Row]:
@@ -66,7 +73,8 @@ def judge_row(row: Row, where: Path, *, seconds: float) -> Judgement:
         return Judgement(row, "could not run", f"no git directory of {row.repository}", Shown(), None)
     buggy = in_child(row, root, row.buggy, row.invariants, seconds)
     again = row.fixed is not None and buggy.violated
-    fixed = in_child(row, root, row.fixed or "", tuple(buggy.violated), seconds) if again else None
+    # Every invariant is on at the fix: what is right must be silent.
+    fixed = in_child(row, root, row.fixed or "", None, seconds) if again else None
     return verdict(row, buggy, fixed)
 
 
@@ -79,13 +87,13 @@ def verdict(row: Row, buggy: Shown, fixed: Shown | None) -> Judgement:
         return Judgement(row, "found", row.note, buggy, None)
     if not fixed.ran:
         return Judgement(row, "could not run", f"at the fix: {fixed.why}", buggy, fixed)
-    if fixed.violated:
-        first = next(iter(fixed.violated.values()))
-        return Judgement(row, "false alarm", f"at the fix: {first['what']}", buggy, fixed)
+    again = [name for name in buggy.violated if name in fixed.violated]
+    if again:
+        return Judgement(row, "false alarm", f"at the fix: {fixed.violated[again[0]]['what']}", buggy, fixed)
     return Judgement(row, "found", row.note, buggy, fixed)
 
 
-def in_child(row: Row, root: Path, commit: str, invariants: tuple[str, ...], seconds: float) -> Shown:
+def in_child(row: Row, root: Path, commit: str, invariants: tuple[str, ...] | None, seconds: float) -> Shown:
     """The result at a commit, from a separate process, because foreign code runs there."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
@@ -104,7 +112,7 @@ def in_child(row: Row, root: Path, commit: str, invariants: tuple[str, ...], sec
     return Shown(data["violated"], data["ran"], data["why"])
 
 
-def _answer(row: Row, root: Path, commit: str, invariants: tuple[str, ...], pipe: Connection) -> None:
+def _answer(row: Row, root: Path, commit: str, invariants: tuple[str, ...] | None, pipe: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -115,8 +123,12 @@ def _answer(row: Row, root: Path, commit: str, invariants: tuple[str, ...], pipe
     pipe.send_bytes(json.dumps({"violated": found.violated, "ran": found.ran, "why": found.why}).encode())
 
 
-def shown(row: Row, root: Path, commit: str, invariants: tuple[str, ...]) -> Shown:
-    """Bind at the commit and check every subject; the first violation of each invariant is kept."""
+GRADES = ("bug", "suspect", "latent")
+"""What counts as found. Hygiene and conventions do not."""
+
+
+def shown(row: Row, root: Path, commit: str, invariants: tuple[str, ...] | None) -> Shown:
+    """Bind at the commit and check every subject; the worst violation of each invariant is kept."""
     from trimtab.sentinel.loading import Tree
     from trimtab.sentinel.search import examine
     from trimtab.sentinel.targets.target import Unbound, bound
@@ -127,11 +139,13 @@ def shown(row: Row, root: Path, commit: str, invariants: tuple[str, ...]) -> Sho
         if isinstance(subject, Unbound):
             return Shown(why=f"could not bind: {subject.reason}")
         for verdict in examine(subject, only=invariants):
-            ran = ran or verdict.status in ("holds", "bug", "hygiene", "convention", "could not exercise")
+            ran = ran or verdict.status in (*GRADES, "holds", "hygiene", "convention", "could not exercise")
             if verdict.status in ("could not run", "could not exercise") and not why:
                 why = f"{verdict.invariant}: {verdict.status}: {verdict.reason}"
-            if verdict.violation is not None and verdict.status in ("bug", "hygiene"):
-                violated.setdefault(verdict.invariant, _told(verdict))
+            if verdict.violation is not None and verdict.status in GRADES:
+                held = violated.get(verdict.invariant)
+                if held is None or GRADES.index(verdict.status) < GRADES.index(held["grade"]):
+                    violated[verdict.invariant] = _told(verdict)
     return Shown(violated, ran, why)
 
 

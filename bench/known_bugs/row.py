@@ -1,6 +1,7 @@
 """One known bug: the commit that has it, the commit that repaired it, and what must find it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from trimtab.sentinel.targets.target import Binding
 
@@ -22,3 +23,5 @@ class Row:
     invariants: tuple[str, ...]
     binding: Binding
     note: str = ""
+    real: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Other invariants that are violated at the fix and were judged real: the caller's file and line, and an input."""

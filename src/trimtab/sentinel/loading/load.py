@@ -100,11 +100,11 @@ def _cut_inside(spec: Spec, cut: CutFile, where: str) -> Boundary:
     node = definition(cut.syntax, spec.name, where)
     source = Source(cut.cutter.tree.read(cut.file), where)
     if spec.expression or spec.keyword:
-        value = source.expression(node, spec.expression or spec.first, spec.keyword)
+        value = source.expression(node, spec.expression or spec.first, spec.keyword, spec.nth)
         body: list[ast.stmt] = [ast.copy_location(ast.Return(value), value)]
         first, last = value.lineno, value.end_lineno or value.lineno
     else:
-        body = source.statements(node, spec.first, spec.last)
+        body = source.statements(node, spec.first, spec.last, spec.nth)
         first, last = body[0].lineno, body[-1].end_lineno or body[-1].lineno
         body = _ending([_Returning().visit(copy.deepcopy(part)) for part in body])
     function = _Named(cut, node, body, spec, where)

@@ -178,28 +178,42 @@ class Source:
         """The source of a node with every run of white space replaced by one blank."""
         return " ".join((ast.get_source_segment(self.text, node) or "").split())
 
-    def statements(self, inside: Definition, first: str, last: str) -> list[ast.stmt]:
-        """From the statement with the first text to the one with the last, in the innermost body that holds both."""
-        found = self._range(inside.body, " ".join(first.split()), " ".join((last or first).split()))
+    def statements(self, inside: Definition, first: str, last: str, nth: int = 0) -> list[ast.stmt]:
+        """From the statement with the first text to the one with the last, in the innermost body that holds both.
+
+        Where several places fit, `nth` says which one, counted from 1.
+        """
+        every = list(self._ranges(inside.body, " ".join(first.split()), " ".join((last or first).split())))
+        if len(every) > 1 and not 0 < nth <= len(every):
+            where = ", ".join(str(one[0].lineno) for one in every)
+            raise CouldNotLoad(
+                f"{self.where}: {first!r} fits {len(every)} places of {inside.name}, at lines {where}. Give a longer text, "
+                "or say which one: Spec(…, nth=1) is the first."
+            )
+        found = every[max(nth - 1, 0)] if every else []
         if not found:
             said = [self.says(node)[:90] for node in ast.walk(inside) if isinstance(node, ast.stmt) and node != inside]
             what = f"no statements from {first!r} to {(last or first)!r} in one body of {inside.name}"
             raise CouldNotLoad(f"{self.where}: {what}; {near(first, said, limit=3)}")
         return found
 
-    def _range(self, body: list[ast.stmt], first: str, last: str) -> list[ast.stmt]:
+    def _ranges(self, body: list[ast.stmt], first: str, last: str) -> Iterator[list[ast.stmt]]:
         for begin, statement in enumerate(body):
-            if first in self.says(statement):
-                for inner in bodies(statement):
-                    if found := self._range(inner, first, last):
-                        return found
-                for end in range(begin, len(body)):
-                    if last in self.says(body[end]):
-                        return body[begin : end + 1]
-        return []
+            if first not in self.says(statement):
+                continue
+            inner = [found for held in bodies(statement) for found in self._ranges(held, first, last)]
+            if inner:
+                yield from inner
+                continue
+            end = next((end for end in range(begin, len(body)) if last in self.says(body[end])), None)
+            if end is not None:
+                yield body[begin : end + 1]
 
-    def expression(self, inside: Definition, said: str, keyword: str) -> ast.expr:
-        """The smallest expression with this text, or the value of one keyword in a call with this text."""
+    def expression(self, inside: Definition, said: str, keyword: str, nth: int = 0) -> ast.expr:
+        """The smallest expression with this text, or the value of one keyword in a call with this text.
+
+        Where several are equally small, `nth` says which one, counted from 1.
+        """
         text = " ".join(said.split())
         if keyword:
             calls = [node for node in ast.walk(inside) if isinstance(node, ast.Call)]
@@ -216,7 +230,14 @@ class Source:
                 f"{self.where}: no {f'keyword {keyword}=' if keyword else 'expression'} {said!r} in {inside.name}; "
                 f"{near(keyword or said, known, limit=3)}"
             )
-        return min(values, key=lambda pair: pair[0])[1]
+        smallest = [node for size, node in values if size == min(size for size, _ in values)]
+        if len(smallest) > 1 and not 0 < nth <= len(smallest):
+            where = ", ".join(str(node.lineno) for node in smallest)
+            raise CouldNotLoad(
+                f"{self.where}: {said or keyword!r} fits {len(smallest)} places of {inside.name}, at lines {where}. "
+                "Give a longer text, or say which one: Spec(…, nth=1) is the first."
+            )
+        return smallest[max(nth - 1, 0)]
 
 
 def executable_lines(text: str, filename: str, first: int, last: int) -> set[int]:

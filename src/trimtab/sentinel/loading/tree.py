@@ -165,6 +165,7 @@ class Spec:
     bare_packages: tuple[str, ...] = ()  # packages whose __init__ is not run
     first: str = ""
     last: str = ""
+    nth: int = 0  # which of several places that fit `first`, counted from 1; 0: there is one
     results: tuple[str, ...] = ()
     expression: str = ""
     keyword: str = ""
