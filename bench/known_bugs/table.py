@@ -28,7 +28,8 @@ def markdown(done: list[Judgement]) -> str:
     told = ", ".join(f"{counts[word]} {word}" for word in ("found", "missed", "false alarm", "could not run"))
     out = [_HEAD, f"{len(done)} rows: {told}.", ""]
     out += [
-        "| id | framework | bug | fix | verdict | grade | invariant | smallest case | observed | expected | bugs at the fix |",
+        "| id | framework | bug | fix | verdict | grade | invariant | smallest case | observed | expected "
+        "| bugs at the fix |",
         "|" + "---|" * 11,
     ]
     for one in done:

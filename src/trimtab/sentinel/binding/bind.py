@@ -15,8 +15,8 @@ from torch import Tensor
 
 from trimtab.errors import TrimtabError, unknown_name
 from trimtab.sentinel.batch.case import MASKS, Case
-from trimtab.sentinel.binding.callable import asked_for
 from trimtab.sentinel.batch.directed import SEQUENCE_FIELDS, TOKEN_FIELDS
+from trimtab.sentinel.binding.callable import asked_for
 from trimtab.sentinel.binding.names import GROUP_NAMES, KNOWN_ARGUMENTS
 from trimtab.sentinel.binding.strict import check_word
 from trimtab.sentinel.binding.subject import KINDS, LAYOUTS, LEVELS, Kind, Layout, Level, Out, Result, Subject

@@ -4,7 +4,7 @@ The only place that makes inputs for a function whose binding is guessed.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ model    rows with their prompts, and logits as a model gives them: position t p
 Size = Literal["token", "sequence"]
 Form = Literal["tensor", "numpy", "names", "matrix", "rows", "keys", "steps", "list", "suppressed"]
 """How groups are named (tensor, numpy, names, matrix), and how a whole batch is held: by keys with one reward per row,
-by keys with rewards per step, or as rows of objects. A mask is `suppressed` beside flags per row: it holds tokens of rows whose flag is 0."""
+by keys with rewards per step, or as rows of objects. A mask is `suppressed` beside flags per row: it holds tokens of
+rows whose flag is 0."""
 
 ROWS = frozenset({"group", "ended", "length", "outcome", "reward", "in_use"})
 """Fields with one entry per sequence."""
@@ -38,7 +39,11 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
     if field == "boundaries":
         return case.cu_seqlens
     if field == "batch":
-        return samples(case, way) if form == "rows" else Keys(case, way, size, steps=form == "steps", by_row=form == "suppressed")
+        return (
+            samples(case, way)
+            if form == "rows"
+            else Keys(case, way, size, steps=form == "steps", by_row=form == "suppressed")
+        )
     if field in ("ratio", "log_ratio", "minus_log_ratio", "gap_to_ref"):
         return _ratio(case, way, field)
     if field == "trainable" and form == "suppressed":
@@ -95,7 +100,8 @@ class Keys(dict[str, Any]):
 
     def __init__(self, case: Case, way: Way, size: Size, *, steps: bool, by_row: bool) -> None:
         super().__init__()
-        self._case, self._way, self._size, self._steps, self._by_row = case, way, size, steps, by_row
+        self._case, self._size, self._steps, self._by_row = case, size, steps, by_row
+        self._way: Way = way
 
     def __missing__(self, key: str) -> Any:
         self[key] = self._value(key)
@@ -158,7 +164,7 @@ def layouts(case: Case, way: Way) -> Iterator[tuple[tuple[int, ...], Mapping[str
         return
     if way in ("sliced", "model"):
         side: dict[str, Any] = {"side": "both"} if way == "model" else {}
-        for view_of in ({"drop_first": True}, {}):
+        for view_of in cast("tuple[dict[str, Any], ...]", ({"drop_first": True}, {})):
             shape = case.padded("trainable", **side, **view_of).shape
             yield tuple(shape), {"layout": "padded", **side, **view_of}
     yield tuple(case.padded("trainable", with_prompt=False).shape), {"layout": "padded", "with_prompt": False}

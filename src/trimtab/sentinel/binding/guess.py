@@ -111,7 +111,9 @@ def plans(found: Found) -> Iterator[Plan]:
     speaks = _speaks_numpy(found)
     by_row = "in_use" in fields.values() or _asks_for_rows(found)
     for way in _ways(found, fields):
-        choices = [[_suppressed(one) if by_row else one for one in _fillings(found, n, f, way)] for n, f in fields.items()]
+        choices = [
+            [_suppressed(one) if by_row else one for one in _fillings(found, n, f, way)] for n, f in fields.items()
+        ]
         for chosen in itertools.product(*choices):
             for as_numpy in (False, True) if speaks is None else (speaks,):
                 yield Plan(way, tuple(chosen), bool(as_numpy))

@@ -16,18 +16,17 @@ from torch import Tensor
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS, agreed, without_tokens
 from trimtab.sentinel.binding.bind import ROLES, Role
-from trimtab.sentinel.binding.callable import CannotCall, Config, Found
+from trimtab.sentinel.binding.callable import CannotCall, Found
+from trimtab.sentinel.binding.facts import best_aligned, is_alive, is_whitened, other_values, penalties_of
 from trimtab.sentinel.binding.given import layouts
 from trimtab.sentinel.binding.guess import Plan, called, plausible, probes
-from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject, call_subject, run, same
+from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject
 from trimtab.sentinel.binding.words import GROUP_SIZES, words_of
 
 SECOND: dict[str, Kind] = {"returns": "return", "group_advantage": "return"}
 """The kind of a second result, by role: estimators return advantages and returns."""
 
 
-SMALLEST = 1e-3
-"""Smaller settings are stabilisers, and may show nowhere."""
 MOST = 3
 """How many plausible bindings are kept."""
 
@@ -50,12 +49,12 @@ def subject_of(find: Callable[..., Found]) -> Subject:
     """The most usual plausible binding, with the others as alternatives."""
     found = find()
     made = _bindings(found)
-    if found.invented and not _is_alive(made[0]):
+    if found.invented and not is_alive(made[0]):
         # Where a setting called "high" is a bound and not a distance, 0.28 shuts every token out.
         other = find(bounds=True)
         with suppress(CannotCall):
             tried = _bindings(other)
-            made = tried if _is_alive(tried[0]) else made
+            made = tried if is_alive(tried[0]) else made
     return replace(made[0], alternatives=tuple(made[1:]))
 
 
@@ -76,41 +75,7 @@ def _bindings(found: Found) -> list[Subject]:
     if not made:
         raise CannotCall(why)
     made = [one for one in made if one.role is not None] or made
-    return _best_aligned(made)
-
-
-def _is_alive(subject: Subject) -> bool:
-    """Whether something trains where all policies agree; a loss that is dead there was given settings it cannot use."""
-    if subject.role != "policy_loss":
-        return True
-    seen = run(subject, agreed(subject.adapt(probes()[0])))
-    pushes = [g["logp_current"] for g in seen.gradients.values() if "logp_current" in g]
-    return not pushes or any(bool((push != 0).any()) for push in pushes)
-
-
-def _best_aligned(made: list[Subject]) -> list[Subject]:
-    """Log-probs from logits: the reading under which they are those of the tokens comes first, and alone."""
-    if made[0].role != "logp":
-        return made
-    right = [one for one in made if _scores_its_tokens(one)]
-    return right or made
-
-
-def _scores_its_tokens(subject: Subject) -> bool:
-    case = subject.adapt(probes()[0])
-    scores = torch.log_softmax(case.flat("logits").double(), -1).gather(-1, case.flat("token_id")[:, None]).squeeze(-1)
-    with suppress(Exception), torch.no_grad():
-        return any(
-            one.value.shape == scores.shape and _moves_together(one.value.double(), scores)
-            for one in subject.call(case, subject.options).values()
-        )
-    return False
-
-
-def _moves_together(first: Tensor, second: Tensor) -> bool:
-    """Whether two rows of numbers rise and fall together, whatever temperature divides one of them."""
-    pair = torch.stack([first, second])
-    return bool(torch.isfinite(pair).all()) and float(torch.corrcoef(pair)[0, 1]) > 0.98
+    return best_aligned(made)
 
 
 def _as_it_is(case: Case) -> Case:
@@ -136,10 +101,10 @@ def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size
     facts |= {"block": 2} if by_size else {}
     subject = Subject(
         found.name, call, options=dict(found.options), role=role, adapt=adapt, guessed=lines(found, plan, role),
-        invented=found.invented, variants=_variants(found), choices=found.choices, **facts,
+        invented=found.invented, variants=other_values(found), choices=found.choices, **facts,
     )  # fmt: skip
-    subject = replace(subject, penalties=_penalties(subject, fields, probe))
-    return replace(subject, couples="batch") if _is_whitened(subject, probe) else subject
+    subject = replace(subject, penalties=penalties_of(subject, fields, probe))
+    return replace(subject, couples="batch") if is_whitened(subject, probe) else subject
 
 
 def _fields(found: Found, plan: Plan, probe: Case) -> frozenset[str]:
@@ -151,61 +116,6 @@ def _fields(found: Found, plan: Plan, probe: Case) -> frozenset[str]:
             _ = called(found, plan, replace(probe, touched=touched), found.options)
         named |= touched
     return frozenset(named | ({"advantage"} if "outcome" in named else set()))
-
-
-def _variants(found: Found) -> dict[str, tuple[Any, ...]]:
-    """Other values of options that are texts or switches."""
-    other: dict[str, tuple[Any, ...]] = {}
-    for name, value in found.options.items():
-        if isinstance(value, bool):
-            other[name] = (not value,)
-        elif isinstance(value, float) and abs(value) >= SMALLEST:
-            other[name] = (value / 2,)
-        elif isinstance(value, Config):
-            other[name] = tuple(value.others(SMALLEST))
-    return other | {n: tuple(v for v in texts if v != found.options[n]) for n, texts in found.choices.items()}
-
-
-def _penalties(subject: Subject, fields: frozenset[str], probe: Case) -> dict[str, str]:
-    """Options that switch the influence of the reference or of the entropy off when they are 0."""
-    found: dict[str, str] = {}
-    for about in fields & {"logp_ref", "entropy", "kl"}:
-        moved = probe.with_tokens(**{about: probe.tokens[about] - 0.5})
-        for option, value in subject.options.items():
-            if not isinstance(value, float | int) or isinstance(value, bool) or not value:
-                continue
-            with suppress(Exception), torch.no_grad():
-                before, after, none, gone = (
-                    call_subject(subject, case, {**subject.options, option: held})
-                    for held in (value, 0.0) for case in (probe, moved)
-                )  # fmt: skip
-                if not _equal(before, after) and _equal(none, gone):
-                    found[option] = about
-    return found
-
-
-def _equal(first: Out, second: Out) -> bool:
-    kinds = ("loss", "term", "reward", "advantage", "return")
-    return all(same(one.value, second[n].value) for n, one in first.items() if one.kind in kinds)
-
-
-def _is_whitened(subject: Subject, probe: Case) -> bool:
-    """Whether rows move one another as whitening makes them: all others by one factor and one offset."""
-    if subject.role not in ("returns", "group_advantage", "reward_normalisation"):
-        return False
-    with suppress(Exception), torch.no_grad():
-        reward = probe.sequences["reward"].clone()
-        reward[0] += 3.0
-        own = probe.token_places([0])
-        paid = probe.tokens["token_reward"].clone()
-        paid[probe.trainable.nonzero().squeeze(1)[own]] += 3.0
-        moved = probe.with_sequences(reward=reward).with_tokens(token_reward=paid)
-        before, after = (next(iter(subject.call(c, subject.options).values())) for c in (probe, moved))
-        others = torch.ones(len(before.value), dtype=torch.bool)
-        others[own if before.level == "token" else [0]] = False
-        x, y = before.value.double()[others], after.value.double()[others]
-        return not same(x, y) and float(torch.corrcoef(torch.stack([x, y]))[0, 1]) > 1 - 1e-9
-    return False
 
 
 def lines(found: Found, plan: Plan, role: str | None) -> str:

@@ -100,7 +100,8 @@ def _differs(subject: Subject, case: Case) -> Violation | None:
     seen, expected = run(subject, case), subject.definition(case, subject.options)
     if not set(expected) & set(seen.values):
         raise WrongBinding(
-            f"its definition gives {', '.join(sorted(expected))}, and the function gives {', '.join(sorted(seen.values))}: "
+            f"its definition gives {', '.join(sorted(expected))}, and the function gives "
+            f"{', '.join(sorted(seen.values))}: "
             "nothing is compared. Use the same names, as in like(…, result=NAME)."
         )
     for name, result in expected.items():

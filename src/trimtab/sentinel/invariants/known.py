@@ -28,7 +28,7 @@ def known_mistake(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
             fit.expected,
             grade="suspect",
             effect=Effect("value", (), 1.0),
-        )  # fmt: skip
+        )
         for fit in subject.fits
         if fit.mistake
     )

@@ -86,14 +86,18 @@ def with_constant(constant: float) -> tuple[Average, ...]:
     """Averages that divide by a number among the settings, such as the largest length."""
     shown = f"{constant:g}"
     return (
-        Average(f"mean over all rows of their token sums over {shown}", lambda c, x: _over_rows(c, (x * c.mask).sum(1) / constant, filled=False)),
+        Average(
+            f"mean over all rows of their token sums over {shown}",
+            lambda c, x: _over_rows(c, (x * c.mask).sum(1) / constant, filled=False),
+        ),
         Average(f"token sum over {shown}", lambda c, x: _total(c, x) / constant),
         Average(
             f"token mean over {shown}", lambda c, x: _total(c, x) / _tokens(c) / constant,
             "it is divided by a constant as well as by the number of tokens",
         ),
         Average(
-            f"mean over rows of token means over {shown}", lambda c, x: _over_rows(c, _row_means(c, x), filled=False) / constant,
+            f"mean over rows of token means over {shown}",
+            lambda c, x: _over_rows(c, _row_means(c, x), filled=False) / constant,
             "it is divided by a constant as well as by the number of tokens",
         ),
         Average(

@@ -61,7 +61,7 @@ SPREADS: dict[str, Callable[[Cells], Tensor]] = {
 def carried_back(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
     """Returns and generalised advantages over the trained tokens of each sequence, and the usual slips."""
     discounts = [n for n in dict.fromkeys((*numbers, 1.0)) if 0 < n <= 1]
-    value = next((v for v in ("value_old", "value") if v in inputs), None)
+    value = next((v for v in ("value_old", "value") if v in inputs), "")
     for gamma in discounts:
         yield Known(f"return with discount {gamma:g}", lambda c, g=gamma: to_go(c, g))
         late = "a reward is discounted at its own token already"
@@ -74,15 +74,15 @@ def carried_back(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[K
             )  # fmt: skip
         reset = "a token that does not train stops the return"
         yield Known(f"return with discount {gamma:g}, stopped", lambda c, g=gamma: to_go(c, g, stops=True), reset)
-        for lam in discounts if value is not None else ():
+        for lam in discounts if value else ():
             for slip, mistake in SLIPS.items():
 
                 def found(c: Cells, g: float = gamma, lam: float = lam, slip: str = slip) -> Tensor:
-                    return gae(c, value, g, lam, slip)  # noqa: B023 - the same in every turn
+                    return gae(c, value, g, lam, slip)
 
                 told = f"GAE({gamma:g}, {lam:g})" + (f", {slip}" if slip else "")
                 yield Known(told, found, mistake)
-                yield Known(f"{told} + value", lambda c, f=found: f(c) + c[value], mistake)  # noqa: B023
+                yield Known(f"{told} + value", lambda c, f=found: f(c) + c[value], mistake)
 
 
 def _backwards(flags: Tensor, values: Tensor) -> Tensor:

@@ -3,26 +3,23 @@
 The only place that compares a function with formulas that nobody declared.
 """
 
-import dataclasses
-from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.batch.perturb import LOGPS, agreed
 from trimtab.sentinel.batch.rest import at_rest
-from trimtab.sentinel.binding.callable import Config
 from trimtab.sentinel.binding.subject import Result, Subject, call_subject
-from trimtab.sentinel.known import credit, surrogate, token
-from trimtab.sentinel.known.averages import AVERAGES, EXTREMES, ROW_AVERAGES, Average, with_constant
+from trimtab.sentinel.known import token
+from trimtab.sentinel.known.averages import AVERAGES
 from trimtab.sentinel.known.cells import Cells
+from trimtab.sentinel.known.offered import candidates
 from trimtab.sentinel.known.said import told_otherwise
+from trimtab.sentinel.known.settings import named, settings_of
 from trimtab.sentinel.known.token import Known
 
 CLOSE = 1e-5
@@ -150,7 +147,7 @@ def _with_penalty(subject: Subject, result: Result, held: Held) -> Known | None:
     with suppress(Exception), torch.no_grad():
         for cells, one in held:
             case = cells.case.with_tokens(logp_ref=cells.case.tokens["logp_current"].detach())
-            same_result = next(r for n, r in call_subject(subject, case).items() if _is_main(r, one))
+            same_result = next(r for r in call_subject(subject, case).values() if _is_main(r, one))
             quiet.append((Cells(case), same_result))
     if len(quiet) < len(held):
         return None
@@ -202,118 +199,3 @@ def _expected(known: Known, cells: Cells, result: Result) -> Tensor | None:
     if result.level == "sequence" and expected.ndim == 2:
         expected = expected[:, 0]
     return expected if expected.shape == result.value.shape else None
-
-
-def candidates(subject: Subject, result: Result) -> Iterator[Known]:
-    """Formulas that a result of this kind and level can be, from the fields that the function reads."""
-    inputs, numbers = subject.inputs, settings_of(subject)
-    policies = inputs & set(LOGPS)
-    if result.level == "scalar":
-        yield from _scalars(subject, result, numbers)
-    elif result.level == "sequence" and not policies and "token_loss" in inputs:
-        yield from (averaged(Known("token_loss", lambda c: c["token_loss"]), one) for one in ROW_AVERAGES)
-    elif result.kind in ("kl", "term", "importance") and len(policies) > 1 and not inputs & {"advantage", "outcome"}:
-        yield from token.kl(inputs)
-        yield from token.importance(inputs, numbers)
-    elif result.kind == "term" and inputs & {"advantage", "outcome"} and policies:
-        yield from surrogate.policy_losses(inputs, numbers)
-    elif result.kind == "statistic" and result.level == "token" and inputs & {"advantage", "outcome"} and policies:
-        yield from (one for one in surrogate.policy_losses(inputs, numbers) if not one.is_part)
-        yield from token.kl(inputs)
-    elif result.kind == "term" and "returns" in inputs and "value" in inputs:
-        yield from token.squared_errors(inputs, numbers)
-    elif result.kind == "entropy":
-        yield from token.entropy(numbers)
-    elif result.kind == "logp":
-        yield from token.scores(numbers)
-    elif result.kind == "keep" and len(policies) > 1:
-        yield from token.keeps(inputs, numbers)
-    elif result.kind in ("advantage", "return", "reward") and inputs & {"reward", "token_reward"}:
-        if result.level == "sequence" or "group" in inputs or subject.couples == "group":
-            yield from credit.normalised()
-        if result.level == "token":
-            yield from credit.carried_back(inputs, numbers)
-    elif result.kind == "statistic" and result.level == "sequence" and "reward" in inputs:
-        yield from credit.normalised()
-    elif result.kind == "advantage" and result.level == "token":
-        for name in inputs & {"advantage", "returns", "value", "token_loss"}:
-            yield from credit.whitened(name)
-
-
-def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iterator[Known]:
-    inputs = subject.inputs
-    if result.kind != "loss":
-        yield from counts()
-    policies = inputs & set(LOGPS)
-    terms: list[Known] = []
-    if result.kind == "loss" and policies and inputs & {"advantage", "outcome"}:
-        terms += surrogate.policy_losses(inputs, numbers)
-    elif result.kind == "loss" and "returns" in inputs:
-        terms += token.squared_errors(inputs, numbers)
-    elif policies:
-        terms += [*token.kl(inputs), *token.gaps(inputs)] if len(policies) > 1 else []
-        terms += surrogate.clip_flags(inputs, numbers) if "logp_current" in inputs else []
-    if "logits" in inputs and not policies:
-        terms += token.entropy(numbers)
-    if not policies:
-        terms += [Known(n, lambda c, n=n: c[n]) for n in sorted(inputs & {"token_loss", "entropy", "kl", "advantage"})]
-    averages = AVERAGES if result.kind == "loss" else (*AVERAGES, *EXTREMES)
-    if len(terms) == 1:
-        averages = (*averages, *(one for n in numbers if n > 1 for one in with_constant(n)))
-    for one in terms:
-        for average in averages:
-            yield averaged(one, average)
-
-
-def counts() -> Iterator[Known]:
-    """Numbers about the batch that are no averages."""
-    yield Known("number of rows", lambda c: torch.tensor(float(c.mask.shape[0]), dtype=torch.float64))
-    yield Known("number of sequences that train", lambda c: (c.mask.sum(1) > 0).double().sum())
-    yield Known("number of tokens that train", lambda c: c.mask.sum())
-
-
-def averaged(one: Known, average: Average) -> Known:
-    """An average of a formula. The formula is computed once per case, however many averages are tried."""
-    return Known(f"{average.name} of {one.name}", lambda c: average.of(c, c.once(one)), one.mistake or average.mistake)
-
-
-def named(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by name, also those inside config objects."""
-    found: dict[str, Any] = {}
-    for name, value in options.items():
-        inner = inside(value)
-        found |= inner if inner is not None else {name: value}
-    return found
-
-
-def inside(value: Any) -> dict[str, Any] | None:
-    """What a config object holds; None for everything else."""
-    if isinstance(value, Mapping):
-        return {str(k): v for k, v in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, Config):
-        return dict(value.asked)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return dict(vars(value)) if isinstance(value, SimpleNamespace | Namespace) else None
-
-
-def settings_of(subject: Subject) -> list[float]:
-    """Every number among its settings, also inside config objects."""
-    found: dict[float, None] = {}
-    for value in (*subject.options.values(), *subject.defaults.values()):
-        for number in _numbers(value):
-            found[number] = None
-    return list(found)[:8]
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, bool) or value is None:
-        return
-    if isinstance(value, int | float):
-        yield float(value)
-    elif isinstance(value, list | tuple):
-        for one in cast("list[Any]", value):
-            yield from _numbers(one)
-    else:
-        for one in (inside(value) or {}).values():
-            yield from _numbers(one)

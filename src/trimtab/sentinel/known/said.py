@@ -7,8 +7,8 @@ from typing import Any
 from trimtab.sentinel.binding.words import words_of
 
 AVERAGES: tuple[tuple[re.Pattern[str], str, str], ...] = (
-    (re.compile(r"seq\w*mean\w*token\w*sum|seq\w*mean\w*tok\w*sum"), "token sums", "a mean over sequences of token sums"),
-    (re.compile(r"seq\w*mean\w*token\w*mean|seq\w*mean\w*tok\w*mean|^seq(uence)?_?mean$"), "token means",
+    (re.compile(r"seq\w*mean\w*tok\w*sum"), "token sums", "a mean over sequences of token sums"),
+    (re.compile(r"seq\w*mean\w*tok\w*mean|^seq(uence)?_?mean$"), "token means",
      "a mean over sequences of token means"),
     (re.compile(r"^token_?mean$|^tok_mean$"), "token mean of", "a token mean"),
     (re.compile(r"^token_?sum$|^tok_sum$"), "token sum of", "a token sum"),

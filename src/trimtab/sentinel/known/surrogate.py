@@ -111,8 +111,8 @@ def _from(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Known]
             yield Known(f"clipped to {shown}, {told}", lambda c, b=both: torch.maximum(*b(c)))
             small = "the smaller of the two losses is taken, so the clip removes the wrong side"
             yield Known(f"clipped to {shown}, {told}, the smaller one", lambda c, b=both: torch.minimum(*b(c)), small)
-            yield Known(f"always clipped to {shown}, {told}", lambda c, b=both: b(c)[1],
-                        "the clipped loss is used alone, so a token that moved the wrong way gets no gradient", is_part=True)  # fmt: skip
+            alone = "the clipped loss is used alone, so a token that moved the wrong way gets no gradient"
+            yield Known(f"always clipped to {shown}, {told}", lambda c, b=both: b(c)[1], alone, is_part=True)
             for cap in (n for n in numbers if n > 1):
                 yield Known(
                     f"clipped to {shown} with dual clip {cap:g}, {told}",
@@ -152,24 +152,25 @@ def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
             yield Known(f"inside {shown}", lambda c, o=outside: 1 - o(c)[0] - o(c)[1], inside)
             if credit is None:
                 continue
-            name = credit
 
-            def binds(c: Cells, o: object = outside) -> Tensor:
+            def binds(c: Cells, o: object = outside, name: str = credit) -> Tensor:
                 low, high = o(c)  # type: ignore[operator]
                 a = _credit(c, name)
                 return torch.where(a > 0, high, torch.where(a < 0, low, torch.zeros_like(low)))
 
             yield Known(f"clip to {shown} binds", binds)
             yield Known(
-                f"clip to {shown} binds below", lambda c, o=outside: torch.where(_credit(c, name) < 0, o(c)[0], 0.0)
+                f"clip to {shown} binds below",
+                lambda c, o=outside, name=credit: torch.where(_credit(c, name) < 0, o(c)[0], 0.0),
             )
             yield Known(
-                f"clip to {shown} binds above", lambda c, o=outside: torch.where(_credit(c, name) > 0, o(c)[1], 0.0)
+                f"clip to {shown} binds above",
+                lambda c, o=outside, name=credit: torch.where(_credit(c, name) > 0, o(c)[1], 0.0),
             )
             free = "it counts the tokens at which the clip does not bind"
             yield Known(f"clip to {shown} does not bind", lambda c, b=binds: 1 - b(c), free)
 
-            def other(c: Cells, o: object = outside) -> Tensor:
+            def other(c: Cells, o: object = outside, name: str = credit) -> Tensor:
                 low, high = o(c)  # type: ignore[operator]
                 a = _credit(c, name)
                 return torch.where(a > 0, low, torch.where(a < 0, high, torch.zeros_like(low)))

@@ -89,11 +89,13 @@ def importance(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
             for level, log_ratio, wrong in levels:
                 yield Known(f"{told} {level}", lambda c, r=log_ratio: r(c).exp(), mistake or wrong)
                 for cap in (n for n in numbers if n > 1):
-                    yield Known(f"{told} {level}, at most {cap:g}",
-                                lambda c, r=log_ratio, cap=cap: r(c).exp().clamp(max=cap), mistake or wrong)  # fmt: skip
-                    for low in (n for n in numbers if 0 < n < 1):
-                        yield Known(f"{told} {level}, in [{low:g}, {cap:g}]",
-                                    lambda c, r=log_ratio, a=low, b=cap: r(c).exp().clamp(a, b), mistake or wrong)  # fmt: skip
+                    for low in (0.0, *(n for n in numbers if 0 < n < 1)):
+                        held = f", in [{low:g}, {cap:g}]" if low else f", at most {cap:g}"
+
+                        def bounded(c: Cells, r: Values = log_ratio, a: float = low, b: float = cap) -> Tensor:
+                            return r(c).exp().clamp(a, b)
+
+                        yield Known(f"{told} {level}{held}", bounded, mistake or wrong)
 
 
 def keeps(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:

@@ -187,8 +187,8 @@ class Source:
         if len(every) > 1 and not 0 < nth <= len(every):
             where = ", ".join(str(one[0].lineno) for one in every)
             raise CouldNotLoad(
-                f"{self.where}: {first!r} fits {len(every)} places of {inside.name}, at lines {where}. Give a longer text, "
-                "or say which one: Spec(…, nth=1) is the first."
+                f"{self.where}: {first!r} fits {len(every)} places of {inside.name}, at lines {where}. "
+                "Give a longer text, or say which one: Spec(…, nth=1) is the first."
             )
         found = every[max(nth - 1, 0)] if every else []
         if not found:

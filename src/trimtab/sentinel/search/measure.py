@@ -15,7 +15,6 @@ import torch
 from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongShape
 from trimtab.sentinel.batch.directed import ordinary
 from trimtab.sentinel.binding.subject import Out, Subject, call_subject, same
-
 from trimtab.sentinel.known import fitted
 
 ROUNDING = 1e-9

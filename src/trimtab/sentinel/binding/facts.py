@@ -1,0 +1,108 @@
+"""What a guessed binding shows of itself when it is called: is it alive, how is it aligned, what switches it off.
+
+The only place that finds facts of a binding by trying them.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import agreed
+from trimtab.sentinel.binding.callable import Config, Found
+from trimtab.sentinel.binding.guess import probes
+from trimtab.sentinel.binding.subject import Out, Subject, call_subject, run, same
+
+SMALLEST = 1e-3
+"""Smaller settings are stabilisers, and may show nowhere."""
+
+
+def is_alive(subject: Subject) -> bool:
+    """Whether something trains where all policies agree; a loss that is dead there was given settings it cannot use."""
+    if subject.role != "policy_loss":
+        return True
+    seen = run(subject, agreed(subject.adapt(probes()[0])))
+    pushes = [g["logp_current"] for g in seen.gradients.values() if "logp_current" in g]
+    return not pushes or any(bool((push != 0).any()) for push in pushes)
+
+
+def best_aligned(made: list[Subject]) -> list[Subject]:
+    """Log-probs from logits: the reading under which they are those of the tokens comes first, and alone."""
+    if made[0].role != "logp":
+        return made
+    right = [one for one in made if _scores_its_tokens(one)]
+    return right or made
+
+
+def _scores_its_tokens(subject: Subject) -> bool:
+    case = subject.adapt(probes()[0])
+    scores = torch.log_softmax(case.flat("logits").double(), -1).gather(-1, case.flat("token_id")[:, None]).squeeze(-1)
+    with suppress(Exception), torch.no_grad():
+        return any(
+            one.value.shape == scores.shape and _moves_together(one.value.double(), scores)
+            for one in subject.call(case, subject.options).values()
+        )
+    return False
+
+
+def _moves_together(first: Tensor, second: Tensor) -> bool:
+    """Whether two rows of numbers rise and fall together, whatever temperature divides one of them."""
+    pair = torch.stack([first, second])
+    return bool(torch.isfinite(pair).all()) and float(torch.corrcoef(pair)[0, 1]) > 0.98
+
+
+def other_values(found: Found) -> dict[str, tuple[Any, ...]]:
+    """Other values of options that are texts or switches."""
+    other: dict[str, tuple[Any, ...]] = {}
+    for name, value in found.options.items():
+        if isinstance(value, bool):
+            other[name] = (not value,)
+        elif isinstance(value, float) and abs(value) >= SMALLEST:
+            other[name] = (value / 2,)
+        elif isinstance(value, Config):
+            other[name] = tuple(value.others(SMALLEST))
+    return other | {n: tuple(v for v in texts if v != found.options[n]) for n, texts in found.choices.items()}
+
+
+def penalties_of(subject: Subject, fields: frozenset[str], probe: Case) -> dict[str, str]:
+    """Options that switch the influence of the reference or of the entropy off when they are 0."""
+    found: dict[str, str] = {}
+    for about in fields & {"logp_ref", "entropy", "kl"}:
+        moved = probe.with_tokens(**{about: probe.tokens[about] - 0.5})
+        for option, value in subject.options.items():
+            if not isinstance(value, float | int) or isinstance(value, bool) or not value:
+                continue
+            with suppress(Exception), torch.no_grad():
+                before, after, none, gone = (
+                    call_subject(subject, case, {**subject.options, option: held})
+                    for held in (value, 0.0) for case in (probe, moved)
+                )  # fmt: skip
+                if not _equal(before, after) and _equal(none, gone):
+                    found[option] = about
+    return found
+
+
+def _equal(first: Out, second: Out) -> bool:
+    kinds = ("loss", "term", "reward", "advantage", "return")
+    return all(same(one.value, second[n].value) for n, one in first.items() if one.kind in kinds)
+
+
+def is_whitened(subject: Subject, probe: Case) -> bool:
+    """Whether rows move one another as whitening makes them: all others by one factor and one offset."""
+    if subject.role not in ("returns", "group_advantage", "reward_normalisation"):
+        return False
+    with suppress(Exception), torch.no_grad():
+        reward = probe.sequences["reward"].clone()
+        reward[0] += 3.0
+        own = probe.token_places([0])
+        paid = probe.tokens["token_reward"].clone()
+        paid[probe.trainable.nonzero().squeeze(1)[own]] += 3.0
+        moved = probe.with_sequences(reward=reward).with_tokens(token_reward=paid)
+        before, after = (next(iter(subject.call(c, subject.options).values())) for c in (probe, moved))
+        others = torch.ones(len(before.value), dtype=torch.bool)
+        others[own if before.level == "token" else [0]] = False
+        x, y = before.value.double()[others], after.value.double()[others]
+        return not same(x, y) and float(torch.corrcoef(torch.stack([x, y]))[0, 1]) > 1 - 1e-9
+    return False

@@ -1,0 +1,85 @@
+"""The formulas that a result can be, from its kind, its level and the fields that its function reads."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from trimtab.sentinel.batch.perturb import LOGPS
+from trimtab.sentinel.binding.subject import Result, Subject
+from trimtab.sentinel.known import credit, surrogate, token
+from trimtab.sentinel.known.averages import AVERAGES, EXTREMES, ROW_AVERAGES, Average, with_constant
+from trimtab.sentinel.known.settings import settings_of
+from trimtab.sentinel.known.token import Known
+
+
+def candidates(subject: Subject, result: Result) -> Iterator[Known]:
+    """Formulas that a result of this kind and level can be, from the fields that the function reads."""
+    inputs, numbers = subject.inputs, settings_of(subject)
+    policies = inputs & set(LOGPS)
+    if result.level == "scalar":
+        yield from _scalars(subject, result, numbers)
+    elif result.level == "sequence" and not policies and "token_loss" in inputs:
+        yield from (averaged(Known("token_loss", lambda c: c["token_loss"]), one) for one in ROW_AVERAGES)
+    elif result.kind in ("kl", "term", "importance") and len(policies) > 1 and not inputs & {"advantage", "outcome"}:
+        yield from token.kl(inputs)
+        yield from token.importance(inputs, numbers)
+    elif result.kind == "term" and inputs & {"advantage", "outcome"} and policies:
+        yield from surrogate.policy_losses(inputs, numbers)
+    elif result.kind == "statistic" and result.level == "token" and inputs & {"advantage", "outcome"} and policies:
+        yield from (one for one in surrogate.policy_losses(inputs, numbers) if not one.is_part)
+        yield from token.kl(inputs)
+    elif result.kind == "term" and "returns" in inputs and "value" in inputs:
+        yield from token.squared_errors(inputs, numbers)
+    elif result.kind == "entropy":
+        yield from token.entropy(numbers)
+    elif result.kind == "logp":
+        yield from token.scores(numbers)
+    elif result.kind == "keep" and len(policies) > 1:
+        yield from token.keeps(inputs, numbers)
+    elif result.kind in ("advantage", "return", "reward") and inputs & {"reward", "token_reward"}:
+        if result.level == "sequence" or "group" in inputs or subject.couples == "group":
+            yield from credit.normalised()
+        if result.level == "token":
+            yield from credit.carried_back(inputs, numbers)
+    elif result.kind == "statistic" and result.level == "sequence" and "reward" in inputs:
+        yield from credit.normalised()
+    elif result.kind == "advantage" and result.level == "token":
+        for name in inputs & {"advantage", "returns", "value", "token_loss"}:
+            yield from credit.whitened(name)
+
+
+def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iterator[Known]:
+    inputs = subject.inputs
+    if result.kind != "loss":
+        yield from counts()
+    policies = inputs & set(LOGPS)
+    terms: list[Known] = []
+    if result.kind == "loss" and policies and inputs & {"advantage", "outcome"}:
+        terms += surrogate.policy_losses(inputs, numbers)
+    elif result.kind == "loss" and "returns" in inputs:
+        terms += token.squared_errors(inputs, numbers)
+    elif policies:
+        terms += [*token.kl(inputs), *token.gaps(inputs)] if len(policies) > 1 else []
+        terms += surrogate.clip_flags(inputs, numbers) if "logp_current" in inputs else []
+    if "logits" in inputs and not policies:
+        terms += token.entropy(numbers)
+    if not policies:
+        terms += [Known(n, lambda c, n=n: c[n]) for n in sorted(inputs & {"token_loss", "entropy", "kl", "advantage"})]
+    averages = AVERAGES if result.kind == "loss" else (*AVERAGES, *EXTREMES)
+    if len(terms) == 1:
+        averages = (*averages, *(one for n in numbers if n > 1 for one in with_constant(n)))
+    for one in terms:
+        for average in averages:
+            yield averaged(one, average)
+
+
+def counts() -> Iterator[Known]:
+    """Numbers about the batch that are no averages."""
+    yield Known("number of rows", lambda c: torch.tensor(float(c.mask.shape[0]), dtype=torch.float64))
+    yield Known("number of sequences that train", lambda c: (c.mask.sum(1) > 0).double().sum())
+    yield Known("number of tokens that train", lambda c: c.mask.sum())
+
+
+def averaged(one: Known, average: Average) -> Known:
+    """An average of a formula. The formula is computed once per case, however many averages are tried."""
+    return Known(f"{average.name} of {one.name}", lambda c: average.of(c, c.once(one)), one.mistake or average.mistake)
