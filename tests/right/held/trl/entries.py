@@ -85,8 +85,15 @@ def _advantage(rows: list[Row], o: Any) -> list[float]:
     return found
 
 
+def _kl_term(rows: list[Row], o: Any) -> float:
+    total = sum(r.total(lambda r, t: loops.k3(r.logp_current[t] - r.logp_ref[t])) for r in rows)
+    return o["beta"] * total / max(whole_tokens(rows[0].case), 1) if rows else 0.0
+
+
 def _quantile(case: Case, o: Any) -> Any:
     pooled = sorted(h for row in loops.rows(case) for h in row.entropy)
+    if not pooled:
+        return {"keep": Result(loops.numbers([]), "token", "keep")}
     place = o["threshold"] * (len(pooled) - 1)
     low, high = pooled[math.floor(place)], pooled[math.ceil(place)]
     cut = low + (place - math.floor(place)) * (high - low)
@@ -121,8 +128,7 @@ ENTRIES = [
               fn, role="kl_in_loss", args={"per_token_logps": "logp_current", "ref_per_token_logps": "logp_ref",
                                            "completion_mask": "trainable", "num_items_in_batch": whole_tokens},
               options={"beta": 0.04}, variants={"beta": (0.2,)}, penalties={"beta": "logp_ref"}),
-          scalar("loss", "loss", lambda rows, o: o["beta"] * loops.token_mean(
-              rows, lambda r, t: loops.k3(r.logp_current[t] - r.logp_ref[t])))),
+          scalar("loss", "loss", _kl_term)),
     Entry("get_high_entropy_mask", "trl", "keep", "The quantile is taken over padding too.",
           lambda fn: bind(
               fn, role="keep", couples="batch", args={"entropies": "entropy", "mask": "trainable"},

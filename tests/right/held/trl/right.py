@@ -69,7 +69,7 @@ def kl_term(per_token_logps, ref_per_token_logps, completion_mask, num_items_in_
     """The KL penalty of a micro-batch, normalised by the tokens of the whole step."""
     delta = torch.where(completion_mask.bool(), ref_per_token_logps - per_token_logps, 0.0)
     per_token_kl = torch.exp(delta) - delta - 1
-    return beta * (per_token_kl * completion_mask.bool()).sum() / num_items_in_batch
+    return beta * (per_token_kl * completion_mask.bool()).sum() / max(num_items_in_batch, 1)
 
 
 def get_high_entropy_mask(entropies: torch.Tensor, mask: torch.Tensor, threshold: float) -> torch.Tensor:

@@ -108,7 +108,7 @@ def _weight(r: Row, t: int, o: Any) -> float:
 def _largest(rows: list[Row], o: Any) -> float:
     x = gap("logp_old", "logp_rollout")
     sizes = [r.total(x) if o["rollout_is"] == "sequence" else x(r, t) for r in rows for t in range(r.count)]
-    return exp(clamp(max(sizes), -20, 20))
+    return exp(clamp(max(sizes), -20, 20)) if sizes else 0.0
 
 
 def _grpo(rows: list[Row], o: Any) -> list[float]:

@@ -127,7 +127,7 @@ def compute_rollout_correction(
     if rollout_is == "sequence":
         log_ratio = log_ratio.sum(dim=-1, keepdim=True).expand_as(log_ratio)
     weights = torch.exp(log_ratio.clamp(-20.0, 20.0)).detach()
-    metrics = {"rollout_is_max": torch.where(mask, weights, -torch.inf).max().item()}
+    metrics = {"rollout_is_max": torch.where(mask, weights, 0.0).max().item()}
     weights = weights.clamp(max=rollout_is_threshold)
     return torch.where(mask, weights, 0.0), metrics
 
