@@ -1,6 +1,7 @@
 """The same functions as in `right.py`, each with one quiet bug."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -44,7 +45,7 @@ def compute(
     advantages = torch.zeros_like(rewards)
     returns = torch.zeros_like(rewards)
     bounds = cu_seqlens.tolist()
-    for begin, end in zip(bounds[:-1], bounds[1:]):
+    for begin, end in pairwise(bounds):
         lastgaelam, nextvalue = 0.0, 0.0
         for t in reversed(range(begin, end)):
             if not loss_mask[t]:

@@ -106,12 +106,12 @@ ENTRIES = [
           "The actor loss is normalised by the tokens of its micro-batch (NeMo-RL bb75f66a5).", _clipped,
           together(scalar("loss", "loss", _loss), scalar("kl", "metric", _kl)), several=True,
           differs=parts_differ(_clipped)),
-    Entry("compute_baseline", "nemo_rl", "group_advantage",
+    Entry("finish", "nemo_rl", "group_advantage",
           "Suppressed samples stay out of the sum but are counted in the mean.",
           lambda fn: bind(
               fn, role="group_advantage", args={"prompt_ids": "group", "rewards": "reward", "valid_mask": "votes"},
               options={"leave_one_out_baseline": True}, variants={"leave_one_out_baseline": (False,)}),
-          loops.per_row("advantage", "advantage", _baseline)),
+          loops.per_row("advantage", "advantage", _baseline), neutral=True),
     Entry("calculate_kl", "nemo_rl", "kl", "k2 forgets its half.",
           lambda fn: bind(
               fn, role="kl", args={"logprobs": "logp_current", "logprobs_reference": "logp_ref"},
@@ -133,7 +133,8 @@ ENTRIES = [
           per_token("keep", "keep", lambda r, t, o: float(o["low"] <= exp(r.mean(DRIFT)) <= o["high"])),
           neutral=True),
     Entry("summarize", "nemo_rl", "metric", "The smallest ratio is that of masked cells, which hold 0.", _summary,
-          together(scalar("error", "metric", lambda rows, o: loops.token_mean(rows, lambda r, t: exp(abs(DRIFT(r, t))))),
+          together(scalar("error", "metric", lambda rows, o: loops.token_mean(
+                       rows, lambda r, t: exp(abs(DRIFT(r, t))))),
                    scalar("low", "metric", lambda rows, o: min(_ratios(rows), default=0.0)),
                    scalar("high", "metric", lambda rows, o: max(_ratios(rows), default=0.0))),
           neutral=True, several=True),

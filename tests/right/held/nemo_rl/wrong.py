@@ -1,6 +1,6 @@
 """The same functions as in `right.py`, each with one quiet bug."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -35,7 +35,7 @@ class ClippedPGLossFn:
         return actor_loss + kl, {"kl_penalty": kl.detach(), "num_valid_samples": data["sample_mask"].sum()}
 
 
-def compute_baseline(
+def finish(
     prompt_ids: torch.Tensor, rewards: torch.Tensor, valid_mask: torch.Tensor, leave_one_out_baseline: bool = True
 ) -> torch.Tensor:
     """Rewards minus the mean of the valid samples of their prompt; a sample without company gets nothing."""
@@ -52,8 +52,8 @@ def calculate_kl(
     logprobs: torch.Tensor,
     logprobs_reference: torch.Tensor,
     kl_type: str = "k3",
-    input_clamp_value: Optional[float] = 20.0,
-    output_clamp_value: Optional[float] = 10.0,
+    input_clamp_value: float | None = 20.0,
+    output_clamp_value: float | None = 10.0,
 ) -> torch.Tensor:
     logr = (logprobs_reference - logprobs).float()
     if input_clamp_value is not None:

@@ -1,7 +1,5 @@
 """Functions in the dialect of OpenRLHF: losses as modules, action masks, experiences in lists."""
 
-from typing import List, Optional
-
 import torch
 from torch import nn
 
@@ -26,7 +24,7 @@ class SFTTerm(nn.Module):
 
 
 class DualClipLoss(nn.Module):
-    def __init__(self, clip_eps: float = 0.2, dual_clip: Optional[float] = None):
+    def __init__(self, clip_eps: float = 0.2, dual_clip: float | None = None):
         super().__init__()
         self.clip_eps = clip_eps
         self.dual_clip = dual_clip
@@ -62,7 +60,7 @@ class RemoteExperienceMaker:
         return rewards.reshape(-1)
 
 
-def normalize_advantages(advantages: List[torch.Tensor], action_masks: List[torch.Tensor]) -> List[torch.Tensor]:
+def normalize_advantages(advantages: list[torch.Tensor], action_masks: list[torch.Tensor]) -> list[torch.Tensor]:
     """One mean and one deviation over the actions of all experiences."""
     vector = torch.cat([a.flatten() for a in advantages]).float()
     mask = torch.cat([m.flatten() for m in action_masks]).bool()
@@ -70,7 +68,9 @@ def normalize_advantages(advantages: List[torch.Tensor], action_masks: List[torc
     mean = torch.where(mask, vector, 0.0).sum() / num_actions
     var = torch.where(mask, (vector - mean) ** 2, 0.0).sum() / num_actions
     rstd = var.clamp(min=1e-8).rsqrt()
-    return [torch.where(m.bool(), (a.float() - mean) * rstd, 0.0) for a, m in zip(advantages, action_masks)]
+    return [
+        torch.where(m.bool(), (a.float() - mean) * rstd, 0.0) for a, m in zip(advantages, action_masks, strict=True)
+    ]
 
 
 def log_probs_from_logits(logits: torch.Tensor, labels: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:

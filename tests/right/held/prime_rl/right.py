@@ -52,16 +52,16 @@ def compute_loss(
     """Capped importance weights on the score of each token, over the tokens of the whole step."""
     total_loss = 0
     ratios = []
-    for new, behind, advantage, mask in zip(trainer_logprobs, inference_logprobs, advantages, loss_mask):
+    for new, behind, advantage, mask in zip(trainer_logprobs, inference_logprobs, advantages, loss_mask, strict=True):
         mask = mask.bool()
         ratio = torch.exp(torch.where(mask, new - behind, 0.0))
         weight = torch.clamp(ratio, max=loss_config.ratio_cap).detach()
-        total_loss = total_loss + torch.where(mask, -weight * advantage * new, 0.0).sum()
+        total_loss = total_loss - (weight[mask] * advantage[mask] * new[mask]).sum()
         ratios.append(ratio.detach())
     return total_loss / max(loss_scale, 1), {"importance_ratio": ratios}
 
 
-def compute_advantages(
+def shape(
     rewards: list[float],
     completion_lengths: list[int],
     samples_per_problem: int,
@@ -72,10 +72,8 @@ def compute_advantages(
     for start in range(0, len(rewards), samples_per_problem):
         chunk = torch.tensor(rewards[start : start + samples_per_problem], dtype=torch.float64)
         lengths = torch.tensor(completion_lengths[start : start + samples_per_problem], dtype=torch.float64)
-        if length_weighted_mean:
-            baseline = (chunk * lengths).sum() / lengths.sum()
-        else:
-            baseline = chunk.mean()
+        weights = lengths if length_weighted_mean else torch.ones_like(lengths)
+        baseline = (chunk * weights).sum() / weights.sum()
         advantages.extend((chunk - baseline).tolist())
     return advantages
 

@@ -12,6 +12,7 @@ from trimtab.sentinel import Case, Subject, at, bind
 from trimtab.sentinel.binding.subject import Result
 from trimtab.sentinel.targets.handed import group_names
 
+
 def _critic(fn: Any) -> Subject:
     def loss(values, old_values, returns, loss_mask, value_clip):
         return fn(values, old_values, returns, SimpleNamespace(value_clip=value_clip), loss_mask)
@@ -109,12 +110,12 @@ ENTRIES = [
           lambda fn: bind(fn, role="whitening", args={"values": "advantage", "mask": "trainable"},
                           options={"shift_mean": True}, variants={"shift_mean": (False,)}),
           lambda case, o: _white(case, lambda row: row.advantage, back=not o["shift_mean"])),
-    Entry("get_advantages", "skyrl", "group_advantage", "Rewards of tool output and padding enter the score.",
+    Entry("derive", "skyrl", "group_advantage", "Rewards of tool output and padding enter the score.",
           lambda fn: bind(
               fn, role="group_advantage",
               args={"token_level_rewards": "token_reward", "response_mask": "trainable", "index": group_names},
               options={"grpo_norm_by_std": True}, variants={"grpo_norm_by_std": (False,)}),
-          loops.per_row("advantage", "advantage", _grpo, level="token")),
+          loops.per_row("advantage", "advantage", _grpo, level="token"), neutral=True),
     Entry("apply_overlong_filtering", "skyrl", "keep",
           "A response counts as ended if an earlier turn in it ended.", _overlong,
           per_token("keep", "keep", lambda r, t, o: float(r.ended)), unusual=True),

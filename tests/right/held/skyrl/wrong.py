@@ -1,6 +1,6 @@
 """The same functions as in `right.py`, each with one quiet bug."""
 
-from typing import Any, List, Literal, Optional, Tuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,8 +11,8 @@ def ppo_critic_loss(
     old_values: torch.Tensor,
     returns: torch.Tensor,
     config: Any,
-    loss_mask: Optional[torch.Tensor] = None,
-) -> Tuple[torch.Tensor, Optional[float]]:
+    loss_mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, float | None]:
     """Squared error of the critic, pessimistic about steps beyond the clip."""
     if loss_mask is None:
         loss_mask = torch.ones_like(values)
@@ -73,7 +73,7 @@ def whiten(values: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) ->
     return torch.where(keep, whitened, 0.0)
 
 
-def get_advantages(
+def derive(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, grpo_norm_by_std: bool = True
 ) -> torch.Tensor:
     """Group-relative advantages of whole responses, on each of their tokens."""
@@ -90,11 +90,11 @@ def get_advantages(
 
 
 def apply_overlong_filtering(
-    loss_masks: List[List[int]], response_ids: List[List[int]], eos_token_id: int
-) -> List[List[int]]:
+    loss_masks: list[list[int]], response_ids: list[list[int]], eos_token_id: int
+) -> list[list[int]]:
     """Train nothing of a response that was cut off: one whose last token does not end it."""
     filtered = []
-    for mask, response in zip(loss_masks, response_ids):
+    for mask, response in zip(loss_masks, response_ids, strict=True):
         ended = eos_token_id in response
         filtered.append(list(mask) if ended else [0] * len(mask))
     return filtered

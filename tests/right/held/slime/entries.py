@@ -59,7 +59,7 @@ def _opsm(fn: Any) -> Subject:
         return fn(Namespace(opsm_delta=opsm_delta), log_probs, old_log_probs, advantages, loss_masks)
 
     return bind(
-        keep, role="keep", name="compute_opsm", layout="list",
+        keep, role="keep", name="select", layout="list",
         args={**LISTS, "advantages": lambda case: list(case.sequence("outcome"))},
         options={"opsm_delta": 0.05}, variants={"opsm_delta": (0.3,)},
         returns={"keep": at((), "keep", scope="sequence")},
@@ -115,8 +115,8 @@ ENTRIES = [
     Entry("f", "slime", "importance", "The ratio is that of the engine over the trainer.", _weights,
           per_token("weight", "importance", lambda r, t, o: clamp(
               exp(r.logp_old[t] - r.logp_rollout[t]), o["tis_clip_low"], o["tis_clip"])), neutral=True),
-    Entry("compute_opsm", "slime", "keep", "The drift has the wrong sign: samples that became likelier are dropped.",
-          _opsm, per_token("keep", "keep", _kept)),
+    Entry("select", "slime", "keep", "The drift has the wrong sign: samples that became likelier are dropped.",
+          _opsm, per_token("keep", "keep", _kept), neutral=True),
     Entry("get_returns", "slime", "returns",
           "The reward is put on the last token of the response, which may be tool output.",
           lambda fn: bind(fn, role="returns", layout="list",

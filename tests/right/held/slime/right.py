@@ -47,7 +47,7 @@ def f(args: Namespace, train_log_probs: list[torch.Tensor], rollout_log_probs: l
     return {"tis": tis.split(sizes), "weights": list(weights.split(sizes))}
 
 
-def compute_opsm(
+def select(
     args: Namespace,
     log_probs: list[torch.Tensor],
     old_log_probs: list[torch.Tensor],

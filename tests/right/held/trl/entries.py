@@ -10,7 +10,6 @@ from tests.right.loops import Row, gap, per_token, ppo, scalar, together
 from tests.right.shapes import in_pairs, prompted, response_width, whole_tokens
 
 from trimtab.sentinel import Case, Subject, at, bind
-
 from trimtab.sentinel.binding.subject import Result
 
 UPDATE = gap("logp_current", "logp_old")
@@ -123,12 +122,12 @@ ENTRIES = [
               options={"num_generations": 2, "scale_rewards": "group"},
               variants={"scale_rewards": ("batch", "none")}),
           loops.per_row("advantage", "advantage", _advantage), neutral=True),
-    Entry("kl_term", "trl", "kl_in_loss", "The penalty is computed from detached log-probs and trains nothing.",
+    Entry("term", "trl", "kl_in_loss", "The penalty is computed from detached log-probs and trains nothing.",
           lambda fn: bind(
               fn, role="kl_in_loss", args={"per_token_logps": "logp_current", "ref_per_token_logps": "logp_ref",
                                            "completion_mask": "trainable", "num_items_in_batch": whole_tokens},
               options={"beta": 0.04}, variants={"beta": (0.2,)}, penalties={"beta": "logp_ref"}),
-          scalar("loss", "loss", _kl_term)),
+          scalar("loss", "loss", _kl_term), neutral=True),
     Entry("get_high_entropy_mask", "trl", "keep", "The quantile is taken over padding too.",
           lambda fn: bind(
               fn, role="keep", couples="batch", args={"entropies": "entropy", "mask": "trainable"},

@@ -65,7 +65,7 @@ def process(rewards: torch.Tensor, num_generations: int, scale_rewards: str = "g
     return advantages / (std_grouped + 1e-4)
 
 
-def kl_term(per_token_logps, ref_per_token_logps, completion_mask, num_items_in_batch, beta=0.04):
+def term(per_token_logps, ref_per_token_logps, completion_mask, num_items_in_batch, beta=0.04):
     """The KL penalty of a micro-batch, normalised by the tokens of the whole step."""
     delta = torch.where(completion_mask.bool(), ref_per_token_logps - per_token_logps, 0.0)
     per_token_kl = torch.exp(delta) - delta - 1

@@ -8,6 +8,7 @@ from tests.right.entry import Entry
 from tests.right.loops import Row, clamp, exp, gap, per_token, ppo, scalar, together, walked
 
 from trimtab.sentinel import Subject, at, bind
+from trimtab.sentinel.binding.subject import Result
 from trimtab.sentinel.targets.handed import group_names, reward_on_last
 
 UPDATE = gap("logp_current", "logp_old")
@@ -43,25 +44,11 @@ def _gspo_clipped(r: Row, t: int, o: Any) -> float:
     return float(-credit * clamp(ratio, 1 - o["clip_ratio_low"], 1 + o["clip_ratio_high"]) > -credit * ratio)
 
 
-def _agg(rows: list[Row], o: Any) -> float:
-    def loss(r: Row, t: int) -> float:
-        return r.token_loss[t]
-
-    return {
-        "token-mean": lambda: loops.token_mean(rows, loss),
-        "seq-mean-token-sum": lambda: loops.row_sum_mean(rows, loss),
-        "seq-mean-token-mean": lambda: loops.row_mean(rows, loss),
-        "seq-mean-token-sum-norm": lambda: sum(r.total(loss) for r in rows) / o["loss_scale_factor"],
-    }[o["loss_agg_mode"]]()
-
-
 def _raw(row: Row, o: Any) -> list[float]:
     return loops.gae(row, row.token_reward, row.value_old, o["gamma"], o["lam"])
 
 
 def _white(case: Any, o: Any) -> Any:
-    from trimtab.sentinel.binding.subject import Result
-
     raw = [a for row in loops.rows(case) for a in _raw(row, o)]
     centre, size = loops.mean(raw), (loops.spread(raw, 1) ** 2 + 1e-8) ** 0.5
     return {"advantage": Result(loops.numbers([(a - centre) / size for a in raw]), "token", "advantage")}
@@ -132,13 +119,6 @@ ENTRIES = [
                      lambda rows, o: loops.token_mean(rows, lambda r, t: _gspo_clipped(r, t, o))),
               scalar("ppo_kl", "metric", lambda rows, o: loops.token_mean(rows, lambda r, t: -UPDATE(r, t)))),
           several=True, single=True),
-    Entry("agg_loss", "verl", "aggregation",
-          "seq-mean-token-mean divides each row by the padded width (SkyRL 6f20d29b8).",
-          lambda fn: bind(
-              fn, role="aggregation", args={"loss_mat": "token_loss", "loss_mask": "trainable"},
-              options={"loss_agg_mode": "token-mean", "loss_scale_factor": 16},
-              variants={"loss_agg_mode": ("seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")}),
-          scalar("loss", "loss", _agg)),
     Entry("estimate", "verl", "returns", "The returns of the critic are made from the whitened advantages.",
           lambda fn: bind(
               fn, role="returns", couples="batch", args={"token_level_rewards": "token_reward", "values": "value_old",

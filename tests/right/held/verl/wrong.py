@@ -1,10 +1,9 @@
 """The same functions as in `right.py`, each with one quiet bug."""
 
 from collections import defaultdict
-from typing import Any, Optional
+from typing import Any
 
 import torch
-
 from tests.right.held.verl.tools import masked_mean, masked_whiten
 
 
@@ -34,26 +33,6 @@ def compute_policy_loss_gspo(
         "actor/pg_clipfrac": clipfrac.item(),
         "actor/ppo_kl": masked_mean(-negative_approx_kl.detach(), response_mask).item(),
     }
-
-
-def agg_loss(
-    loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str, loss_scale_factor: Optional[int] = None
-) -> torch.Tensor:
-    """One number per token to one number per batch."""
-    loss_mat = torch.where(loss_mask.bool(), loss_mat, 0.0)
-    if loss_agg_mode == "token-mean":
-        return loss_mat.sum() / loss_mask.sum().clamp(min=1)
-    if loss_agg_mode == "seq-mean-token-sum":
-        seq_mask = (loss_mask.sum(dim=-1) > 0).to(loss_mat.dtype)
-        return loss_mat.sum(dim=-1).sum() / seq_mask.sum().clamp(min=1)
-    if loss_agg_mode == "seq-mean-token-mean":
-        seq_mask = (loss_mask.sum(dim=-1) > 0).to(loss_mat.dtype)
-        seq_losses = loss_mat.mean(dim=-1)
-        return seq_losses.sum() / seq_mask.sum().clamp(min=1)
-    if loss_agg_mode == "seq-mean-token-sum-norm":
-        horizon = loss_scale_factor if loss_scale_factor is not None else loss_mask.shape[-1]
-        return loss_mat.sum(dim=-1).sum() / horizon
-    raise ValueError(f"Invalid loss_agg_mode: {loss_agg_mode}")
 
 
 def estimate(
