@@ -1,5 +1,7 @@
 """How right the sentinel is on the corpus: `python -m tests.right [--dialect X] [--only NAME] [--jobs 2] [--out FILE]`.
 
+`--corpus held` takes the functions that were written without looking at the sentinel.
+
 Three columns: unbound (found by its names alone), bound (names and role), bound with a definition. A right function
 should get no bug verdict; a wrong twin should get one that the right function does not get.
 """
@@ -12,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.right.entry import DIALECTS, Entry, entries
+from tests.right.entry import CORPORA, DIALECTS, Entry, entries
 from tests.right.measure import BUDGET, COLUMNS, VERSIONS, Measured, measure
 
 Found = dict[tuple[str, str, str, str], Measured]
@@ -22,8 +24,9 @@ Found = dict[tuple[str, str, str, str], Measured]
 def collect(chosen: Sequence[Entry], *, jobs: int, columns: Sequence[str], budget: int) -> Found:
     """Examine both versions of every entry in every column, in child processes."""
     tasks = [(e.dialect, e.name, version, column) for e in chosen for version in VERSIONS for column in columns]
+    corpus = chosen[0].corpus
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        running = {task: pool.submit(measure, *task, budget=budget) for task in tasks}
+        running = {task: pool.submit(measure, *task, budget=budget, corpus=corpus) for task in tasks}
         found: Found = {}
         for task, future in running.items():
             try:
@@ -109,6 +112,7 @@ def write(path: Path, chosen: Sequence[Entry], columns: Sequence[str], found: Fo
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.right", description=__doc__)
+    parser.add_argument("--corpus", choices=CORPORA, default="corpus")
     parser.add_argument("--dialect", choices=DIALECTS)
     parser.add_argument("--only", help="the name of one function")
     parser.add_argument("--column", choices=COLUMNS, action="append")
@@ -116,9 +120,10 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=BUDGET, help="seconds per subject")
     parser.add_argument("--out", type=Path, help="write JSON")
     asked = parser.parse_args()
-    chosen = [e for e in entries() if asked.dialect in (None, e.dialect) and asked.only in (None, e.name)]
+    known = entries(asked.corpus)
+    chosen = [e for e in known if asked.dialect in (None, e.dialect) and asked.only in (None, e.name)]
     if not chosen:
-        parser.error(f"no entry is called {asked.only!r}; there are {', '.join(sorted({e.name for e in entries()}))}")
+        parser.error(f"no entry is called {asked.only!r}; there are {', '.join(sorted({e.name for e in known}))}")
     columns = asked.column or list(COLUMNS)
     found = collect(chosen, jobs=asked.jobs, columns=columns, budget=asked.budget)
     print_rows(chosen, columns, found)

@@ -3,7 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from trimtab.sentinel.binding.subject import Call, Subject
 DIALECTS = (
     "verl", "trl", "openrlhf", "slime", "areal", "nemo_rl", "prime_rl", "skyrl", "open_instruct", "tutorials", "numpy",
 )  # fmt: skip
+CORPORA = ("corpus", "held")
 CONFIGS = ("config", "cfg", "args", "loss_config", "algo_config")
 """Argument names of config objects."""
 
@@ -33,11 +34,12 @@ class Entry:
     random       it draws random numbers: "inside" (the result does not depend on them) or "result"
     pads_finite  it multiplies by the mask, which is right as long as padding is finite
     differs      how the twins are told apart if not by value or slope: whether (right, wrong) differ
+    corpus       the folder of its dialect: "corpus", or "held" for functions that nobody looked at while building
     """
 
     name: str
     dialect: str
-    role: str
+    role: str | None
     bug: str
     bound: Callable[[Any], Subject]
     definition: Call
@@ -48,6 +50,7 @@ class Entry:
     random: str = ""
     pads_finite: bool = False
     differs: Callable[[Any, Any], bool] | None = None
+    corpus: str = "corpus"
 
     @cached_property
     def right(self) -> Any:
@@ -65,7 +68,7 @@ class Entry:
         return found
 
     def module(self, which: str) -> str:
-        return f"tests.right.corpus.{self.dialect}.{which}"
+        return f"tests.right.{self.corpus}.{self.dialect}.{which}"
 
     @property
     def is_module(self) -> bool:
@@ -95,9 +98,9 @@ class Entry:
         return found
 
 
-def entries() -> list[Entry]:
-    """All entries of the corpus, dialect after dialect."""
+def entries(corpus: str = "corpus") -> list[Entry]:
+    """All entries of a corpus, dialect after dialect."""
     found: list[Entry] = []
     for dialect in DIALECTS:
-        found += importlib.import_module(f"tests.right.corpus.{dialect}.entries").ENTRIES
-    return found
+        found += importlib.import_module(f"tests.right.{corpus}.{dialect}.entries").ENTRIES
+    return [replace(entry, corpus=corpus) for entry in found]

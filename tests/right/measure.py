@@ -58,11 +58,13 @@ class Measured:
         return asdict(self)
 
 
-def measure(dialect: str, name: str, version: str, column: str, *, budget: int = BUDGET) -> Measured:
+def measure(
+    dialect: str, name: str, version: str, column: str, *, budget: int = BUDGET, corpus: str = "corpus"
+) -> Measured:
     """Examine one version of one entry. Nothing that it does or raises ends the run."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    entry = next(e for e in entries() if (e.dialect, e.name) == (dialect, name))
+    entry = next(e for e in entries(corpus) if (e.dialect, e.name) == (dialect, name))
     measured = Measured()
     try:
         with limited(budget):

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.right.entry import DIALECTS, Entry, entries
+from tests.right.entry import CORPORA, DIALECTS, Entry, entries
 
 from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongShape
 from trimtab.sentinel.batch.directed import directed, random_cases
 from trimtab.sentinel.binding.subject import TRAINED, Seen, Subject, resolve_inputs, run
 
-ENTRIES = entries()
-ALL = pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: f"{e.dialect}-{e.name}")
+ENTRIES = [entry for corpus in CORPORA for entry in entries(corpus)]
+ALL = pytest.mark.parametrize(
+    "entry", ENTRIES, ids=lambda e: f"{'held-' if e.corpus == 'held' else ''}{e.dialect}-{e.name}"
+)
 STEP = 1e-6
 DRAWS = 1500
 
@@ -164,20 +166,22 @@ def test_a_binding_names_its_role_and_finds_its_inputs() -> None:
         assert resolve_inputs(subject, CASES[3]).inputs
 
 
-def test_the_corpus_has_every_kind_of_function() -> None:
-    per_dialect = {d: sum(e.dialect == d for e in ENTRIES) for d in DIALECTS}
-    assert len({(e.dialect, e.name) for e in ENTRIES}) == len(ENTRIES) >= 66
-    assert min(per_dialect.values()) >= 6, per_dialect
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_the_corpus_has_every_kind_of_function(corpus: str) -> None:
+    found = entries(corpus)
+    per_dialect = {d: sum(e.dialect == d for e in found) for d in DIALECTS}
+    assert len({(e.dialect, e.name) for e in found}) == len(found) >= {"corpus": 66, "held": 60}[corpus]
+    assert min(per_dialect.values()) >= {"corpus": 6, "held": 5}[corpus], per_dialect
     wanted = {
-        "modules": (sum(e.is_module for e in ENTRIES), 5),
-        "config objects": (sum(e.takes_config for e in ENTRIES), 5),
-        "methods": (sum(e.is_method for e in ENTRIES), 5),
-        "several results": (sum(e.several for e in ENTRIES), 6),
-        "random": (sum(bool(e.random) for e in ENTRIES), 3),
-        "random result": (sum(e.random == "result" for e in ENTRIES), 1),
-        "float32 inside": (sum(e.single for e in ENTRIES), 6),
-        "keyword defaults": (sum(e.has_options for e in ENTRIES), 8),
-        "unusual arguments": (sum(e.unusual for e in ENTRIES), 8),
+        "modules": (sum(e.is_module for e in found), 5),
+        "config objects": (sum(e.takes_config for e in found), 5),
+        "methods": (sum(e.is_method for e in found), 5),
+        "several results": (sum(e.several for e in found), 6),
+        "random": (sum(bool(e.random) for e in found), 3 if corpus == "corpus" else 0),
+        "random result": (sum(e.random == "result" for e in found), 1 if corpus == "corpus" else 0),
+        "float32 inside": (sum(e.single for e in found), 6),
+        "keyword defaults": (sum(e.has_options for e in found), 8),
+        "unusual arguments": (sum(e.unusual for e in found), 8),
     }
-    assert all(found >= least for found, least in wanted.values()), wanted
-    assert abs(sum(e.neutral for e in ENTRIES) - len(ENTRIES) / 2) <= 0.08 * len(ENTRIES)
+    assert all(count >= least for count, least in wanted.values()), wanted
+    assert abs(sum(e.neutral for e in found) - len(found) / 2) <= 0.08 * len(found)
