@@ -14,23 +14,32 @@ from typing import Any
 
 import torch
 
-from trimtab.sentinel.binding.words import GROUP_SIZES, field_of, number_of, words_of
+from trimtab.sentinel.binding.words import field_of, is_group_size, number_of, words_of
 
-CONFIGS = frozenset({"config", "cfg", "args", "settings", "conf", "hparams", "opts", "options"})
+CONFIGS = frozenset({
+    "config", "cfg", "args", "settings", "conf", "hparams", "opts", "options", "ctrl", "controller",
+})  # fmt: skip
 """Words of an argument that holds settings as attributes or keys."""
 
 
 class Config:
-    """A config object nobody has written: each setting is a number that its name suggests, or off.
+    """A config object nobody has written: each setting is a text that the code asks for, a number, or off.
 
-    `asked` holds every setting that was read, with its value. `set` gives one of them another value.
+    `asked` holds every setting that was read, with its value.
     """
 
-    def __init__(self, *, bounds: bool = False, held: Mapping[str, Any] | None = None) -> None:
-        self.__dict__.update(_bounds=bounds, _held=dict(held or {}), asked={})
+    def __init__(
+        self, *, bounds: bool = False, texts: Mapping[str, Any] | None = None, held: Mapping[str, Any] | None = None
+    ) -> None:
+        self.__dict__.update(_bounds=bounds, _texts=dict(texts or {}), _held=dict(held or {}), asked={})
 
     def _setting(self, name: str) -> Any:
-        self.asked[name] = self._held[name] if name in self._held else _setting(name, bounds=self._bounds)
+        if name in self._held:
+            self.asked[name] = self._held[name]
+        elif name in self._texts:
+            self.asked[name] = self._texts[name][0]
+        else:
+            self.asked[name] = _setting(name, bounds=self._bounds)
         return self.asked[name]
 
     def __getattr__(self, name: str) -> Any:
@@ -47,30 +56,45 @@ class Config:
     def get(self, name: str, default: Any = None) -> Any:
         return self._setting(name) if default is None else default
 
+    def with_setting(self, name: str, value: Any) -> "Config":
+        """The same settings, but for one."""
+        return Config(bounds=self._bounds, texts=self._texts, held={**self._held, name: value})
+
     def others(self, smallest: float) -> "Iterator[Config]":
         """The same settings with one of the numbers that were asked for halved."""
         for name, value in self.asked.items():
-            if isinstance(value, float) and abs(value) >= smallest:
-                yield type(self)(bounds=self._bounds, held={**self._held, name: value / 2})
+            if isinstance(value, float) and not isinstance(value, Off) and abs(value) >= smallest:
+                yield self.with_setting(name, value / 2)
 
     def __repr__(self) -> str:
-        return ", ".join(f"{name} {value:g}" for name, value in self._held.items()) or "a config object"
+        return ", ".join(f"{name} {value}" for name, value in self._held.items()) or "a config object"
 
 
-class Off(Config):
-    """A setting that nothing is known about: off, and a table of such settings where it is read as one."""
+class Off(float):
+    """A setting that nothing is known about: 0 as a number, no as a switch, and a table of such settings."""
 
-    def __bool__(self) -> bool:
-        return False
+    def __new__(cls) -> "Off":
+        return super().__new__(cls, 0.0)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _setting(name, bounds=False)
+
+    def __getitem__(self, name: str) -> Any:
+        return _setting(name, bounds=False)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return _setting(name, bounds=False) if default is None else default
 
 
 def _setting(name: str, *, bounds: bool) -> Any:
-    if name in GROUP_SIZES:
+    if is_group_size(name):
         return 2
     if words_of(name)[:1] in (["use"], ["is"], ["do"], ["enable"], ["has"]):
         return False
     number = number_of(name, bounds=bounds)
-    return Off(bounds=bounds) if number is None else number
+    return Off() if number is None else number
 
 
 @dataclass(frozen=True)
@@ -128,7 +152,7 @@ def of_method(cls: type, method: str, *, bounds: bool = False) -> Found:
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n != "self"}
     arguments, own = _sorted(parameters, choices, bounds=bounds)
     making = inspect.signature(cls).parameters if "__init__" in vars(cls) else {}
-    needed, settings = _sorted(making, {}, bounds=bounds)
+    needed, settings = _sorted(making, choices, bounds=bounds)
     both = sorted((own.keys() | arguments.keys()) & (settings.keys() | needed.keys()))
     if both:
         raise CannotCall(f"{cls.__name__} and {method} both take {', '.join(both)}")
@@ -137,6 +161,8 @@ def of_method(cls: type, method: str, *, bounds: bool = False) -> Found:
         made = cls(
             **{n: v for n, v in chosen.items() if n in settings}, **{n: v for n, v in given.items() if n in needed}
         )
+        for held in (v for v in chosen.values() if isinstance(v, Config)):
+            held.asked.clear()  # what is only read when the object is made may be for another method
         rest = {n: v for n, v in given.items() if n not in needed}
         return getattr(made, method)(**rest, **{n: v for n, v in chosen.items() if n in own})
 
@@ -150,7 +176,7 @@ def of_method(cls: type, method: str, *, bounds: bool = False) -> Found:
 
 def _invented(parameters: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> frozenset[str]:
     without = {n for n, v in options.items() if v is not None and parameters[n].default in (parameters[n].empty, None)}
-    return frozenset(n for n in without if not dataclasses.is_dataclass(options[n]) and n not in GROUP_SIZES)
+    return frozenset(n for n in without if not dataclasses.is_dataclass(options[n]) and not is_group_size(n))
 
 
 def _choices(
@@ -158,7 +184,11 @@ def _choices(
 ) -> dict[str, tuple[Any, ...]]:
     """Other values of options: texts that the body asks for, and a usual number where None switches it off."""
     numbers = {n: (number_of(n, bounds=bounds),) for n, v in options.items() if v is None}
-    return numbers | {n: v for n, v in texts.items() if n in options}
+    found = numbers | {n: v for n, v in texts.items() if n in options}
+    for name, held in options.items():
+        if isinstance(held, Config):  # each text that the code asks for, in a config object of its own
+            found[name] = tuple(held.with_setting(n, text) for n, v in texts.items() if n not in options for text in v)
+    return {n: v for n, v in found.items() if v}
 
 
 def asked_for(fn: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
@@ -169,13 +199,21 @@ def asked_for(fn: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
         return {}
     found: dict[str, dict[Any, None]] = {}
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Compare) or not isinstance(node.left, ast.Name):
+        asked = _asked(node.left) if isinstance(node, ast.Compare) else ""
+        if not isinstance(node, ast.Compare) or not asked:
             continue
         for other in node.comparators:
             entries = other.elts if isinstance(other, ast.Tuple | ast.List | ast.Set) else [other]
             texts = [one.value for one in entries if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-            found.setdefault(node.left.id, {}).update(dict.fromkeys(texts))
+            found.setdefault(asked, {}).update(dict.fromkeys(texts))
     return {name: tuple(texts) for name, texts in found.items() if texts}
+
+
+def _asked(node: ast.expr) -> str:
+    """The name of an argument, an attribute or a key."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return str(node.slice.value)
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _sorted(
@@ -189,8 +227,8 @@ def _sorted(
             continue
         words = set(words_of(name))
         if words & CONFIGS and one.default in (one.empty, None):
-            options[name] = _config(one.annotation, bounds=bounds)
-        elif name in GROUP_SIZES:
+            options[name] = _config(one.annotation, choices, bounds=bounds)
+        elif is_group_size(name):
             options[name] = 2
         elif one.default is not one.empty and one.default is not None:
             options[name] = one.default
@@ -213,11 +251,11 @@ def _is_number(name: str, annotation: Any) -> bool:
 _NUMBERS = ("float", "int", "float|None", "int|None", "typing.Optional[float]", "typing.Optional[int]")
 
 
-def _config(annotation: Any, *, bounds: bool) -> Any:
+def _config(annotation: Any, texts: Mapping[str, tuple[Any, ...]], *, bounds: bool) -> Any:
     """The class that the signature names, made with its defaults; otherwise an object that suggests its settings."""
     if inspect.isclass(annotation) and dataclasses.is_dataclass(annotation) and not _needed(annotation):
         return annotation()
-    return Config(bounds=bounds)
+    return Config(bounds=bounds, texts=texts)
 
 
 def _needed(cls: Any) -> list[str]:

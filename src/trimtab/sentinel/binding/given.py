@@ -4,6 +4,7 @@ The only place that makes inputs for a function whose binding is guessed.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import torch
@@ -36,6 +37,8 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
         return case.whole.segments.num_tokens
     if field == "width":
         return max(case.response_lengths, default=0)
+    if field in ("eos_id", "pad_id", "stop_ids"):
+        return {"eos_id": case.eos_ids[0], "pad_id": case.pad_id, "stop_ids": list(case.eos_ids)}[field]
     if field == "boundaries":
         return case.cu_seqlens
     if field == "batch":
@@ -54,10 +57,11 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
     if way == "padded":
         return case.padded(name, with_prompt=False)
     if way in ("row", "list"):
-        return case.list(name, with_prompt=False)
+        rows = case.list(name, with_prompt=False)
+        return [one.tolist() for one in rows] if form == "list" else rows
     if way == "joined":
         rows = case.list(name, with_prompt=False)
-        return rows if form == "list" else torch.cat(rows)
+        return rows if form in ("list", "rows") else torch.cat(rows)
     if way == "packed":
         return case.packed(name)
     if way == "model":
@@ -71,11 +75,17 @@ def _per_row(case: Case, field: str, way: Way, form: Form) -> Any:
     if field == "length":
         lengths = case.response_lengths
         return lengths if form == "list" else torch.tensor(lengths)
+    if field == "ended" and way == "padded" and form == "steps":
+        last = torch.zeros(case.trainable.numel(), dtype=torch.float64)
+        last[case.cu_seqlens[1:] - 1] = 1.0
+        return replace(case, tokens={**case.tokens, "ended_here": last}, fill=0.0).padded(
+            "ended_here", with_prompt=False
+        )
     if field == "ended" and way == "packed":
         last = torch.zeros(case.trainable.numel())
         last[case.cu_seqlens[1:] - 1] = 1.0
         return last
-    values = case.sequence("outcome" if field == "advantage" else field)
+    values = case.sequence("outcome" if field == "advantage" else "votes" if field == "trainable" else field)
     if field != "group" or form in ("tensor", "keys"):
         return values.tolist() if form == "list" else values
     if form == "numpy":
@@ -98,6 +108,9 @@ def _ratio(case: Case, way: Way, field: str) -> Any:
 class Keys(dict[str, Any]):
     """A batch that nobody has seen: a key is filled with the field that its name tells."""
 
+    beside_current = False
+    """The current log-probs are an argument of their own, so plain ones in the batch are older."""
+
     def __init__(self, case: Case, way: Way, size: Size, *, steps: bool, by_row: bool) -> None:
         super().__init__()
         self._case, self._size, self._steps, self._by_row = case, size, steps, by_row
@@ -111,6 +124,7 @@ class Keys(dict[str, Any]):
         field = field_of(key)
         if field is None or field in ("batch", "boundaries"):
             raise self._case.cannot(f"nothing is known about the key {key!r}")
+        field = "logp_old" if field == "logp_current" and self.beside_current else field
         per_row = field in ROWS or (field == "advantage" and self._size == "sequence")
         per_row = per_row and not (field == "reward" and self._steps)
         form: Form = "suppressed" if field == "trainable" and self._by_row else "keys"

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from trimtab.sentinel.batch.case import CannotRepresent, Case
 from trimtab.sentinel.batch.directed import SHAPES, directed
 from trimtab.sentinel.binding.callable import CannotCall, Found
-from trimtab.sentinel.binding.given import ROWS, Form, Size, Way, of_row, view
+from trimtab.sentinel.binding.given import ROWS, Form, Keys, Size, Way, of_row, view
 from trimtab.sentinel.binding.words import field_of, fields_of
 
 BATCHES = frozenset({"data", "inputs", "batch", "experience", "samples", "rollouts", "sample"})
@@ -51,7 +51,11 @@ class Plan:
         return any(one.field in ("trainable", "batch", "attention", "in_use") for one in self.fillings)
 
     def inputs(self, case: Case) -> dict[str, Any]:
-        return {one.argument: self.given(case, one) for one in self.fillings}
+        given = {one.argument: self.given(case, one) for one in self.fillings}
+        if any(one.field == "logp_current" for one in self.fillings):
+            for batch in (value for value in given.values() if isinstance(value, Keys)):
+                batch.beside_current = True
+        return given
 
     def given(self, case: Case, one: Filling) -> Any:
         values = view(case, one.field, one.size, self.way, one.form)
@@ -134,7 +138,7 @@ def _asks_for_rows(found: Found) -> bool:
 def _fillings(found: Found, name: str, field: str, way: Way) -> Iterator[Filling]:
     """The ways to fill one argument: per token or per sequence, and how groups are named. The usual one first."""
     annotation = str(found.arguments[name].annotation).lower()
-    as_list: Form = "list" if "list" in annotation else "tensor"
+    as_list: Form = "list" if "list" in annotation and "tensor" not in annotation else "tensor"
     if field == "batch":
         orders: tuple[tuple[Size, Form], ...] = (("token", "keys"), ("sequence", "keys"), ("token", "steps"))
         yield from (Filling(name, field, size, form) for size, form in orders)
@@ -150,8 +154,19 @@ def _fillings(found: Found, name: str, field: str, way: Way) -> Iterator[Filling
         yield from (Filling(name, field, size, as_list if size == "sequence" else "tensor") for size in sizes)
     elif field in ROWS:
         yield Filling(name, field, "sequence", as_list)
+        if field == "ended" and way == "padded":
+            yield Filling(name, field, "sequence", "steps")
+    elif field == "trainable" and _is_about_rows(found):
+        yield Filling(name, field, "sequence")
     else:
-        yield Filling(name, field, "token", as_list)
+        held: Form = "rows" if way == "joined" and "list" in annotation else as_list
+        yield Filling(name, field, "token", held)
+
+
+def _is_about_rows(found: Found) -> bool:
+    """Whether every other argument has one entry per sequence, so that a mask has, too."""
+    fields = {f for f in fields_of(list(found.arguments)).values() if f != "trainable"}
+    return bool(fields) and fields <= ROWS
 
 
 def _discounts(found: Found) -> bool:
@@ -162,9 +177,9 @@ def _ways(found: Found, fields: Mapping[str, str]) -> Sequence[Way]:
     if set(found.arguments) & BOUNDARIES:
         return ("packed",)
     told = [str(one.annotation).lower() for one in found.arguments.values()]
-    lists = ["list[torch" in one or "list[tensor" in one for one in told]
+    lists = ["list[torch" in one or "list[tensor" in one or "list[list" in one for one in told]
     if any(lists):
-        return ("list",) if all(lists) or "length" not in fields.values() else ("joined", "list")
+        return ("list",) if all(lists) else ("list", "joined")
     if "width" in fields.values():
         return ("model",)
     if "logits" in fields.values() and "token_id" in fields.values():
@@ -206,7 +221,7 @@ def _same_but_for_form(plan: Plan, other: Plan) -> bool:
     """Names of groups as numbers or as texts are no two readings of a function."""
     first, second = ([replace(one, form="tensor") if one.field == "group" else one for one in held.fillings]
                      for held in (plan, other))  # fmt: skip
-    return first == second and plan.way == other.way
+    return first == second and plan.way == other.way and plan.as_numpy == other.as_numpy
 
 
 def returned_by(found: Found, plan: Plan, case: Case) -> Any:

@@ -14,19 +14,21 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.batch.perturb import LOGPS, agreed, without_tokens
+from trimtab.sentinel.batch.perturb import LOGPS, agreed, compacted, without_tokens
 from trimtab.sentinel.binding.bind import ROLES, Role
 from trimtab.sentinel.binding.callable import CannotCall, Found
 from trimtab.sentinel.binding.facts import best_aligned, is_alive, is_whitened, other_values, penalties_of
-from trimtab.sentinel.binding.given import layouts
+from trimtab.sentinel.binding.given import ROWS, layouts
 from trimtab.sentinel.binding.guess import Plan, called, plausible, probes
 from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject
-from trimtab.sentinel.binding.words import GROUP_SIZES, words_of
+from trimtab.sentinel.binding.words import is_group_size, words_of
 
 SECOND: dict[str, Kind] = {"returns": "return", "group_advantage": "return"}
 """The kind of a second result, by role: estimators return advantages and returns."""
 
 
+ABOUT_MASKS = ("mask_content", "nonfinite_isolation", "credit_over_trainable")
+NO_MASK = "it takes no mask, so it is given full rows; if its rows are padded, bind it with layout='padded'"
 MOST = 3
 """How many plausible bindings are kept."""
 
@@ -59,11 +61,11 @@ def subject_of(find: Callable[..., Found]) -> Subject:
 
 
 def _bindings(found: Found) -> list[Subject]:
-    by_size = bool(set(found.options) & GROUP_SIZES)
+    by_size = any(is_group_size(name) for name in found.options)
     made: list[Subject] = []
     why = ""
     for plan in plausible(found, in_pairs if by_size else _as_it_is):
-        adapt = in_pairs if by_size else _as_it_is if plan.takes_a_mask or plan.way == "padded" else _answers_only
+        adapt = in_pairs if by_size else _as_it_is if plan.takes_a_mask else _adapted(plan)
         try:
             made.append(_subject(found, plan, adapt, by_size=by_size))
         except CannotCall as error:
@@ -80,6 +82,22 @@ def _bindings(found: Found) -> list[Subject]:
 
 def _as_it_is(case: Case) -> Case:
     return case
+
+
+def _adapted(plan: Plan) -> Callable[[Case], Case]:
+    """A function without a mask gets batches that need none: full rows, or rows without tool output."""
+    fields = {one.field for one in plan.fillings}
+    if plan.way == "padded" and not fields & {"logits", "token_id"} and fields - ROWS:
+        return _full
+    return _as_it_is if plan.way in ("padded", "model", "sliced") else _answers_only
+
+
+def _full(case: Case) -> Case:
+    """Rows of one length in which every token trains."""
+    if not bool(case.trainable.any()):
+        raise case.cannot("it takes no mask, and no token trains")
+    whole = compacted(replace(case, extra_columns=0))
+    return whole if case.within is None else replace(whole, within=compacted(case.within))
 
 
 def _answers_only(case: Case) -> Case:
@@ -99,6 +117,8 @@ def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size
 
     facts: dict[str, Any] = {"couples": preset.couples, "waived": dict(preset.waived)} if preset else {}
     facts |= {"block": 2} if by_size else {}
+    if adapt is _full:
+        facts["waived"] = {**facts.get("waived", {}), **dict.fromkeys(ABOUT_MASKS, NO_MASK)}
     subject = Subject(
         found.name, call, options=dict(found.options), role=role, adapt=adapt, guessed=lines(found, plan, role),
         invented=found.invented, variants=other_values(found), choices=found.choices, **facts,
@@ -191,11 +211,17 @@ def _parts(returned: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(returned, Mapping):
         for key, value in returned.items():
             yield from ((f"{key}.{n}" if n != "value" else str(key), v) for n, v in _parts(value))
-    elif isinstance(returned, tuple):
+    elif isinstance(returned, tuple) and not _are_rows(cast("tuple[Any, ...]", returned)):
         for i, value in enumerate(cast("tuple[Any, ...]", returned)):
             yield from ((f"{i}.{n}" if n != "value" else str(i), v) for n, v in _parts(value))
     else:
         yield "value", returned
+
+
+def _are_rows(values: tuple[Any, ...]) -> bool:
+    """A tuple of rows, as `split` gives them, and not several results: tensors of one dimension, of several lengths."""
+    rows = [one for one in values if isinstance(one, Tensor) and one.ndim == 1]
+    return len(rows) == len(values) > 1 and len({len(one) for one in rows}) > 1
 
 
 def _as_tensors(value: Any) -> Tensor | list[Tensor] | None:
@@ -205,7 +231,7 @@ def _as_tensors(value: Any) -> Tensor | list[Tensor] | None:
         return torch.as_tensor(np.asarray(value))
     if isinstance(value, bool | int | float):
         return torch.tensor(float(value), dtype=torch.float64)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         held = [_as_tensors(one) for one in cast("list[Any]", value)]
         if any(not isinstance(one, Tensor) for one in held):
             return None
@@ -248,7 +274,11 @@ def role_of(
         policies = {"logp_current", "logp_ref"}
     if "teacher_logits" in fields:
         return "distillation"
+    if fields & {"eos_id", "stop_ids"} and "token_id" in fields:
+        return "response_mask" if main.is_flag and "trainable" not in fields else None
     if "logits" in fields:
+        if main.level == "scalar" and "token_id" in fields and main.has_gradient:
+            return "kl_in_loss"  # a likelihood: a term of a loss
         return "logp" if "token_id" in fields else "entropy" if main.level == "token" else "statistic"
     if "value" in fields and "returns" in fields and not policies:
         return "value_loss" if main.has_gradient else "metric"
@@ -259,7 +289,9 @@ def role_of(
             return "returns" if _discounted(found) else "kl_in_reward"
         if "group" in fields or by_size:
             return "group_advantage" if main.level == "token" else "reward_normalisation"
-        return "returns" if main.level == "token" else None
+        if main.level == "sequence":
+            return "reward_normalisation"
+        return "returns" if main.level == "token" else "metric"
     if len(policies) == 2:
         return _of_two_policies(main, found, plan, probe)
     if fields & {"token_loss", "advantage", "entropy", "kl"}:
@@ -303,6 +335,8 @@ def _result(case: Case, look: Look, plan: Plan, preset: Role | None, role: str |
         kind = SECOND[role]
     elif look.level == "scalar":
         kind = "metric"
+    elif look.level == "sequence" and role == "reward_normalisation":
+        kind = "advantage"
     elif look.level == "token" and role == "policy_loss" and not look.is_flag:
         kind = "statistic"
     else:

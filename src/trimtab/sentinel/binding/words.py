@@ -26,7 +26,7 @@ WORDS: dict[str, frozenset[str]] = {
     "returns": frozenset({"returns", "return", "ret", "rets"}),
     "entropy": frozenset({"entropy", "entropies", "ent"}),
     "kl": frozenset({"kl", "kls", "kld"}),
-    "group": frozenset({"group", "groups", "index", "uid", "uids", "prompts", "gid", "gids"}),
+    "group": frozenset({"group", "groups", "index", "uid", "uids", "prompt", "prompts", "gid", "gids", "problem"}),
     "ended": frozenset({"done", "dones", "ended", "terminated", "finished"}),
     "length": frozenset({"lengths", "lens"}),
     "logits": frozenset({"logits", "logit"}),
@@ -37,7 +37,7 @@ WORDS: dict[str, frozenset[str]] = {
     "ratio": frozenset({"ratio", "ratios"}),
 }
 """Our field, or `ratio`, to words that mean it. Earlier rows win: a `loss_mask` is a mask, a `kl_loss` a KL."""
-GROUP_SIZES = frozenset({
+GROUP_SIZES: frozenset[str] = frozenset({
     "num_generations", "group_size", "n", "k", "samples_per_problem", "samples_per_prompt", "n_samples_per_prompt",
     "num_samples_per_prompt_rollout", "rollout_n", "num_return_sequences",
 })  # fmt: skip
@@ -53,12 +53,17 @@ NUMBERS: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"temperature", "temp", "tau"}), 0.7),
     (frozenset({"size"}), 2),
     (frozenset({"delta"}), 0.1),
+    (frozenset({"threshold", "quantile", "percentile"}), 0.5),
+    (frozenset({"overlong", "buffer"}), 2),
+    (frozenset({"length", "len"}), 4),
+    (frozenset({"scaling", "multiplier"}), 2.0),
+    (frozenset({"factor", "bias"}), 0.5),
     (frozenset({"c", "dual"}), 3.0),
     (frozenset({"low", "lo", "lower", "min"}), 0.2),
     (frozenset({"tis", "cap", "max", "ceiling", "above"}), 2.0),
     (frozenset({"high", "hi", "upper", "higher"}), 0.28),
     (frozenset({"eps", "epsilon", "clip", "cliprange", "ratio"}), 0.2),
-    (frozenset({"coef", "coeff", "beta", "weight", "alpha"}), 0.1),
+    (frozenset({"coef", "coeff", "beta", "weight", "alpha", "penalty", "ctl", "ctrl", "value"}), 0.1),
 )
 """Words of a setting without a default, and a number at which it acts on small batches."""
 BOUNDS: tuple[tuple[frozenset[str], float], ...] = (
@@ -73,13 +78,31 @@ RATIOS = {
     "log_importance_ratio": "log_ratio",
 }
 """Ratios of current to old policy whose names do not say so."""
-WIDTHS = frozenset({"logits_to_keep", "response_length", "completion_length", "max_completion_length"})
+IDS = {
+    "eos_token_id": "eos_id", "eos_id": "eos_id", "pad_token_id": "pad_id", "pad_id": "pad_id",
+    "stop_token_ids": "stop_ids", "stop_ids": "stop_ids", "eos_token_ids": "stop_ids", "prompt_ids": "group",
+}  # fmt: skip
+"""Ids of tokens with a meaning, and of prompts."""
+WIDTHS = frozenset({"logits_to_keep", "response_length", "completion_length"})
 """How many columns belong to the answers."""
 
 
+STEMS = ("logprobs", "logprob", "logps", "logp", "values", "value", "advantages", "advantage", "rewards", "returns")
+"""Words that others are written together with: `newlogprob`, `oldvalues`."""
+
+
 def words_of(name: str) -> list[str]:
-    """`oldLogProbs_v2` in words: old, log, probs, v, 2."""
-    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
+    """`oldLogProbs_v2` in words: old, log, probs, v, 2. `newlogprob` is new and logprob."""
+    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
+    return [part for word in words for part in _parted(word)]
+
+
+def _parted(word: str) -> list[str]:
+    for stem in STEMS:
+        before, found, after = word.partition(stem)
+        if found and (before or after):
+            return [part for part in (before, stem, after) if part]
+    return [word]
 
 
 def field_of(name: str) -> str | None:
@@ -94,6 +117,8 @@ def field_of(name: str) -> str | None:
         return "count"
     if name in WIDTHS:
         return "width"
+    if name in IDS:
+        return IDS[name]
     words = set(words_of(name))
     if words & WORDS["trainable"] and words & {"sample", "samples", "seq", "sequence", "row"}:
         return "in_use"
@@ -114,6 +139,8 @@ def field_of(name: str) -> str | None:
     return None
 
 
+NEW = frozenset({"new", "cur", "curr", "current", "policy", "actor", "train", "trainer", "pi"})
+"""Whose log-probs are the current ones, where two arguments could be."""
 SHORT: dict[str, frozenset[str]] = {
     "trainable": frozenset({"keep", "on", "valid", "active", "train"}),
     "logp_ref": frozenset({"base", "ref", "q"}),
@@ -132,6 +159,15 @@ def fields_of(names: list[str]) -> dict[str, str]:
         short = [name for name in names if name not in found and name.lower() in spelled]
         if short and field not in found.values():
             found[short[0]] = field
+    current = [name for name, one in found.items() if one == "logp_current"]
+    if len(current) == 2 and "logp_old" not in found.values():
+        newer = next((n for n in current if set(words_of(n)) & NEW), current[0])
+        found[next(n for n in current if n != newer)] = "logp_old"
+    if found.get("x") == "token_loss" and "group" in found.values() and "trainable" not in found.values():
+        found["x"] = "reward"
+    if "eos_id" in found.values() or "stop_ids" in found.values():
+        for name in (n for n in names if n not in found and n in ("sequences", "tokens", "ids", "output_ids")):
+            found[name] = "token_id"
     for field, other in (("logp_old", "logp_rollout"), ("value", "value_old")):
         same = [name for name, one in found.items() if one == field]
         if len(same) == 2 and other not in found.values():
@@ -144,7 +180,7 @@ def fields_of(names: list[str]) -> dict[str, str]:
 def is_count(name: str) -> bool:
     """Whether it is a number of tokens in the whole step, which a loss divides by."""
     words = set(words_of(name))
-    counted = words & {"tok", "toks", "token", "tokens"} and words & {"num", "count", "total", "global", "n"}
+    counted = words & {"tok", "toks", "token", "tokens", "items"} and words & {"num", "count", "total", "global", "n"}
     return bool(counted) or name in ("loss_scale", "step_total", "normalizer", "denominator")
 
 
@@ -156,6 +192,13 @@ def _precisely(field: str, words: set[str]) -> str:
     if field == "reward" and words & {"token", "tok", "tokens"}:
         return "token_reward"
     return "log_ratio" if field == "ratio" and "log" in words else field
+
+
+def is_group_size(name: str) -> bool:
+    """Whether it is the number of answers to one prompt: `num_samples_per_prompt`."""
+    words = set(words_of(name))
+    answers, prompts = {"samples", "generations", "answers", "responses", "rollouts"}, {"prompt", "group", "problem"}
+    return name in GROUP_SIZES or ("per" in words and bool(words & answers) and bool(words & prompts))
 
 
 def number_of(name: str, *, bounds: bool = False) -> float | None:

@@ -52,7 +52,7 @@ def _outside(seen: Seen, what: str) -> Violation | None:
         if outside is None or result.kind in ("carried", "count", "logp", "entropy", "value", "observation", "metric"):
             continue
         if bool((outside != 0).any()):
-            grade = "bug" if result.kind in _MASKING else "hygiene"
+            grade = "bug" if result.kind in ("weight", "mask") else "hygiene"
             where = "decision" if result.kind in _MASKING else "value"
             return Violation(
                 f"{name} is not 0 at untrainable cells ({what})",

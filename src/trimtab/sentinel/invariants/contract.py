@@ -1,5 +1,7 @@
 """Requirements on decisions (what to keep) and importances (off-policy factors), each at its own level."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,13 @@ def decision_granularity(subject: Subject, case: Case) -> Violation | None:
             return found
         if result.scope in ("token", "sequence"):
             found = _reads_others(subject, case, name, result, by_sequence=result.scope == "sequence")
+            if (
+                found is not None
+                and result.scope == "token"
+                and not _reads_others(subject, case, name, result, by_sequence=True)
+            ):
+                told = f"{name} is a decision about sequences: declare scope='sequence'"
+                return replace(found, what=told, grade="convention")
             if found:
                 return found
     return None

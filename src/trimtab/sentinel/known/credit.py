@@ -17,6 +17,7 @@ def normalised() -> Iterator[Known]:
         for spread, divide in SPREADS.items():
             mixed = "rewards of other prompts set the centre, although the spread is that of the group"
             wrong = mixed if centre == "batch mean" and spread.startswith("group") else WRONG.get(centre, "")
+            wrong = wrong or WRONG_SPREADS.get(spread, "")
             name = f"reward - {centre}" if centre != "no centre" else "reward"
             name += "" if spread == "no spread" else f", over the {spread}"
             yield Known(name, lambda c, s=subtract, d=divide: (c.reward - s(c)) / d(c), wrong)
@@ -49,12 +50,28 @@ CENTRES: dict[str, Callable[[Cells], Tensor]] = {
     "sum of the others over n": _by_group(lambda r: (r.sum() - r) / len(r)),
 }
 WRONG = {"sum of the others over n": "the sum of the others is divided by n, and there are n - 1 of them"}
+
+
+def _tiled(c: Cells) -> Tensor:
+    """The spreads of the groups in turn, as `repeat` gives them instead of `repeat_interleave`."""
+    spreads = torch.stack([c.reward[rows].std(correction=0) for rows in c.groups])
+    return spreads[torch.arange(len(c.reward)) % len(spreads)]
+
+
+WRONG_SPREADS = {
+    "root mean square of the group": "the spread is a root mean square: the mean is not taken off",
+    "spreads of the groups in turn": "each answer is divided by the spread of another prompt",
+    "group variance": "it is divided by the variance and not by its root",
+}
 SPREADS: dict[str, Callable[[Cells], Tensor]] = {
     "no spread": lambda c: torch.ones_like(c.reward),
     "group spread": _by_group(lambda r: r.std(correction=0).expand_as(r)),
     "group spread, n - 1": _by_group(lambda r: r.std(correction=1).expand_as(r)),
     "batch spread": lambda c: c.reward.std(correction=0).expand_as(c.reward),
     "batch spread, n - 1": lambda c: c.reward.std(correction=1).expand_as(c.reward),
+    "root mean square of the group": _by_group(lambda r: r.square().mean().sqrt().expand_as(r)),
+    "spreads of the groups in turn": _tiled,
+    "group variance": _by_group(lambda r: r.var(correction=0).expand_as(r)),
 }
 
 
@@ -72,6 +89,11 @@ def carried_back(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[K
                 f"return with discount {gamma:g}, backwards",
                 lambda c, g=gamma, w=within: _backwards(getattr(c, w), to_go(c, g)), turned,
             )  # fmt: skip
+        first = "rewards are summed from the first token on instead of to the last"
+        yield Known(f"return with discount {gamma:g} from the start", lambda c, g=gamma: _from_start(c, g), first)
+        one = "only the next reward is added, not what comes after it"
+        yield Known(f"one step of a return with discount {gamma:g}", lambda c, g=gamma: _one_step(c, g), one)
+        yield from _whitened_returns(f"return with discount {gamma:g}", lambda c, g=gamma: to_go(c, g))
         reset = "a token that does not train stops the return"
         yield Known(f"return with discount {gamma:g}, stopped", lambda c, g=gamma: to_go(c, g, stops=True), reset)
         for lam in discounts if value else ():
@@ -82,7 +104,41 @@ def carried_back(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[K
 
                 told = f"GAE({gamma:g}, {lam:g})" + (f", {slip}" if slip else "")
                 yield Known(told, found, mistake)
+                if not slip:
+                    yield from _whitened_returns(told, found, value)
                 yield Known(f"{told} + value", lambda c, f=found: f(c) + c[value], mistake)
+
+
+def _whitened_returns(told: str, of: Callable[[Cells], Tensor], value: str = "") -> Iterator[Known]:
+    """The same numbers over the batch to mean 0 and spread 1; with values added to that, the critic learns nonsense."""
+    for ddof in (0, 1):
+
+        def whole(c: Cells, d: int = ddof) -> Tensor:
+            x = of(c)
+            own = x[c.mask > 0]
+            return (x - own.mean()) / own.std(correction=d)
+
+        yield Known(f"{told}, whitened" + (", n - 1" if ddof else ""), whole)
+        if value:
+            wrong = "returns are made from the whitened advantages"
+            yield Known(f"{told}, whitened, + value", lambda c, w=whole: w(c) + c[value], wrong)
+
+
+def _from_start(c: Cells, gamma: float) -> Tensor:
+    out, running = torch.zeros_like(c.mask), torch.zeros(c.mask.shape[0], dtype=torch.float64)
+    for t in range(c.mask.shape[1]):
+        running = torch.where(c.mask[:, t] > 0, _rewards(c)[:, t] + gamma * running, running)
+        out[:, t] = running
+    return out
+
+
+def _one_step(c: Cells, gamma: float) -> Tensor:
+    out, after = torch.zeros_like(c.mask), torch.zeros(c.mask.shape[0], dtype=torch.float64)
+    for t in reversed(range(c.mask.shape[1])):
+        own = _rewards(c)[:, t]
+        out[:, t] = own + gamma * after
+        after = torch.where(c.mask[:, t] > 0, own, after)
+    return out
 
 
 def _backwards(flags: Tensor, values: Tensor) -> Tensor:
@@ -98,6 +154,7 @@ SLIPS = {
     "": "",
     "present value as the next one": "the value of the present step stands for that of the next one",
     "next value subtracted": "the next value is subtracted instead of the present one",
+    "next value discounted twice": "the next value is discounted by gamma and lambda",
     "no next value": "the value of the next step is left out, although values are subtracted",
     "stopped at tool output": "a token that does not train stops the running advantage",
     "values of tool output": "values of tokens that do not train are used as next values",
@@ -129,6 +186,7 @@ def gae(c: Cells, value: str, gamma: float, lam: float, slip: str) -> Tensor:
         following = torch.where(is_last, 0.0, own) if slip == "present value as the next one" else after
         subtracted = after if slip == "next value subtracted" else own
         bootstrap = 0.0 if slip == "no next value" else gamma * following
+        bootstrap = bootstrap * lam if slip == "next value discounted twice" else bootstrap
         step = _rewards(c)[:, t] + bootstrap - subtracted + gamma * lam * running
         held = running * 0 if slip == "stopped at tool output" else running
         running = torch.where(trains, step, held)
@@ -158,6 +216,16 @@ def whitened(name: str) -> Iterator[Known]:
                     lambda c, d=ddof, f=first, s=second, z=zeroed: _whitened(c, name, f(c), s(c), d, True, zeroed=z),
                     every,
                 )
+
+
+def by_variance(name: str) -> Known:
+    """Numbers over the batch minus their mean, over their variance."""
+
+    def of(c: Cells) -> Tensor:
+        own = c[name][c.mask > 0]
+        return (c[name] - own.mean()) / own.var(correction=0)
+
+    return Known(f"{name} over its variance", of, "it is divided by the variance and not by its root")
 
 
 def _whitened(

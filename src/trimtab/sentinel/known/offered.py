@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from trimtab.sentinel.batch.perturb import LOGPS
 from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.known import credit, surrogate, token
 from trimtab.sentinel.known.averages import AVERAGES, EXTREMES, ROW_AVERAGES, Average, with_constant
+from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.settings import settings_of
 from trimtab.sentinel.known.token import Known
 
@@ -44,14 +46,16 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
     elif result.kind == "statistic" and result.level == "sequence" and "reward" in inputs:
         yield from credit.normalised()
     elif result.kind == "advantage" and result.level == "token":
-        for name in inputs & {"advantage", "returns", "value", "token_loss"}:
+        for name in sorted(inputs & {"advantage", "returns", "value", "token_loss"}):
             yield from credit.whitened(name)
+            yield credit.by_variance(name)
 
 
 def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iterator[Known]:
     inputs = subject.inputs
     if result.kind != "loss":
         yield from counts()
+        yield from watched(inputs)
     policies = inputs & set(LOGPS)
     terms: list[Known] = []
     if result.kind == "loss" and policies and inputs & {"advantage", "outcome"}:
@@ -61,7 +65,10 @@ def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iter
     elif policies:
         terms += [*token.kl(inputs), *token.gaps(inputs)] if len(policies) > 1 else []
         terms += surrogate.clip_flags(inputs, numbers) if "logp_current" in inputs else []
-    if "logits" in inputs and not policies:
+    if {"logits", "token_id"} <= inputs and result.kind == "loss":
+        for one in token.scores(numbers):
+            terms.append(Known(f"minus the {one.name}", lambda c, o=one: -o.of(c), one.mistake, one.partial))
+    elif "logits" in inputs and not policies:
         terms += token.entropy(numbers)
     if not policies:
         terms += [Known(n, lambda c, n=n: c[n]) for n in sorted(inputs & {"token_loss", "entropy", "kl", "advantage"})]
@@ -78,6 +85,51 @@ def counts() -> Iterator[Known]:
     yield Known("number of rows", lambda c: torch.tensor(float(c.mask.shape[0]), dtype=torch.float64))
     yield Known("number of sequences that train", lambda c: (c.mask.sum(1) > 0).double().sum())
     yield Known("number of tokens that train", lambda c: c.mask.sum())
+
+
+def watched(inputs: frozenset[str]) -> Iterator[Known]:
+    """Numbers that people watch: what a critic explains, how many samples are left, how rewards are spread."""
+
+    def inside(c: Cells, name: str) -> Tensor:
+        return c[name][c.mask > 0]
+
+    for value in sorted(inputs & {"value", "value_old"}) if "returns" in inputs else ():
+
+        def left(c: Cells, v: str = value) -> Tensor:
+            return (inside(c, "returns") - inside(c, v)).var(correction=0)
+
+        yield Known("explained variance", lambda c, f=left: 1 - f(c) / inside(c, "returns").var(correction=0))
+        other = "the variance of the predictions stands below the line, not that of the returns"
+        yield Known(
+            "explained variance of the predictions", lambda c, f=left, v=value: 1 - f(c) / inside(c, v).var(correction=0),
+            other,
+        )  # fmt: skip
+    for sampler, trainer in token.ends(inputs - {"logp_ref"}):
+
+        def weights(c: Cells, a: str = trainer, b: str = sampler) -> Tensor:
+            return (c[a] - c[b])[c.mask > 0].exp()
+
+        yield Known("effective sample size", lambda c, w=weights: w(c).sum() ** 2 / w(c).square().sum())
+        yield Known(
+            "share of the sample size", lambda c, w=weights: w(c).sum() ** 2 / w(c).square().sum() / c.mask.sum()
+        )
+        every = "the share counts every cell and not the tokens that train"
+        yield Known(
+            "share of the sample size among all cells",
+            lambda c, w=weights: w(c).sum() ** 2 / w(c).square().sum() / c.mask.numel(), every,
+        )  # fmt: skip
+    if "reward" in inputs:
+        yield Known("mean reward", lambda c: c.reward.mean())
+        yield Known("spread of rewards", lambda c: c.reward.std(correction=0))
+        yield Known("spread of rewards, n - 1", lambda c: c.reward.std(correction=1))
+        yield Known("best of each group", lambda c: torch.stack([c.reward[rows].max() for rows in c.groups]).mean())
+        across = "the best is taken across prompts"
+        yield Known("best across groups", lambda c: _across(c).max(0).values.mean(), across)
+
+
+def _across(c: Cells) -> Tensor:
+    """Rewards with one row per prompt, where all have equally many answers."""
+    return torch.stack([c.reward[rows] for rows in c.groups])
 
 
 def averaged(one: Known, average: Average) -> Known:

@@ -165,6 +165,14 @@ def entropy(temperatures: Sequence[float]) -> Iterator[Known]:
         yield Known(f"entropy at temperature {heat:g}", lambda c, f=terms: -(f(c)[0] * f(c)[1]).sum(-1))
         sign = "the sign is lost: this is the sum of p log p"
         yield Known(f"minus the entropy at temperature {heat:g}", lambda c, f=terms: (f(c)[0] * f(c)[1]).sum(-1), sign)
+        flat = "the expected logit is a mean over the vocabulary and not a sum"
+        yield Known(
+            f"log-sum minus a mean over the vocabulary at temperature {heat:g}",
+            lambda c, h=heat: (
+                (c["logits"] / h).logsumexp(-1) - ((c["logits"] / h).softmax(-1) * c["logits"] / h).mean(-1)
+            ),
+            flat,
+        )
         if heat != 1.0:
             one = "only one of its two factors is divided by the temperature"
             yield Known("entropy of two temperatures", lambda c, f=terms: _crossed(c, f(c)[1], 1.0), one)
@@ -197,5 +205,13 @@ def squared_errors(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator
             yield Known(told, lambda c, b=both: torch.maximum(*b(c)))
             small = "clipping takes the smaller of the two errors, so it hides large ones"
             yield Known(f"{told}, the smaller one", lambda c, b=both: torch.minimum(*b(c)), small)
+            around = "values are clipped around the returns, so a large error shrinks to the clip"
+            yield Known(
+                f"{told}, around the returns",
+                lambda c, r=reach, f=factor: torch.maximum(
+                    f * (c["value"].clamp(c["returns"] - r, c["returns"] + r) - c["returns"]) ** 2,
+                    f * (c["value"] - c["returns"]) ** 2 * 0,
+                ), around,
+            )  # fmt: skip
             only = "only the clipped error counts, so a value far away gets no gradient"
             yield Known(f"{told}, clipped only", lambda c, b=both: b(c)[1], only)
