@@ -79,7 +79,9 @@ class _NoOuterProducts(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         given = [one for one in args if isinstance(one, Tensor)]
         pairwise = isinstance(out, Tensor) and len(given) > 1 and getattr(func, "__name__", "") in _PAIRWISE
-        if pairwise and out.numel() > max(one.numel() for one in given):
+        # [1, n] against [n, 1] is meant; [n] against [n, 1] is the classic slip.
+        of_one_kind = len({one.ndim for one in given if one.ndim}) < 2
+        if pairwise and not of_one_kind and out.numel() > max(one.numel() for one in given):
             self.seen = self.seen or " with ".join(str(list(one.shape)) for one in given)
         return out
 
@@ -157,7 +159,8 @@ def _fillings(found: Found, name: str, field: str, way: Way) -> Iterator[Filling
         if field == "ended" and way == "padded":
             yield Filling(name, field, "sequence", "steps")
     elif field == "trainable" and _is_about_rows(found):
-        yield Filling(name, field, "sequence")
+        about: tuple[Size, ...] = ("token", "sequence") if _discounts(found) else ("sequence", "token")
+        yield from (Filling(name, field, size) for size in about)
     else:
         held: Form = "rows" if way == "joined" and "list" in annotation else as_list
         yield Filling(name, field, "token", held)

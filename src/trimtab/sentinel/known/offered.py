@@ -101,7 +101,8 @@ def watched(inputs: frozenset[str]) -> Iterator[Known]:
         yield Known("explained variance", lambda c, f=left: 1 - f(c) / inside(c, "returns").var(correction=0))
         other = "the variance of the predictions stands below the line, not that of the returns"
         yield Known(
-            "explained variance of the predictions", lambda c, f=left, v=value: 1 - f(c) / inside(c, v).var(correction=0),
+            "explained variance of the predictions",
+            lambda c, f=left, v=value: 1 - f(c) / inside(c, v).var(correction=0),
             other,
         )  # fmt: skip
     for sampler, trainer in token.ends(inputs - {"logp_ref"}):
