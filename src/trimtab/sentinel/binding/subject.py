@@ -180,6 +180,8 @@ class Subject:
     ranks: Literal["data", "context"] | None = None
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
     """Texts that its body compares a setting with."""
+    half: bool = False
+    """Its callers hand it log-probs in half precision."""
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Settings that the function itself gives a value, for those who ask which numbers it knows."""
     fits: "tuple[Fit, ...]" = ()

@@ -99,7 +99,8 @@ def _unbounded(subject: Subject, seen: Seen, case: Case, what: str, said: str) -
             where = tuple(places(~torch.isfinite(value))) if value.ndim == 1 else ()
             of_people = result.kind in ("metric", "statistic")
             infinite = condition == APART and not (bool(value.isnan().any()) and _all_credited(case))
-            loud = infinite or (condition == EMPTY and (of_people or not subject.reading("token_loss")))
+            of_any = subject.reading("token_loss") or subject.role == "statistic"
+            loud = infinite or (condition == EMPTY and (result.kind == "metric" or not of_any))
             found = Violation(
                 f"{name} is not finite although {what}", numbers(value), "finite", where,
                 grade="hygiene" if loud else grade,

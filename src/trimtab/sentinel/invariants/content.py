@@ -29,7 +29,7 @@ def mask_content(subject: Subject, case: Case) -> Violation | None:
     for content, columns, side in fillings:
         other = run(subject, case.refilled(content, extra_columns=columns, side=side))
         what = f"filling untrainable cells with {content} and {columns} more columns"
-        found = _moved(case, base, other, what) or _outside(other, what)
+        found = _moved(case, base, other, what) or _outside(subject, other, what)
         if found is not None and found.grade == "bug":
             return found
         weaker = weaker or found
@@ -45,14 +45,16 @@ def _finite(seen: Seen) -> Seen:
     return seen
 
 
-def _outside(seen: Seen, what: str) -> Violation | None:
+def _outside(subject: Subject, seen: Seen, what: str) -> Violation | None:
     """Values of a result at untrainable positions. They are harmless only if every reader masks them again."""
     for name, result in seen.results.items():
         outside = result.outside
         if outside is None or result.kind in ("carried", "count", "logp", "entropy", "value", "observation", "metric"):
             continue
         if bool((outside != 0).any()):
-            grade = "bug" if result.kind in ("weight", "mask") else "hygiene"
+            # A function that is given the mask and returns advantages promises zeros to readers that do not mask again.
+            promised = result.kind == "advantage" and subject.reading("trainable")
+            grade = "bug" if result.kind in ("weight", "mask") else "latent" if promised else "hygiene"
             where = "decision" if result.kind in _MASKING else "value"
             return Violation(
                 f"{name} is not 0 at untrainable cells ({what})",
@@ -60,6 +62,7 @@ def _outside(seen: Seen, what: str) -> Violation | None:
                 0.0,
                 grade=grade,
                 effect=Effect(where),
+                condition="a reader of this result that does not mask it again" if grade == "latent" else "",
             )
     return None
 

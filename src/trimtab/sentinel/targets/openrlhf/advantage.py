@@ -35,6 +35,7 @@ def _kl(boundary: Boundary) -> list[Subject]:
                 args=args,
                 options={"use_kl_estimator_k3": third},
                 waived=waived,
+                half=True,
                 definition=bounded(like("kl.k3" if third else "kl.k1"), "logp_current", "logp_ref"),
                 variants={"use_kl_estimator_k3": (not third,)},
             )
@@ -48,6 +49,7 @@ def _kl(boundary: Boundary) -> list[Subject]:
             args=args,
             options={"kl_estimator": kind},
             waived=waived,
+            half=True,
             definition=small(kind),
             variants={"kl_estimator": tuple({"k1", "k2", "k3"} - {kind})},
             impossible={"kl_estimator": ("k4",)},
