@@ -14,8 +14,9 @@ from trimtab.sentinel.findings.decode import Data, finite_or_word
 from trimtab.sentinel.findings.encode import CannotEncode, Encoder
 from trimtab.sentinel.findings.laws import drafts_of_law
 from trimtab.sentinel.findings.places import places
-from trimtab.sentinel.findings.replay import make_calls, numbers_in, read, recorded, replay
+from trimtab.sentinel.findings.replay import make_calls, read, recorded, replay
 from trimtab.sentinel.findings.trace import Recorded, record
+from trimtab.sentinel.findings.walk import numbers_in
 from trimtab.sentinel.invariants.declare import INVARIANTS, Compared, Violation
 from trimtab.sentinel.loading import Boundary, Tree
 
@@ -153,7 +154,7 @@ def _faithful(recipe: Data, violation: Violation, tree: Tree) -> Data | None:
         return None
     if not owed or _agrees(torch.cat(owed), violation.expected):
         return recipe
-    base, wanted = torch.cat(owed), torch.tensor([float(one) for one in _flat(violation.expected)]).double()
+    base, wanted = torch.cat(owed), torch.tensor([float(one) for one in flat_numbers(violation.expected)]).double()
     factors = (wanted / base)[base != 0]
     if not factors.numel() or not bool(torch.allclose(factors, factors[:1].expand_as(factors), rtol=1e-5)):
         return None
@@ -162,7 +163,7 @@ def _faithful(recipe: Data, violation: Violation, tree: Tree) -> Data | None:
 
 def _agrees(values: Tensor, told: object) -> bool:
     """Whether numbers equal those of a violation. Text in a violation is not compared."""
-    numbers = torch.tensor([float(one) for one in _flat(told)], dtype=torch.float64)
+    numbers = torch.tensor([float(one) for one in flat_numbers(told)], dtype=torch.float64)
     if not numbers.numel() or not values.numel():
         return True
     return numbers.shape == values.shape and torch.allclose(values, numbers, rtol=1e-4, atol=1e-7, equal_nan=True)
@@ -198,13 +199,14 @@ def _compared(
 def _against_number(left: list[Data], expected: object, tolerance: float) -> list[Data]:
     if expected == "finite":
         return [{"op": "finite", "of": place} for place in left]
-    flat = [float(one) for one in _flat(expected)] if _flat(expected) else []
+    flat = [float(one) for one in flat_numbers(expected)] if flat_numbers(expected) else []
     if len(left) != 1 or not flat:
         return []
     return [{"op": "equal", "of": left[0], "value": flat, "tolerance": tolerance}]
 
 
-def _flat(value: object) -> list[Any]:
+def flat_numbers(value: object) -> list[Any]:
+    """The numbers of nested lists, in order; empty for anything else."""
     if isinstance(value, (list, tuple)):
-        return [one for part in cast("Sequence[object]", value) for one in _flat(part)]
+        return [one for part in cast("Sequence[object]", value) for one in flat_numbers(part)]
     return [value] if isinstance(value, (bool, int, float)) else []

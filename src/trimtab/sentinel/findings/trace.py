@@ -19,7 +19,7 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.subject import Out, Subject, call_subject
 from trimtab.sentinel.findings.decode import Data
 from trimtab.sentinel.findings.encode import Encoder
-from trimtab.sentinel.findings.replay import OPAQUE, at, flat, numbers_in
+from trimtab.sentinel.findings.walk import OPAQUE, at, flat, numbers_in
 from trimtab.sentinel.loading import Boundary
 from trimtab.sentinel.loading.boundary import copied
 
