@@ -17,11 +17,12 @@ from trimtab.sentinel.findings.runner import SHELL, runner
 from trimtab.sentinel.findings.script import loaders
 from trimtab.sentinel.findings.told import why_no_test
 from trimtab.sentinel.findings.trial import RunnerTrial, try_runner
-from trimtab.sentinel.invariants.declare import Violation
+from trimtab.sentinel.invariants.declare import INVARIANTS, Violation
 from trimtab.sentinel.loading.tree import CouldNotLoad, Tree
 from trimtab.sentinel.search import Verdict
 
 NO_CHECK = "no check on the numbers that the function itself takes and returns expresses the invariant"
+SOME = "the invariant asks for some case in which a number changes, and no single call shows that there is none"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def attempted(
 
 def _scripts(place: Path, recipe: Data, target: Target, fixed: Tree | None, no_test: str) -> Readiness:
     if not recipe["checks"]:
-        return without_scripts(recipe.get("cannot_replay") or NO_CHECK)
+        some = INVARIANTS[recipe["invariant"]].some
+        return without_scripts(recipe.get("cannot_replay") or (SOME if some else NO_CHECK))
     try:
         root = checkout(target.tree)
         repaired = Fixed(checkout(fixed), str(origin_of(fixed, str(recipe["boundary"]["file"])))) if fixed else None

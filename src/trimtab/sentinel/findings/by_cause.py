@@ -1,16 +1,18 @@
 """One folder per cause: the only place that chooses which findings of an examination become folders."""
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from trimtab.sentinel.binding.discover import root_of
+from trimtab.sentinel.binding.discover import boundary_of, root_of
 from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.examination.job import Job, located, ready_name, target_of
 from trimtab.sentinel.findings.decode import Data
 from trimtab.sentinel.findings.draft import Target
 from trimtab.sentinel.findings.folder import write_finding
-from trimtab.sentinel.loading import Tree
+from trimtab.sentinel.loading import Boundary, Tree
 from trimtab.sentinel.reports.causes import Finding, findings
 from trimtab.sentinel.reports.data import Report, SubjectData, VerdictData
 from trimtab.sentinel.search import Verdict
@@ -31,15 +33,16 @@ def write_down(job: Job, shown: Sequence[Shown], alive: Callable[[], None] = lam
 
 def _written(job: Job, finding: Finding, behind: dict[int, tuple[Verdict, Subject]], alive: Callable[[], None]) -> Data:
     pairs = [behind[id(data)] for data in finding.verdicts if data["status"] == "bug"]
-    pairs = [(verdict, subject) for verdict, subject in pairs if subject.boundary is not None]
-    if not pairs:
+    pairs = [(verdict, with_boundary(subject)) for verdict, subject in pairs]
+    boundary = next((subject.boundary for _, subject in pairs if subject.boundary is not None), None)
+    if boundary is None:
         why = "its subject names no function of a file, so nothing can be called without its binding"
         return _told(f"{finding.name}: {why}", False, [why])
     assert job.findings is not None
     try:
         fixed = located(job.fixed)[1] if job.fixed else None
         written = write_finding(
-            Path(job.findings), pairs, target_of_job(job), online=job.online, fixed=fixed, alive=alive
+            Path(job.findings), pairs, target_of_job(job, boundary), online=job.online, fixed=fixed, alive=alive
         )
     except Exception as error:  # if a folder cannot be written, the examination continues
         why = f"its folder could not be written: {type(error).__name__}: {error}"
@@ -51,8 +54,17 @@ def _told(folder: str, is_ready: bool, missing: list[str]) -> Data:
     return {"folder": folder, "ready": is_ready, "missing": missing}
 
 
-def target_of_job(job: Job) -> Target:
-    """The code of a job, under the name and repository of its target."""
+def with_boundary(subject: Subject) -> Subject:
+    """A subject of your own, made by `bind`, with the function that it calls as its boundary."""
+    function = inspect.getclosurevars(subject.call).nonlocals.get("fn") if inspect.isfunction(subject.call) else None
+    if subject.boundary is not None or not inspect.isfunction(function):
+        return subject
+    return replace(subject, boundary=boundary_of(function, root_of(function.__module__)))
+
+
+def target_of_job(job: Job, boundary: Boundary) -> Target:
+    """The code of a job, under the name and repository of its target. Your own code lies where it is imported from."""
     name = ready_name(job.target)
-    tree = job.tree if job.root is not None else Tree.folder(root_of(job.target, job.folder))
+    own = boundary.spec.module or job.target
+    tree = job.tree if job.root is not None else Tree.folder(root_of(own, job.folder))
     return Target(job.target, target_of(name).repository if name is not None else "", tree)

@@ -126,7 +126,7 @@ def loaders(boundary: Data) -> tuple[Loader, ...]:
     if spec.first or spec.expression or spec.keyword or any("." in name for name in boundary.get("given", {})):
         return ("long",)
     if spec.how == "import" and not boundary.get("given"):
-        return ("import", "long")
+        return ("import", "taken", "long")
     return ("taken", "long")
 
 
@@ -137,14 +137,13 @@ def _compared(recipe: Data) -> str:
     used = sorted({number for check in recipe["checks"] for number in _calls_of(check)})
     gradients = any(_is_gradient(check) for check in recipe["checks"])
     changes = any(check["op"] == "unchanged" for check in recipe["checks"])
+    comparisons = [line for check in recipe["checks"] for line in _comparison(check)]
     lines = ['"""For each check: its name, what was seen, what is owed, and where they differ."""']
     lines += ["function, look = boundary()"]
     for number in used:
-        lines += _call(number, recipe["scenario"]["calls"][number], gradients, changes)
-    lines += ["", "found = []"]
-    for check in recipe["checks"]:
-        lines += _comparison(check)
-    lines += ["return found"]
+        is_kept = any(f"passed_{number}" in line for line in comparisons)
+        lines += _call(number, recipe["scenario"]["calls"][number], gradients, is_kept, changes)
+    lines += ["", "found = []", *comparisons, "return found"]
     return "def compared():\n" + "\n".join(f"    {line}" if line else "" for line in lines) + "\n\n\n"
 
 
@@ -161,16 +160,23 @@ def _calls_at(place: Data) -> list[int]:
     return [n for part in place["sum"] for n in _calls_at(part)] if "sum" in place else [int(place["call"])]
 
 
-def _call(number: int, call: Data, gradients: bool, changes: bool) -> list[str]:
-    args = [f"    {python(one, gradients)}," for one in call.get("args", [])]
-    named = [f"    {name!r}: {python(one, gradients)}," for name, one in call.get("kwargs", {}).items()]
+def _call(number: int, call: Data, gradients: bool, is_kept: bool, changes: bool) -> list[str]:
+    """One call. Its arguments get names only where a check reads them after the call."""
+    args: list[Any] = call.get("args", [])
+    named: Data = call.get("kwargs", {})
+    if not is_kept:
+        words = [f"    {python(one, gradients)}," for one in args]
+        words += [f"    {name}={python(one, gradients)}," for name, one in named.items()]
+        return ["", f"returned_{number} = function(", *words, ")"]
+    keys = [*range(len(args)), *named]
+    words = [f"    {key!r}: {python(one, gradients)}," for key, one in zip(keys, [*args, *named.values()], strict=True)]
+    passed = [f"passed_{number}[{key}]" for key in range(len(args))]
+    passed += [f"{key}=passed_{number}[{key!r}]" for key in named]
     return [
         "",
-        f"args_{number} = [" + ("" if args else "]"), *([*args, "]"] if args else []),
-        f"kwargs_{number} = {{" + ("" if named else "}"), *([*named, "}"] if named else []),
-        f"passed_{number} = {{**dict(enumerate(args_{number})), **kwargs_{number}}}",
-        *([] if not changes else [f"before_{number} = copy.deepcopy(passed_{number})"]),
-        f"returned_{number} = function(*args_{number}, **kwargs_{number})",
+        f"passed_{number} = {{", *words, "}",
+        *([f"before_{number} = copy.deepcopy(passed_{number})"] if changes else []),
+        f"returned_{number} = function({', '.join(passed)})",
     ]  # fmt: skip
 
 

@@ -47,8 +47,8 @@ class RunnerTrial:
 
     @property
     def why(self) -> str:
-        reason = (self.payload or {}).get("reason") or self.words or "it said nothing"
-        return f"the runner ended with code {self.code} ({self.status}): {reason}"
+        reason = (self.payload or {}).get("reason") or ("" if self.payload else self.words)
+        return f"the runner ended with code {self.code} ({self.status})" + (f": {reason}" if reason else "")
 
     def as_data(self) -> Data:
         return {name: value for name, value in asdict(self).items() if name not in ("payload", "words")}
