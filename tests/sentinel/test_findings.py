@@ -12,7 +12,7 @@ from tests.sentinel.buggy import BUGGY, RIGHT, drafted, found, keep_mask, mean_l
 
 from trimtab.sentinel import Result, Subject
 from trimtab.sentinel.batch.directed import directed
-from trimtab.sentinel.binding.subject import run
+from trimtab.sentinel.binding.subject import call_subject, run
 from trimtab.sentinel.findings import Row, Target, look, mark, recipe_of, replay_with_binding, rows
 from trimtab.sentinel.findings.duplicates import upstream_queries
 from trimtab.sentinel.findings.ledger import enter
@@ -21,7 +21,7 @@ from trimtab.sentinel.findings.replay import commit_of, replay
 from trimtab.sentinel.findings.report import spans
 from trimtab.sentinel.findings.trace import record
 from trimtab.sentinel.invariants.declare import Compared, Violation, numbers
-from trimtab.sentinel.loading import Spec, load
+from trimtab.sentinel.loading import Spec, Tree, load
 from trimtab.sentinel.loading.tree import git
 from trimtab.signal.layout import places
 
@@ -120,6 +120,37 @@ def test_a_place_that_does_not_hold_what_was_seen_is_not_used(tmp_path: Path) ->
     other = replace(verdict.violation, observed=[123.0])
     recipe = recipe_of(mean_loss(where), "nonfinite_isolation", verdict.case, other, Target("pkg", "", where), "one")
     assert (recipe["validation_mode"], recipe["checks"]) == ("boundary_numbers", [])
+
+
+def test_numbers_that_a_violation_only_states_become_a_check_against_a_number(tmp_path: Path) -> None:
+    where, case = tree(tmp_path), next(directed())
+    subject = mean_loss(where)
+    seen = float(call_subject(subject, case)["loss"].value)
+    target = Target("pkg", "me/pkg", where)
+    stated = Violation("loss differs from its definition", seen, seen + 1)
+    recipe = recipe_of(subject, "equals_definition", case, stated, target, "one")
+    assert recipe["checks"][0]["value"] == [seen + 1]
+    assert replay(recipe, where)["difference"] == [-1.0]
+    other = replace(stated, observed=seen + 3)
+    assert recipe_of(subject, "equals_definition", case, other, target, "one")["checks"] == []
+
+
+def test_a_violation_may_state_a_whole_row_of_which_some_places_are_compared(tmp_path: Path) -> None:
+    where = Tree.folder(tmp_path)
+    boundary = load(Spec("plain", file="pkg/losses.py"), tree(tmp_path, "def plain(x):\n    return x * 2\n"))
+
+    def call(case: Any, options: Any) -> dict[str, Result]:
+        return {"reward": Result.token(case, boundary(case.packed("logp_old")), "reward", layout="packed")}
+
+    subject, case = Subject("plain", call, frozenset({"logp_old"}), boundary=boundary), next(directed())
+    moved = case.with_tokens(logp_old=2 * case.tokens["logp_old"])
+    first, second = (call_subject(subject, one)["reward"].value for one in (case, moved))
+    compared = Compared("reward", None, moved, case, (1,), (1,))
+    row, owed = ([0.0, float(one[1]), *[0.0] * (len(one) - 2)] for one in (second, first))
+    violation = Violation("doubling changes reward", row, owed, compared=compared)
+    recipe = recipe_of(subject, "permutation", case, violation, Target("pkg", "", where), "one")
+    assert recipe["validation_mode"] == "boundary_calls"
+    assert replay(recipe, where)["observed_with_perturbation"] == pytest.approx(row[1:2])
 
 
 def test_a_binding_that_computes_falls_back_to_recorded_numbers(tmp_path: Path) -> None:

@@ -143,3 +143,22 @@ def test_a_folder_is_ready_after_its_scripts_were_really_run(tmp_path: Path) -> 
     assert payload["validation"]["runner"]["code"] == 1
     assert payload["validation"]["fixed"]["regression_test"]["outcome"] == "passed"
     assert len((made.place / "run_validation.py").read_text().splitlines()) < 260
+
+
+@pytest.mark.slow
+def test_the_command_tells_how_many_bugs_have_a_ready_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = "def my_loss(logp_current, advantages, mask):\n    return (-advantages * logp_current MASK).RED\n"
+    for name, mask, mean in (("code", "", "mean()"), ("fixed", "* mask", "sum() / mask.sum().clamp(min=1)")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "losses.py").write_text(source.replace("MASK", mask).replace("RED", mean))
+    monkeypatch.chdir(tmp_path / "code")
+    asked = Asked("losses.py", findings=Path("../findings"), fixed="../fixed", invariants=("mask_content",))
+    assert run_check(asked) == 1
+    said = capfd.readouterr().err
+    assert "1 of 1 bugs have a folder that is ready" in " ".join(said.split())
+    (row,) = rows(tmp_path / "findings")
+    payload = json.loads((tmp_path / "findings" / row.folder / "payload.json").read_text())
+    assert payload["validation"]["fixed"]["regression_test"]["outcome"] == "passed"
+    assert payload["boundary"] == "losses.py:my_loss"

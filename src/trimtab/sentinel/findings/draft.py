@@ -58,7 +58,7 @@ def _frame(subject: Subject, invariant: str, case: Case, violation: Violation, t
         "bug_id": bug_id,
         "validation_mode": "boundary_calls",
         "target": {"name": target.name, "repository": target.repository},
-        "boundary": _place(boundary) if boundary else {"name": subject.name},
+        "boundary": place_of(boundary) if boundary else {"name": subject.name},
         "scenario": {"words": violation.what, "calls": []},
         "expected_invariant": INVARIANTS[invariant].statement,
         "invariant": invariant,
@@ -85,7 +85,7 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
-def _place(boundary: Boundary) -> Data:
+def place_of(boundary: Boundary) -> Data:
     """The spec with the file in which the function was found: one of several, or that of an imported module."""
     spec = boundary.spec
     is_known = boundary.file in spec.places or not spec.places

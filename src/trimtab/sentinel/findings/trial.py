@@ -109,7 +109,7 @@ def _outcome(told: Path, code: int, said: str) -> tuple[str, str]:
         found = case.find(tag)
         if found is not None:
             message = found.get("message", "")
-            is_other = tag == "failure" and not message.startswith("AssertionError")
+            is_other = tag == "failure" and not message.startswith(("AssertionError", "assert "))
             return ("broke" if is_other else outcome), "" if outcome == "failed" and not is_other else _line(message)
     return "passed", ""
 
