@@ -118,12 +118,12 @@ def only_test(module: ModuleType) -> Any:
 def in_process(patch: pytest.MonkeyPatch, **instead: Any) -> None:
     """Replace the trials by ones in this process, or by the given answers."""
 
-    def runner(folder: Path, root: Path) -> RunnerTrial:
+    def runner(folder: Path, root: Path, *_: Any) -> RunnerTrial:
         with pytest.MonkeyPatch.context() as own:
             payload = executed(folder / "run_validation.py", root, own).payload()
         return RunnerTrial({"reproduced": 1, "fixed": 0}.get(payload["status"], 2), payload["status"], "", 0.0, payload)
 
-    def test(folder: Path, root: Path) -> TestTrial:
+    def test(folder: Path, root: Path, *_: Any) -> TestTrial:
         with pytest.MonkeyPatch.context() as own:
             try:
                 only_test(executed(folder / "test_regression.py", root, own))()

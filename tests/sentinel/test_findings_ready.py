@@ -101,7 +101,9 @@ def test_the_next_verdict_of_a_cause_is_tried_until_one_is_ready(
 
 def test_a_script_that_does_not_end_is_ended_with_everything_it_started(tmp_path: Path) -> None:
     (tmp_path / "run_validation.sh").write_text("(sleep 2; touch $TARGET_REPO/late) &\nsleep 60\n")
-    ran = try_runner(tmp_path, tmp_path, seconds=0.5)
+    beats: list[int] = []
+    ran = try_runner(tmp_path, tmp_path, lambda: beats.append(1), seconds=0.5)
+    assert beats
     assert (ran.code, ran.status, ran.words) == (-9, "no payload", "no end within 0.5 s")
     (tmp_path / "run_validation.sh").write_text("sleep 2.5\nexit 1\n")
     ran = try_runner(tmp_path, tmp_path)

@@ -102,7 +102,8 @@ def check(
         str | None, typer.Option(metavar="BASE..HEAD", help="Only functions whose lines changed between two commits.")
     ] = None,
     findings: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a folder for each finding, ready for its maintainers.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a folder for each bug, with a runner and a test that were run."),
     ] = None,
     online: Annotated[
         bool, typer.Option("--online", help="Let the duplicate check of --findings search upstream; nothing is posted.")

@@ -16,7 +16,7 @@ from trimtab.sentinel.findings.replay import replay
 from trimtab.sentinel.findings.runner import SHELL, runner
 from trimtab.sentinel.findings.script import loaders
 from trimtab.sentinel.findings.told import why_no_test
-from trimtab.sentinel.findings.trial import RunnerTrial, try_runner
+from trimtab.sentinel.findings.trial import Alive, RunnerTrial, silent, try_runner
 from trimtab.sentinel.invariants.declare import INVARIANTS, Violation
 from trimtab.sentinel.loading.tree import CouldNotLoad, Tree
 from trimtab.sentinel.search import Verdict
@@ -38,14 +38,21 @@ class Attempt:
 
 
 def attempted(
-    place: Path, verdict: Verdict, subject: Subject, target: Target, name: str, fixed: Tree | None = None
+    place: Path,
+    verdict: Verdict,
+    subject: Subject,
+    target: Target,
+    name: str,
+    fixed: Tree | None = None,
+    alive: Alive = silent,
 ) -> Attempt:
     """Write reproduction file, runner and test of a verdict, and run both."""
     assert verdict.case is not None
     assert verdict.violation is not None
     recipe = recipe_of(subject, verdict.invariant, verdict.case, verdict.violation, target, name)
     write_json(place / "recipe.json", recipe)
-    readiness = _scripts(place, recipe, target, fixed, why_no_test(subject, verdict.invariant, verdict.violation))
+    no_test = why_no_test(subject, verdict.invariant, verdict.violation)
+    readiness = _scripts(place, recipe, target, fixed, no_test, alive)
     origin = origin_of(target.tree, str(recipe["boundary"].get("file", ".")))
     payload = _payload(recipe, target, readiness, verdict.violation) | readiness.as_data()
     payload |= {"target_commit": str(origin), "target_version": origin.as_data()}
@@ -53,7 +60,7 @@ def attempted(
     return Attempt(verdict, subject, recipe, payload, origin, readiness)
 
 
-def _scripts(place: Path, recipe: Data, target: Target, fixed: Tree | None, no_test: str) -> Readiness:
+def _scripts(place: Path, recipe: Data, target: Target, fixed: Tree | None, no_test: str, alive: Alive) -> Readiness:
     if not recipe["checks"]:
         some = INVARIANTS[recipe["invariant"]].some
         return without_scripts(recipe.get("cannot_replay") or (SOME if some else NO_CHECK))
@@ -68,13 +75,13 @@ def _scripts(place: Path, recipe: Data, target: Target, fixed: Tree | None, no_t
         shell = place / "run_validation.sh"
         shell.write_text(SHELL, "utf-8")
         shell.chmod(0o755)
-        ran = try_runner(place, root)
+        ran = try_runner(place, root, alive)
         first = first or ran
         if ran.is_reproduced and no_test:
             return Readiness([f"there is no regression test: {no_test}"], ran)
         if ran.is_reproduced:
             (place / "test_regression.py").write_text(regression_test(recipe, loader) or "", "utf-8")
-            return tried(place, root, repaired, ran)
+            return tried(place, root, ran, repaired, alive)
     assert first is not None
     return Readiness([first.why], first)
 

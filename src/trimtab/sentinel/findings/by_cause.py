@@ -1,7 +1,7 @@
 """One folder per cause: the only place that chooses which findings of an examination become folders."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -12,6 +12,7 @@ from trimtab.sentinel.examination.job import Job, located, ready_name, target_of
 from trimtab.sentinel.findings.decode import Data
 from trimtab.sentinel.findings.draft import Target
 from trimtab.sentinel.findings.folder import write_finding
+from trimtab.sentinel.findings.trial import Alive, silent
 from trimtab.sentinel.loading import Boundary, Tree
 from trimtab.sentinel.reports.causes import Finding, findings
 from trimtab.sentinel.reports.data import Report, SubjectData, VerdictData
@@ -21,7 +22,7 @@ Shown = tuple[Verdict, Subject, VerdictData, SubjectData]
 """A verdict and its subject, and both as data."""
 
 
-def write_down(job: Job, shown: Sequence[Shown], alive: Callable[[], None] = lambda: None) -> Iterator[Data]:
+def write_down(job: Job, shown: Sequence[Shown], alive: Alive = silent) -> Iterator[Data]:
     """Write the bugs among these verdicts, one folder per cause, and tell for each whether it is ready."""
     subjects = {one["label"]: one for _, _, _, one in shown}
     report = {"verdicts": [data for _, _, data, _ in shown], "subjects": list(subjects.values())}
@@ -31,7 +32,7 @@ def write_down(job: Job, shown: Sequence[Shown], alive: Callable[[], None] = lam
             yield _written(job, finding, behind, alive) | {"cause": finding.id}
 
 
-def _written(job: Job, finding: Finding, behind: dict[int, tuple[Verdict, Subject]], alive: Callable[[], None]) -> Data:
+def _written(job: Job, finding: Finding, behind: dict[int, tuple[Verdict, Subject]], alive: Alive) -> Data:
     pairs = [behind[id(data)] for data in finding.verdicts if data["status"] == "bug"]
     pairs = [(verdict, with_boundary(subject)) for verdict, subject in pairs]
     boundary = next((subject.boundary for _, subject in pairs if subject.boundary is not None), None)

@@ -4,7 +4,7 @@ import datetime
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from trimtab.sentinel.findings.draft import Target
 from trimtab.sentinel.findings.duplicates import Looked, look
 from trimtab.sentinel.findings.ledger import Row, enter, rows
 from trimtab.sentinel.findings.report import report
+from trimtab.sentinel.findings.trial import Alive, silent
 from trimtab.sentinel.invariants.declare import INVARIANTS
 from trimtab.sentinel.loading import Tree
 from trimtab.sentinel.search import Verdict
@@ -63,11 +64,11 @@ def write_finding(
     online: bool = False,
     date: str | None = None,
     fixed: Tree | None = None,
-    alive: Callable[[], None] = lambda: None,
+    alive: Alive = silent,
 ) -> Written:
     """Write one finding: the first of its verdicts that gives a ready folder, else the first of all.
 
-    `fixed` is repaired code. `alive` is called before everything that takes long.
+    `fixed` is repaired code. `alive` is called again and again while scripts run.
     """
     for verdict, _ in shown_by:
         if verdict.violation is None or verdict.case is None:
@@ -82,7 +83,7 @@ def write_finding(
             alive()
             name = bug_id(target, subject, verdict.invariant)
             _refuse_link(folder, name)
-            made = attempted(place, verdict, subject, target, name, fixed)
+            made = attempted(place, verdict, subject, target, name, fixed, alive)
             if best is None or made.readiness.is_ready:
                 best = (made, place)
             if made.readiness.is_ready:

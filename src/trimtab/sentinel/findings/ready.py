@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trimtab.sentinel.findings.decode import Data
-from trimtab.sentinel.findings.trial import RunnerTrial, TestTrial, try_runner, try_test
+from trimtab.sentinel.findings.trial import Alive, RunnerTrial, TestTrial, silent, try_runner, try_test
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,19 @@ def without_scripts(why: str) -> Readiness:
     return Readiness([f"there is no runner and no regression test: {why}"])
 
 
-def tried(folder: Path, root: Path, fixed: Fixed | None = None, runner: RunnerTrial | None = None) -> Readiness:
-    """Run the scripts of a folder, on the code with the bug and on repaired code."""
-    ran = runner or try_runner(folder, root)
-    if not ran.is_reproduced:
-        return Readiness([ran.why], ran)
-    test = try_test(folder, root)
+def tried(folder: Path, root: Path, ran: RunnerTrial, fixed: Fixed | None = None, alive: Alive = silent) -> Readiness:
+    """Run the test of a folder whose runner reproduced, and both scripts on repaired code."""
+    test = try_test(folder, root, alive)
     missing = [] if test.outcome == "failed" else [f"{test.why}, on code that has the bug"]
     told: Data = {}
     if fixed is not None:
-        told, more = _on_repaired(folder, fixed)
+        told, more = _on_repaired(folder, fixed, alive)
         missing += more
     return Readiness(missing, ran, test, told)
 
 
-def _on_repaired(folder: Path, fixed: Fixed) -> tuple[Data, list[str]]:
-    ran, test = try_runner(folder, fixed.root), try_test(folder, fixed.root)
+def _on_repaired(folder: Path, fixed: Fixed, alive: Alive) -> tuple[Data, list[str]]:
+    ran, test = try_runner(folder, fixed.root, alive), try_test(folder, fixed.root, alive)
     missing = [] if ran.is_fixed else [f"on the repaired code, {ran.why}"]
     missing += [] if test.outcome == "passed" else [f"on the repaired code, {test.why}"]
     told: Data = {"code": fixed.name, "runner": ran.as_data(), "regression_test": test.as_data()}

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,17 @@ from trimtab.sentinel.findings.decode import Data
 
 SECONDS = 100.0
 """Time limit of one script."""
+BEAT = 2.0
+"""Seconds between two signs of life while a script runs."""
 MAX_WORDS = 4000
 """Bytes that are kept of what a script printed last."""
+
+
+Alive = Callable[[], None]
+
+
+def silent() -> None:
+    """Nobody waits for a sign of life."""
 
 
 @dataclass(frozen=True)
@@ -72,19 +81,19 @@ class TestTrial:
         return asdict(self)
 
 
-def try_runner(folder: Path, root: Path, seconds: float = SECONDS) -> RunnerTrial:
-    """Run `run_validation.sh` of a folder against the code below `root`."""
+def try_runner(folder: Path, root: Path, alive: Alive = silent, *, seconds: float = SECONDS) -> RunnerTrial:
+    """Run `run_validation.sh` of a folder against the code below `root`. `alive` is called while it runs."""
     started = time.monotonic()
     with _copy(folder) as copy:
         output = copy / "trial-output.json"
         settings = {"TARGET_REPO": str(root), "OUTPUT_JSON": str(output), "PYTHON": sys.executable}
-        code, words = _run(["sh", str(copy / "run_validation.sh")], settings, copy, seconds)
+        code, words = _run(["sh", str(copy / "run_validation.sh")], settings, copy, seconds, alive)
         payload = _read(output)
     status = str((payload or {}).get("status", "no payload"))
     return RunnerTrial(code, status, words, round(time.monotonic() - started, 1), payload)
 
 
-def try_test(folder: Path, root: Path, seconds: float = SECONDS) -> TestTrial:
+def try_test(folder: Path, root: Path, alive: Alive = silent, *, seconds: float = SECONDS) -> TestTrial:
     """Run `test_regression.py` of a folder with pytest against the code below `root`."""
     started = time.monotonic()
     with _copy(folder) as copy:
@@ -92,7 +101,7 @@ def try_test(folder: Path, root: Path, seconds: float = SECONDS) -> TestTrial:
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--noconftest"]
         words += ["--rootdir", str(copy), f"--junit-xml={told}", str(copy / "test_regression.py")]
         settings = {"TARGET_REPO": str(root), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
-        code, said = _run(words, settings, copy, seconds)
+        code, said = _run(words, settings, copy, seconds, alive)
         outcome, why = _outcome(told, code, said)
     return TestTrial(outcome, why, round(time.monotonic() - started, 1))
 
@@ -119,12 +128,12 @@ def _line(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _copy(folder: Path):
+def _copy(folder: Path) -> Generator[Path]:
     with tempfile.TemporaryDirectory(prefix="trimtab-trial-", ignore_cleanup_errors=True) as scratch:
         yield Path(shutil.copytree(folder, Path(scratch, "finding"), ignore=shutil.ignore_patterns("__pycache__")))
 
 
-def _run(words: list[str], settings: Mapping[str, str], folder: Path, seconds: float) -> tuple[int, str]:
+def _run(words: list[str], settings: Mapping[str, str], folder: Path, seconds: float, alive: Alive) -> tuple[int, str]:
     """The exit code and the last line that was printed. Everything that the script started is ended with it."""
     limit = Limits(processes=1).share >> 10
     guarded = ["sh", "-c", 'ulimit -c 0; ulimit -d "$0" 2>/dev/null; exec "$@"', str(limit), *words]
@@ -135,9 +144,7 @@ def _run(words: list[str], settings: Mapping[str, str], folder: Path, seconds: f
             guarded, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
         try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = None
+            code = _waited(process, seconds, alive)
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -148,6 +155,16 @@ def _run(words: list[str], settings: Mapping[str, str], folder: Path, seconds: f
         file.seek(max(0, said.stat().st_size - MAX_WORDS))
         lines = file.read().decode(errors="replace").strip().splitlines()
     return code, _line(lines[-1]) if lines else ""
+
+
+def _waited(process: "subprocess.Popen[bytes]", seconds: float, alive: Alive) -> int | None:
+    """The exit code; None if the process did not end in time."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        alive()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(min(left, BEAT))
+    return None
 
 
 def _read(file: Path) -> Data | None:
