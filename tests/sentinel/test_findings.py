@@ -1,127 +1,29 @@
-"""Findings as folders: recipes from violations, runner without Trimtab, upstream test, report, ledger, duplicates."""
+"""Findings: recipes from violations, ledger, duplicates."""
 
-import ast
-import collections
-import importlib.util
 import json
-import os
-import shutil
 import subprocess
-import sys
 import urllib.request
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.sentinel.buggy import BUGGY, RIGHT, drafted, found, keep_mask, mean_loss, shaped, tree
 
-from trimtab.sentinel import Result, Subject, check
+from trimtab.sentinel import Result, Subject
 from trimtab.sentinel.batch.directed import directed
-from trimtab.sentinel.binding.subject import run
-from trimtab.sentinel.findings import (
-    Row,
-    Target,
-    folder,
-    look,
-    mark,
-    program,
-    recipe_of,
-    replay_with_binding,
-    rows,
-    write,
-)
+from trimtab.sentinel.binding.subject import call_subject, run
+from trimtab.sentinel.findings import Row, Target, look, mark, recipe_of, replay_with_binding, rows
 from trimtab.sentinel.findings.duplicates import upstream_queries
-from trimtab.sentinel.findings.folder import slug
 from trimtab.sentinel.findings.ledger import enter
 from trimtab.sentinel.findings.places import places as placed
 from trimtab.sentinel.findings.replay import commit_of, replay
-from trimtab.sentinel.findings.report import OPEN, SECTIONS, spans
+from trimtab.sentinel.findings.report import spans
 from trimtab.sentinel.findings.trace import record
 from trimtab.sentinel.invariants.declare import Compared, Violation, numbers
 from trimtab.sentinel.loading import Spec, Tree, load
 from trimtab.sentinel.loading.tree import git
-from trimtab.sentinel.search import Verdict
 from trimtab.signal.layout import places
-
-SOURCE = """
-import torch
-
-
-def keep_mask(args, now, old, advantages, masks):
-    kept = []
-    for lp, before, advantage, mask in zip(now, old, advantages, masks):
-        drift = ((before - lp) * mask).sum() / mask.sum().clamp(min=1)
-        kept.append(1 - ((DECIDING < 0) & (drift > args.delta)).float().expand_as(advantage))
-    return {"keep": torch.cat(kept), "sequences": len(kept)}
-
-
-def loss(logp, advantage, mask):
-    return (-advantage * logp * mask).sum() / mask.sum().clamp(min=1)
-
-
-def shaped(data, coef):
-    data["kl"] *= -coef
-    data["reward"] = data["kl"] + 1
-"""
-BUGGY = SOURCE.replace("DECIDING", "advantage")
-RIGHT = SOURCE.replace("DECIDING", "(advantage * mask).sum()").replace(
-    'data["kl"] *= -coef', 'data["kl"] = data["kl"] * -coef'
-)
-
-
-def tree(folder: Path, source: str = BUGGY) -> Tree:
-    (folder / "pkg").mkdir(parents=True, exist_ok=True)
-    (folder / "pkg" / "losses.py").write_text(source)
-    return Tree.folder(folder)
-
-
-def keep_mask(where: Tree, **more: Any) -> Subject:
-    boundary = load(Spec("keep_mask", file="pkg/losses.py"), where)
-
-    def call(case: Any, options: Any) -> dict[str, Result]:
-        fields = [case.list(name) for name in ("logp_current", "logp_old", "advantage", "trainable")]
-        kept = boundary(Namespace(delta=0.1, **more), *fields)["keep"]
-        return {"keep": Result.token(case, list(kept.split(case.lengths)), "keep", layout="list", scope="sequence")}
-
-    return Subject("keep_mask", call, frozenset({"logp_current", "logp_old", "advantage"}), boundary=boundary)
-
-
-def mean_loss(where: Tree, times: float = 1.0) -> Subject:
-    boundary = load(Spec("loss", file="pkg/losses.py"), where)
-
-    def call(case: Any, options: Any) -> dict[str, Result]:
-        value = boundary(case.padded("logp_current"), case.padded("advantage"), case.padded("trainable"))
-        return {"loss": Result.scalar(value * times + (times - 1), "loss")}
-
-    return Subject("loss", call, frozenset({"logp_current", "advantage"}), boundary=boundary, combine="sum")
-
-
-def shaped(where: Tree) -> Subject:
-    boundary = load(Spec("shaped", file="pkg/losses.py"), where)
-
-    def call(case: Any, options: Any) -> dict[str, Result]:
-        data = {"kl": case.packed("logp_old")}
-        boundary(data, 0.05)
-        return {"reward": Result.token(case, data["reward"], "reward", layout="packed")}
-
-    return Subject("shaped", call, frozenset({"logp_old"}), boundary=boundary)
-
-
-def found(subject: Subject, name: str) -> Verdict:
-    verdict = check(subject, name)
-    assert verdict.violation is not None
-    assert verdict.case is not None
-    return verdict
-
-
-def drafted(subject: Subject, name: str, where: Tree) -> dict[str, Any]:
-    verdict = found(subject, name)
-    assert verdict.case is not None
-    assert verdict.violation is not None
-    return recipe_of(subject, name, verdict.case, verdict.violation, Target("pkg", "me/pkg", where), "one")
-
 
 # --- from a violation to a recipe -------------------------------------------------------------------------------------
 
@@ -220,6 +122,37 @@ def test_a_place_that_does_not_hold_what_was_seen_is_not_used(tmp_path: Path) ->
     assert (recipe["validation_mode"], recipe["checks"]) == ("boundary_numbers", [])
 
 
+def test_numbers_that_a_violation_only_states_become_a_check_against_a_number(tmp_path: Path) -> None:
+    where, case = tree(tmp_path), next(directed())
+    subject = mean_loss(where)
+    seen = float(call_subject(subject, case)["loss"].value)
+    target = Target("pkg", "me/pkg", where)
+    stated = Violation("loss differs from its definition", seen, seen + 1)
+    recipe = recipe_of(subject, "equals_definition", case, stated, target, "one")
+    assert recipe["checks"][0]["value"] == [seen + 1]
+    assert replay(recipe, where)["difference"] == [-1.0]
+    other = replace(stated, observed=seen + 3)
+    assert recipe_of(subject, "equals_definition", case, other, target, "one")["checks"] == []
+
+
+def test_a_violation_may_state_a_whole_row_of_which_some_places_are_compared(tmp_path: Path) -> None:
+    where = Tree.folder(tmp_path)
+    boundary = load(Spec("plain", file="pkg/losses.py"), tree(tmp_path, "def plain(x):\n    return x * 2\n"))
+
+    def call(case: Any, options: Any) -> dict[str, Result]:
+        return {"reward": Result.token(case, boundary(case.packed("logp_old")), "reward", layout="packed")}
+
+    subject, case = Subject("plain", call, frozenset({"logp_old"}), boundary=boundary), next(directed())
+    moved = case.with_tokens(logp_old=2 * case.tokens["logp_old"])
+    first, second = (call_subject(subject, one)["reward"].value for one in (case, moved))
+    compared = Compared("reward", None, moved, case, (1,), (1,))
+    row, owed = ([0.0, float(one[1]), *[0.0] * (len(one) - 2)] for one in (second, first))
+    violation = Violation("doubling changes reward", row, owed, compared=compared)
+    recipe = recipe_of(subject, "permutation", case, violation, Target("pkg", "", where), "one")
+    assert recipe["validation_mode"] == "boundary_calls"
+    assert replay(recipe, where)["observed_with_perturbation"] == pytest.approx(row[1:2])
+
+
 def test_a_binding_that_computes_falls_back_to_recorded_numbers(tmp_path: Path) -> None:
     where = tree(tmp_path)
     recipe = drafted(mean_loss(where, times=2.0), "nonfinite_isolation", where)
@@ -248,135 +181,6 @@ def test_the_binding_replays_the_invariant_on_the_recorded_case(tmp_path: Path) 
     assert replay_with_binding(recipe, keep_mask(where)) == "reproduced"
     assert replay_with_binding(recipe, keep_mask(tree(tmp_path / "right", RIGHT))) == "fixed"
     assert replay_with_binding({}, keep_mask(where)).startswith("could not run")
-
-
-# --- the folder -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("written")
-    where = tree(base / "checkout")
-    subject = keep_mask(where)
-    verdict = found(subject, "decision_granularity")
-    target = Target("pkg", "me/pkg", where)
-    return write(base / "findings", verdict, subject, target, date="2026-01-02")
-
-
-def test_a_finding_is_one_folder_with_every_artefact(written: Path) -> None:
-    names = {"recipe.json", "run_validation.sh", "run_validation.py", "payload.json", "test_regression.py", "report.md"}
-    assert {file.name for file in written.iterdir()} - {"__pycache__"} == names
-    payload = json.loads((written / "payload.json").read_text())
-    assert payload["status"] == "reproduced"
-    assert list(payload) == sorted(payload)
-    assert [file.name for file in written.parent.iterdir() if file.is_dir()] == [written.name]
-
-
-def test_a_finding_found_again_is_written_over_and_keeps_its_first_date(
-    written: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    payload = json.loads((written / "payload.json").read_text())
-    monkeypatch.setattr(folder, "_payload", lambda *_: payload)
-    where = Tree.folder(written.parent.parent / "checkout")
-    subject = keep_mask(where)
-    verdict = found(subject, "decision_granularity")
-    assert write(written.parent, verdict, subject, Target("pkg", "me/pkg", where), date="2026-03-04") == written
-    (row,) = rows(written.parent)
-    assert (row.id, row.date, row.status, row.folder) == (written.name, "2026-01-02", "reproduced", written.name)
-    assert (row.boundary, row.invariant) == ("pkg/losses.py:keep_mask", "decision_granularity")
-
-
-def test_the_report_has_ten_sections_and_leaves_open_what_nobody_knows(written: Path) -> None:
-    text = (written / "report.md").read_text()
-    assert [line.split(". ", 1)[1] for line in text.splitlines() if line.startswith("## ")] == list(SECTIONS)
-    parts = text.split("\n## ")
-    for name in ("Root cause", "Fix"):
-        assert OPEN in next(part for part in parts if name in part.splitlines()[0])
-    assert "repo:me/pkg is:issue keep_mask" in text
-    assert "Reduce to the level of the decision" in text
-
-
-def test_the_runner_needs_no_trimtab(written: Path, tmp_path: Path) -> None:
-    (tmp_path / "trimtab.py").write_text("raise ImportError('this has to run without trimtab')\n")
-    output = tmp_path / "out.json"
-    settings = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHON": sys.executable, "OUTPUT_JSON": str(output)}
-    settings["TARGET_REPO"] = str(written.parent.parent / "checkout")
-    done = subprocess.run(["sh", str(written / "run_validation.sh")], env=settings, capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert done.stdout == output.read_text()
-    assert json.loads(done.stdout)["status"] == "reproduced"
-
-
-def executed(file: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_runner_says_fixed_after_the_repair(written: Path, tmp_path: Path, capsys: Any) -> None:
-    runner = executed(written / "run_validation.py", "a_runner")
-    words = [str(written / "recipe.json"), str(tree(tmp_path, RIGHT).root), str(tmp_path / "out.json")]
-    assert runner.main(words) == 0
-    assert json.loads(capsys.readouterr().out)["status"] == "fixed"
-
-
-@pytest.mark.parametrize("heading", ["", "import absent_and_heavy\n"], ids=["imported", "cut out"])
-def test_the_upstream_test_fails_before_and_passes_after(
-    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heading: str
-) -> None:
-    assert "trimtab" not in (written / "test_regression.py").read_text().split('"""', 2)[2]
-    if not heading:  # by import alone, without the runner beside it
-        shutil.copy(written / "test_regression.py", tmp_path / "test_regression.py")
-    for name, source in (("before", BUGGY), ("after", RIGHT)):
-        for loaded in [one for one in sys.modules if one.split(".")[0] == "pkg"]:
-            monkeypatch.delitem(sys.modules, loaded)
-        monkeypatch.setenv("TARGET_REPO", str(tree(tmp_path / name, heading + source).root))
-        module = executed((written if heading else tmp_path) / "test_regression.py", f"regression_{name}")
-        if name == "before":
-            with pytest.raises(AssertionError, match="A decision about a sequence is the same"):
-                module.test_pkg_keep_mask_decision_granularity()
-        else:
-            module.test_pkg_keep_mask_decision_granularity()
-
-
-def test_the_runner_is_one_file_of_its_own_names() -> None:
-    text = program()
-    names = collections.Counter(getattr(node, "name", "") for node in ast.parse(text).body)
-    assert [name for name, count in names.items() if name and count > 1] == []
-    assert "from trimtab" not in text
-    assert "import pickle" not in text
-    heavy = {
-        name.name.split(".")[0]
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Import)
-        for name in node.names
-    }
-    assert heavy - set(sys.stdlib_module_names) <= {"torch", "numpy"}
-
-
-def test_what_is_no_finding_is_not_written(tmp_path: Path) -> None:
-    where = tree(tmp_path, RIGHT)
-    subject = keep_mask(where)
-    with pytest.raises(ValueError, match="no finding"):
-        write(tmp_path / "findings", check(subject, "decision_granularity"), subject, Target("pkg", "", where))
-
-
-def test_names_are_safe_and_links_do_not_lead_out(tmp_path: Path) -> None:
-    assert slug("../..//etc:passwd") == "etc-passwd"
-    assert slug("…") == "finding"
-    assert len(slug("x" * 500)) <= 100
-    where = tree(tmp_path / "checkout")
-    subject = keep_mask(where)
-    (tmp_path / "findings").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "findings" / "pkg-keep-mask-decision-granularity").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="leads outside"):
-        write(tmp_path / "findings", found(subject, "decision_granularity"), subject, Target("pkg", "", where))
-    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 # --- ledger and duplicates --------------------------------------------------------------------------------------------

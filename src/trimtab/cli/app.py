@@ -102,11 +102,19 @@ def check(
         str | None, typer.Option(metavar="BASE..HEAD", help="Only functions whose lines changed between two commits.")
     ] = None,
     findings: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a folder for each finding, ready for its maintainers.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a folder for each bug, with a runner and a test that were run."),
     ] = None,
     online: Annotated[
         bool, typer.Option("--online", help="Let the duplicate check of --findings search upstream; nothing is posted.")
     ] = False,
+    fixed: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR[@COMMIT]",
+            help="Repaired code: the regression test of each folder of --findings must pass on it.",
+        ),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -164,8 +172,8 @@ def check(
         raise typer.BadParameter("a saved report names its own target; leave TARGET out", param_hint="--render")
     asked = Asked(
         target or "", path, wheel, offline, seed, examples, output.value, out, tuple(only or ()),
-        tuple(invariants or ()), baseline, changed, findings, online, time_limit, memory_limit, jobs, discover, strict,
-        verbose,
+        tuple(invariants or ()), baseline, changed, findings, online, fixed, time_limit, memory_limit, jobs, discover,
+        strict, verbose,
     )  # fmt: skip
     raise typer.Exit(run_check(asked, saved))
 

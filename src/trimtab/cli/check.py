@@ -33,6 +33,7 @@ class Asked:
     changed: str | None = None
     findings: Path | None = None
     online: bool = False
+    fixed: str | None = None
     time_limit: float = 120.0
     memory_limit: float | None = None
     jobs: int | None = None
@@ -103,7 +104,7 @@ def _examine(asked: Asked) -> "Report":
     where, sentence = _located(asked)
     job = Job(
         **where, seed=asked.seed, examples=asked.examples, subjects=asked.only, invariants=asked.invariants,
-        lines=_changed_lines(asked, where), online=asked.online,
+        lines=_changed_lines(asked, where), online=asked.online, fixed=_repaired(asked),
         findings=str(asked.findings.resolve()) if asked.findings is not None else None,
     )  # fmt: skip
     chosen: dict[str, Any] = {"seconds": asked.time_limit}
@@ -113,6 +114,7 @@ def _examine(asked: Asked) -> "Report":
     limits = Limits(**chosen, processes=jobs) if jobs else Limits(**chosen)
     console = plain_console(stderr=True)
     console.print(f"running {sentence}, in at most {limits.processes} child processes", style="dim")
+    written: list[dict[str, Any]] = []
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("loading", total=None)
@@ -122,9 +124,40 @@ def _examine(asked: Asked) -> "Report":
                 verdict = event["verdict"]
                 progress.update(task, advance=1, description=f"{verdict['subject'][:50]} · {verdict['invariant']}")
             if event["event"] == "finding":
-                console.print(f"finding: {event['folder']}")
+                written.append(event)
+                console.print(f"finding: {event['folder']} ({_readiness(event)})", highlight=False, markup=False)
 
-        return run_job(job, limits=limits, command=_command(), watch=watch)
+        report = run_job(job, limits=limits, command=_command(), watch=watch)
+    if asked.findings is not None:
+        console.print(_share(report, written), highlight=False, markup=False)
+    return report
+
+
+def _readiness(event: dict[str, Any]) -> str:
+    return "ready" if event["ready"] else f"not ready: {'; '.join(event['missing'])}"
+
+
+def _share(report: "Report", written: list[dict[str, Any]]) -> str:
+    """How many bugs have a folder that is ready for maintainers."""
+    from trimtab.sentinel.reports.causes import findings
+
+    bugs = {one.id for one in findings(report) if one.status == "bug"}
+    ready = {event["cause"] for event in written if event["ready"]}
+    lost = len(bugs - {event["cause"] for event in written})
+    left = f"; {lost} had no folder written, because their process ended or their cause joined another" if lost else ""
+    return f"{len(bugs & ready)} of {len(bugs)} bugs have a folder that is ready{left}"
+
+
+def _repaired(asked: Asked) -> str | None:
+    """The repaired code that --fixed names, as an absolute path: a child runs in another folder."""
+    if asked.fixed is None:
+        return None
+    from trimtab.sentinel.examination.job import located
+
+    if asked.findings is None:
+        raise AdapterError("check: --fixed is repaired code for the tests of --findings DIR. Give that folder too.")
+    _, tree = located(asked.fixed)
+    return f"{tree.root}@{tree.commit}" if tree.commit else str(tree.root)
 
 
 def _located(asked: Asked) -> "tuple[dict[str, Any], str]":

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,13 +21,13 @@ import torch
 from trimtab.errors import TrimtabError
 from trimtab.marks import EXAMINED, end_marked
 from trimtab.sentinel.batch.directed import directed
-from trimtab.sentinel.binding.discover import root_of
 from trimtab.sentinel.binding.subject import Subject
-from trimtab.sentinel.examination.job import Job, is_untouched, is_wanted, names_of, ready_name, target_of, units
+from trimtab.sentinel.examination.job import Job, is_untouched, is_wanted, names_of, units
 from trimtab.sentinel.examination.record import boundary_data, subject_data, verdict_data
 from trimtab.sentinel.invariants.declare import INVARIANTS
-from trimtab.sentinel.loading import CouldNotLoad, Tree
-from trimtab.sentinel.reports.data import finite
+from trimtab.sentinel.loading import CouldNotLoad
+from trimtab.sentinel.reports.data import SubjectData, VerdictData, finite
+from trimtab.sentinel.reports.outcome import FINDINGS
 from trimtab.sentinel.search import Verdict, examine, ready
 from trimtab.sentinel.targets.target import Part, Unbound, Unit
 
@@ -91,6 +90,8 @@ class Worker:
         self.unit, self.only_bind = int(ask["unit"]), bool(ask["only_bind"])
         self.skip = {tuple(place) for place in ask["skip"]}
         self.invariants = tuple(ask["invariants"]) or job.invariants
+        # Of this unit: what shows a finding. They are written down when all of them are known, one folder per cause.
+        self.shown: list[tuple[Verdict, Subject, VerdictData, SubjectData]] = []
 
     def work(self, unit: Unit) -> None:
         try:
@@ -105,6 +106,11 @@ class Worker:
             if is_wanted(self.job, unit.name, failed):
                 self.wire.tell("found", names=[unit.name])
                 self._unbound([self.unit, -1, -1], failed)
+        if self.shown:
+            from trimtab.sentinel.findings.by_cause import write_down
+
+            for told in write_down(self.job, self.shown, lambda: self.wire.tell("writing")):
+                self.wire.tell("finding", **told)
 
     def _part(self, place: int, part: Part) -> None:
         self.wire.tell("at", number=[self.unit, place, -1], label=part.name, invariants=self.asked(None))
@@ -135,24 +141,11 @@ class Worker:
             return
         subject, _ = ready(subject, list(directed()))
         for verdict in examine(subject, only=self.invariants or None, seed=self.job.seed, examples=self.job.examples):
-            self.wire.tell("verdict", number=number, verdict=verdict_data(self.job.target, subject, verdict))
-            if verdict.status == "bug" and self.job.findings is not None and subject.boundary is not None:
-                self._write_down(subject, verdict)
+            data = verdict_data(self.job.target, subject, verdict)
+            self.wire.tell("verdict", number=number, verdict=data)
+            if verdict.status in FINDINGS and self.job.findings is not None:
+                self.shown.append((verdict, subject, data, subject_data(subject)))
         self.wire.tell("subject", number=number, subject=subject_data(subject), boundary=boundary_data(subject))
-
-    def _write_down(self, subject: Subject, verdict: Verdict) -> None:
-        from trimtab.sentinel import findings
-
-        job, name = self.job, ready_name(self.job.target)
-        assert job.findings is not None
-        repository = target_of(name).repository if name is not None else ""
-        try:
-            tree = job.tree if job.root is not None else Tree.folder(root_of(job.target, job.folder))
-            target = findings.Target(job.target, repository, tree)
-            folder = str(findings.write(Path(job.findings), verdict, subject, target, online=job.online))
-        except Exception as error:  # if a folder cannot be written, the examination continues
-            folder = f"{verdict.subject} {verdict.invariant} could not be written: {type(error).__name__}: {error}"
-        self.wire.tell("finding", folder=folder)
 
 
 def _failed(name: str, error: Exception) -> Unbound:

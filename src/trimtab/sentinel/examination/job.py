@@ -49,6 +49,8 @@ class Job:
     findings: str | None = None
     """The folder for reports to maintainers: one subfolder per bug."""
     online: bool = False
+    fixed: str | None = None
+    """Repaired code, DIR or DIR@COMMIT: the regression test of each finding must pass on it."""
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)

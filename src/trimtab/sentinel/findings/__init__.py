@@ -6,7 +6,7 @@ write(Path("findings"), verdict, subject, Target("slime", "THUDM/slime", Tree.fo
 from trimtab.sentinel.findings.by_binding import replay_with_binding
 from trimtab.sentinel.findings.draft import Target, recipe_of
 from trimtab.sentinel.findings.duplicates import Looked, look
-from trimtab.sentinel.findings.folder import mark, write
+from trimtab.sentinel.findings.folder import Written, mark, write, write_finding
 from trimtab.sentinel.findings.ledger import Row, rows
 from trimtab.sentinel.findings.regression import regression_test
 from trimtab.sentinel.findings.runner import program
@@ -15,6 +15,7 @@ __all__ = [
     "Looked",
     "Row",
     "Target",
+    "Written",
     "look",
     "mark",
     "program",
@@ -23,4 +24,5 @@ __all__ = [
     "replay_with_binding",
     "rows",
     "write",
+    "write_finding",
 ]

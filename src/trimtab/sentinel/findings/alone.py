@@ -25,6 +25,43 @@ class Lenient(types.SimpleNamespace):
         return name in vars(self)
 
 
+class Settings(types.SimpleNamespace):
+    """A config object that can be read by attribute, by `get` or by key."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __contains__(self, name: str) -> bool:
+        return hasattr(self, name)
+
+    def keys(self) -> list[str]:
+        return list(vars(self))
+
+
+class Record(dict[str, Any]):
+    """A batch object: tensors by key, rows by slice, and the few attributes that readers need."""
+
+    def __init__(self, *given: Any, **tensors: Any) -> None:
+        super().__init__(*given, **tensors)
+        self.metadata: dict[str, Any] = {}
+
+    def __getitem__(self, chosen: Any) -> Any:
+        if isinstance(chosen, slice):
+            return type(self)({name: value[chosen] for name, value in self.items()})
+        return super().__getitem__(chosen)
+
+    @property
+    def batch_size(self) -> tuple[int, ...]:
+        return (len(next(iter(self.values()))),)
+
+
+class Another:
+    """A class of the target that a function tests for, and that none of its arguments is."""
+
+
 class OneProcess:
     """A parallel state of one process: every size is 1, every rank 0, every group none, every stage the last."""
 
@@ -48,5 +85,5 @@ class Alone:
         return lambda *_, **__: answer
 
 
-STAND_INS: dict[str, type] = {"OneProcess": OneProcess, "Alone": Alone}
+STAND_INS: dict[str, type] = {one.__name__: one for one in (OneProcess, Alone, Settings, Record, Another)}
 """Stand-ins that a reproduction file may name."""

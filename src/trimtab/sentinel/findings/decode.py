@@ -123,7 +123,8 @@ READERS: dict[str, Callable[[Decoder, Data], Any]] = {
     "set": lambda d, x: {d.value(v) for v in x["set"]},
     "dict": lambda d, x: {k: d.value(v) for k, v in x["dict"].items()},
     "pairs": lambda d, x: {d.value(k): d.value(v) for k, v in x["pairs"]},
-    "stand_in": lambda d, x: STAND_INS[x["stand_in"]](),
+    "stand_in": lambda d, x: STAND_INS[x["stand_in"]](**{k: d.value(v) for k, v in x.get("fields", {}).items()}),
+    "stand_in_class": lambda d, x: STAND_INS[x["stand_in_class"]],
     "namespace": lambda d, x: (Lenient if x.get("others_are_off") else types.SimpleNamespace)(
         **{k: d.value(v) for k, v in x["namespace"].items()}
     ),

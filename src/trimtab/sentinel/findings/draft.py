@@ -14,8 +14,9 @@ from trimtab.sentinel.findings.decode import Data, finite_or_word
 from trimtab.sentinel.findings.encode import CannotEncode, Encoder
 from trimtab.sentinel.findings.laws import drafts_of_law
 from trimtab.sentinel.findings.places import places
-from trimtab.sentinel.findings.replay import make_calls, numbers_in, read, recorded, replay
+from trimtab.sentinel.findings.replay import make_calls, read, recorded, replay
 from trimtab.sentinel.findings.trace import Recorded, record
+from trimtab.sentinel.findings.walk import numbers_in
 from trimtab.sentinel.invariants.declare import INVARIANTS, Compared, Violation
 from trimtab.sentinel.loading import Boundary, Tree
 
@@ -36,7 +37,7 @@ def recipe_of(subject: Subject, invariant: str, case: Case, violation: Violation
     if boundary is None:
         return _by_binding(recipe, "the subject names no boundary of the target")
     try:
-        recipe["boundary"] = {**boundary.spec.as_data(), **_given(boundary)}
+        recipe["boundary"] |= _given(boundary)
         for calls, checks in _drafts(subject, boundary, invariant, case, violation, recipe):
             tried = {**recipe, "checks": checks, "scenario": {**recipe["scenario"], "calls": calls}}
             tried = _faithful(tried, violation, target.tree) if checks else None
@@ -57,7 +58,7 @@ def _frame(subject: Subject, invariant: str, case: Case, violation: Violation, t
         "bug_id": bug_id,
         "validation_mode": "boundary_calls",
         "target": {"name": target.name, "repository": target.repository},
-        "boundary": {**boundary.spec.as_data()} if boundary else {"name": subject.name},
+        "boundary": place_of(boundary) if boundary else {"name": subject.name},
         "scenario": {"words": violation.what, "calls": []},
         "expected_invariant": INVARIANTS[invariant].statement,
         "invariant": invariant,
@@ -82,6 +83,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return finite_or_word(value)
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def place_of(boundary: Boundary) -> Data:
+    """The spec with the file in which the function was found: one of several, or that of an imported module."""
+    spec = boundary.spec
+    is_known = boundary.file in spec.places or not spec.places
+    return spec.as_data() | ({"file": boundary.file} if is_known else {})
 
 
 def _given(boundary: Boundary) -> Data:
@@ -117,9 +125,22 @@ def _drafts(
     yield from drafts_of_law(subject, boundary, invariant, case)
     if compared is not None:
         yield calls, _compared(subject, boundary, compared, first, second, violation)
+    elif flat_numbers(violation.expected):
+        yield from _stated(subject, boundary, subject.adapt(case), violation)
     if violation.expected == "finite":
         yield calls, [_of_returned("finite", i) for i in range(len(first.returned))]
     yield first.calls, _unchanged(subject, boundary, compared.case if compared else case)
+
+
+def _stated(
+    subject: Subject, boundary: Boundary, case: Case, violation: Violation
+) -> Iterator[tuple[list[Data], list[Data]]]:
+    """Results whose numbers the violation states, against the numbers that it expects: those of a definition."""
+    ran = record(subject, boundary, case)
+    for name, result in ran.out.items():
+        found = places(subject, boundary, name, None, case, None, ran, 0)
+        tolerance = 1e-9 if result.value.dtype == torch.float64 else 1e-5
+        yield ran.calls, _against_number(found, violation.expected, tolerance)
 
 
 def _of_returned(op: str, call: int) -> Data:
@@ -149,20 +170,23 @@ def _faithful(recipe: Data, violation: Violation, tree: Tree) -> Data | None:
         owed = [read(check["with"], calls) for check in checks if "with" in check]
     except Exception:  # the recorded calls cannot be repeated; the caller falls back and reports it
         return None
-    if not _agrees(seen, violation.observed):
+    index = violation.compared.index if violation.compared else None
+    if not _agrees(seen, violation.observed, index):
         return None
-    if not owed or _agrees(torch.cat(owed), violation.expected):
+    if not owed or _agrees(torch.cat(owed), violation.expected, index):
         return recipe
-    base, wanted = torch.cat(owed), torch.tensor([float(one) for one in _flat(violation.expected)]).double()
+    base, wanted = torch.cat(owed), torch.tensor([float(one) for one in flat_numbers(violation.expected)]).double()
     factors = (wanted / base)[base != 0]
     if not factors.numel() or not bool(torch.allclose(factors, factors[:1].expand_as(factors), rtol=1e-5)):
         return None
     return {**recipe, "checks": [{**check, "factor": float(factors[0])} for check in recipe["checks"]]}
 
 
-def _agrees(values: Tensor, told: object) -> bool:
-    """Whether numbers equal those of a violation. Text in a violation is not compared."""
-    numbers = torch.tensor([float(one) for one in _flat(told)], dtype=torch.float64)
+def _agrees(values: Tensor, told: object, index: Sequence[int] | None) -> bool:
+    """Whether numbers equal those of a violation, which may state a whole row. Text in a violation is not compared."""
+    numbers = torch.tensor([float(one) for one in flat_numbers(told)], dtype=torch.float64)
+    if index and numbers.shape != values.shape and max(index) < numbers.numel():
+        numbers = numbers[list(index)]
     if not numbers.numel() or not values.numel():
         return True
     return numbers.shape == values.shape and torch.allclose(values, numbers, rtol=1e-4, atol=1e-7, equal_nan=True)
@@ -198,13 +222,14 @@ def _compared(
 def _against_number(left: list[Data], expected: object, tolerance: float) -> list[Data]:
     if expected == "finite":
         return [{"op": "finite", "of": place} for place in left]
-    flat = [float(one) for one in _flat(expected)] if _flat(expected) else []
+    flat = [float(one) for one in flat_numbers(expected)] if flat_numbers(expected) else []
     if len(left) != 1 or not flat:
         return []
     return [{"op": "equal", "of": left[0], "value": flat, "tolerance": tolerance}]
 
 
-def _flat(value: object) -> list[Any]:
+def flat_numbers(value: object) -> list[Any]:
+    """The numbers of nested lists, in order; empty for anything else."""
     if isinstance(value, (list, tuple)):
-        return [one for part in cast("Sequence[object]", value) for one in _flat(part)]
+        return [one for part in cast("Sequence[object]", value) for one in flat_numbers(part)]
     return [value] if isinstance(value, (bool, int, float)) else []

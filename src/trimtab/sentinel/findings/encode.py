@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trimtab.sentinel.findings.alone import STAND_INS, Lenient
 from trimtab.sentinel.findings.decode import FUNCTIONS, Data, finite_or_word
-from trimtab.sentinel.findings.replay import OPAQUE
+from trimtab.sentinel.findings.walk import OPAQUE
 
 
 class CannotEncode(ValueError):
@@ -63,6 +63,10 @@ class Encoder:
             return {"enum": type(value).__name__, "member": value.name}
         if isinstance(value, (FunctionType, BuiltinFunctionType)):
             return self._function(value)
+        if isinstance(value, type) and STAND_INS.get(value.__name__) is value:
+            return {"stand_in_class": value.__name__}
+        if type(value) in STAND_INS.values():
+            return self._stand_in(value)
         return self._structure(value)
 
     def _function(self, value: Any) -> Data:
@@ -83,6 +87,11 @@ class Encoder:
             return {"function": "identity"}
         raise CannotEncode(f"the function {value.__qualname__} is not allowed in a reproduction file")
 
+    def _stand_in(self, value: Any) -> Data:
+        held = cast("Mapping[str, Any]", value if isinstance(value, dict) else vars(value))
+        fields = {name: self.value(one) for name, one in held.items()}
+        return {"stand_in": type(value).__name__, **({"fields": fields} if fields else {})}
+
     def _structure(self, value: Any) -> Data:
         if isinstance(value, dict):
             content = cast("dict[Any, Any]", value)
@@ -92,8 +101,6 @@ class Encoder:
         for kind, tag in ((list, "list"), (tuple, "tuple"), (set, "set")):
             if type(value) is kind:
                 return {tag: [self.value(one) for one in cast("Sequence[Any]", value)]}
-        if type(value).__name__ in STAND_INS and isinstance(value, STAND_INS[type(value).__name__]):
-            return {"stand_in": type(value).__name__}
         if isinstance(value, (SimpleNamespace, Namespace)):
             held: Data = {"namespace": {k: self.value(v) for k, v in vars(value).items()}}
             return held | ({"others_are_off": True} if isinstance(value, Lenient) else {})

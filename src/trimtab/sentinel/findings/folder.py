@@ -1,28 +1,38 @@
 """One folder per finding: the only place that writes to the findings folder."""
 
 import datetime
-import json
 import re
-import subprocess
-import sys
-from dataclasses import replace
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trimtab.errors import TrimtabError
 from trimtab.sentinel.binding.subject import Subject
-from trimtab.sentinel.findings.decode import Data
-from trimtab.sentinel.findings.draft import Target, recipe_of
+from trimtab.sentinel.findings.attempt import Attempt, attempted
+from trimtab.sentinel.findings.draft import Target
 from trimtab.sentinel.findings.duplicates import Looked, look
 from trimtab.sentinel.findings.ledger import Row, enter, rows
-from trimtab.sentinel.findings.regression import regression_test
-from trimtab.sentinel.findings.replay import replay
 from trimtab.sentinel.findings.report import report
-from trimtab.sentinel.findings.runner import SHELL, program
-from trimtab.sentinel.invariants.declare import INVARIANTS, Violation
+from trimtab.sentinel.findings.trial import Alive, silent
+from trimtab.sentinel.invariants.declare import INVARIANTS
+from trimtab.sentinel.loading import Tree
 from trimtab.sentinel.search import Verdict
 
-SECONDS = 120
-"""Time limit of the runner when it makes the payload."""
+FILES = ("recipe.json", "payload.json", "run_validation.sh", "run_validation.py", "test_regression.py", "report.md")
+MOST = 3
+"""How many verdicts of one finding are tried, until one gives a folder that is ready."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A folder that was written: where, and whether it is ready ("ready", or "not ready: why")."""
+
+    place: Path
+    is_ready: bool
+    words: str
+    missing: tuple[str, ...] = ()
 
 
 def slug(text: str) -> str:
@@ -42,74 +52,82 @@ def bug_id(target: Target, subject: Subject, invariant: str) -> str:
 def write(
     folder: Path, verdict: Verdict, subject: Subject, target: Target, *, online: bool = False, date: str | None = None
 ) -> Path:
-    """Write one finding and add it to the ledger. An existing folder with the same id is overwritten."""
-    if verdict.violation is None or verdict.case is None:
-        raise TrimtabError(
-            f"{verdict.subject}: {verdict.invariant} is {verdict.status!r}, so there is no finding to write."
-        )
-    name = bug_id(target, subject, verdict.invariant)
-    recipe = recipe_of(subject, verdict.invariant, verdict.case, verdict.violation, target, name)
-    place = _inside(folder, name)
-    _files(place, recipe)
-    payload = _payload(place, recipe, target, verdict.violation)
-    _json(place / "payload.json", payload)
+    """Write one verdict and add it to the ledger. An existing folder with the same id is overwritten."""
+    return write_finding(folder, [(verdict, subject)], target, online=online, date=date).place
+
+
+def write_finding(
+    folder: Path,
+    shown_by: Sequence[tuple[Verdict, Subject]],
+    target: Target,
+    *,
+    online: bool = False,
+    date: str | None = None,
+    fixed: Tree | None = None,
+    alive: Alive = silent,
+) -> Written:
+    """Write one finding: the first of its verdicts that gives a ready folder, else the first of all.
+
+    `fixed` is repaired code. `alive` is called again and again while scripts run.
+    """
+    for verdict, _ in shown_by:
+        if verdict.violation is None or verdict.case is None:
+            raise TrimtabError(
+                f"{verdict.subject}: {verdict.invariant} is {verdict.status!r}, so there is no finding to write."
+            )
+    with tempfile.TemporaryDirectory(prefix="trimtab-finding-") as scratch:
+        best: tuple[Attempt, Path] | None = None
+        for number, (verdict, subject) in enumerate(shown_by[:MOST]):
+            place = Path(scratch, str(number))
+            place.mkdir()
+            alive()
+            name = bug_id(target, subject, verdict.invariant)
+            _refuse_link(folder, name)
+            made = attempted(place, verdict, subject, target, name, fixed, alive)
+            if best is None or made.readiness.is_ready:
+                best = (made, place)
+            if made.readiness.is_ready:
+                break
+        assert best is not None
+        return _kept(folder, *best, target, [v.invariant for v, _ in shown_by], online=online, date=date)
+
+
+def _kept(
+    folder: Path, made: Attempt, files: Path, target: Target, broken: list[str], *, online: bool, date: str | None
+) -> Written:
+    """Move the files of an attempt to their place, with the report and a row in the ledger."""
+    verdict, payload, ready = made.verdict, made.payload, made.readiness
+    place = folder / str(made.recipe["bug_id"])
+    place.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        (place / name).unlink(missing_ok=True)
+    shutil.copytree(files, place, dirs_exist_ok=True)
+    commit = made.origin.commit
     row = Row(
-        name,
+        place.name,
         date or datetime.date.today().isoformat(),
         target.name,
-        str(payload["target_commit"])[:12],
+        commit[:12] if commit else str(made.origin),
         str(payload["boundary"]),
         verdict.invariant,
         verdict.severity,
-        str(payload["status"]),
+        "ready" if ready.is_ready else "not ready",
         place.name,
     )
-    looked: Looked = look(folder, row, recipe, target.tree, online=online)
-    ran = subject.boundary.as_data() if subject.boundary else None
-    text = report(recipe, payload, INVARIANTS[verdict.invariant], ran, looked.as_data(), verdict.severity)
+    looked: Looked = look(folder, row, made.recipe, target.tree, online=online)
+    boundary = made.subject.boundary
+    ran = boundary.as_data() if boundary else None
+    law = INVARIANTS[verdict.invariant]
+    others = [name for name in dict.fromkeys(broken) if name != verdict.invariant]
+    text = report(made.recipe, payload, law, ran, looked.as_data(), verdict.severity, ready, others)
     (place / "report.md").write_text(text, "utf-8")
     enter(folder, row)
-    return place
+    return Written(place, ready.is_ready, ready.words, tuple(ready.missing))
 
 
-def _inside(folder: Path, name: str) -> Path:
-    place = folder / name
-    place.mkdir(parents=True, exist_ok=True)
-    if not place.resolve().is_relative_to(folder.resolve()):  # a link to another place
-        raise TrimtabError(f"{place} leads outside {folder}, so nothing is written. Remove the link.")
-    return place
-
-
-def _files(place: Path, recipe: Data) -> None:
-    _json(place / "recipe.json", recipe)
-    (place / "run_validation.py").write_text(program(), "utf-8")
-    shell = place / "run_validation.sh"
-    shell.write_text(SHELL, "utf-8")
-    shell.chmod(0o755)
-    (place / "test_regression.py").write_text(regression_test(recipe), "utf-8")
-
-
-def _payload(place: Path, recipe: Data, target: Target, violation: Violation) -> Data:
-    """The output of the runner, in a separate process. A commit without a folder is replayed here."""
-    if target.tree.commit:
-        payload = replay(recipe, target.tree)
-    else:
-        output = place / "payload.json"
-        words = [sys.executable, "run_validation.py", "recipe.json", str(target.tree.root), output.name]
-        done = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=SECONDS, check=False)
-        if done.returncode not in (0, 1, 2) or not output.exists():
-            raise TrimtabError(f"{place.name}: the runner failed, so there is no payload. {done.stderr[-500:]}")
-        payload = json.loads(output.read_text("utf-8"))
-    effect = payload["training_signal_effect"]
-    if recipe["validation_mode"] == "binding":  # the runner cannot judge this one; the search already did
-        effect |= {"leaked_positions": list(violation.effect.leaked_positions), "non_crash": True}
-        effect["leaked_token_count"] = len(effect["leaked_positions"])
-        return payload | {"status": "reproduced", "quiet_training_signal_bug": True, "judged_by": "binding"}
-    return payload
-
-
-def _json(file: Path, data: Data) -> None:
-    file.write_text(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
+def _refuse_link(folder: Path, name: str) -> None:
+    if not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise TrimtabError(f"{folder / name} leads outside {folder}, so nothing is written. Remove the link.")
 
 
 def mark(folder: Path, name: str, status: str) -> None:

@@ -12,16 +12,16 @@ numbers differ from the recorded ones) or `could not run`.
 import json
 import os
 import sys
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trimtab.sentinel.findings.decode import Data, Decoder, NotData, finite_or_word
+from trimtab.sentinel.findings.walk import at, flat, numbers_in
 from trimtab.sentinel.loading.boundary import Boundary
 from trimtab.sentinel.loading.load import load
 from trimtab.sentinel.loading.tree import CouldNotLoad, Spec, Tree, git
@@ -31,49 +31,6 @@ EXIT = {"reproduced": 1, "fixed": 0, "changed": 2, "could not run": 2}
 
 
 # --- places: where a number is read ------------------------------------------------------------------------------
-
-
-def at(value: Any, path: Sequence[str | int]) -> Any:
-    """The value at a path of keys, indices and attribute names."""
-    for step in path:
-        if isinstance(value, (Mapping, list, tuple)):
-            value = cast("Any", value)[step]
-        elif isinstance(step, str) and not step.startswith("__"):
-            value = getattr(value, step)
-        else:
-            raise NotData(f"there is no {step!r} in a {type(value).__name__}")
-    return value
-
-
-OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
-
-
-def numbers_in(
-    value: Any, path: tuple[str | int, ...] = (), above: tuple[int, ...] = ()
-) -> Iterator[tuple[tuple[str | int, ...], Tensor]]:
-    """Every tensor and number of a structure with its path, in order. Objects that contain themselves are safe."""
-    if isinstance(value, Tensor):
-        yield path, value
-    elif isinstance(value, (bool, int, float)):
-        yield path, torch.tensor(float(value), dtype=torch.float64)
-    elif isinstance(value, Mapping):
-        entries = cast("Mapping[str | int, Any]", value)
-        for key, one in entries.items():
-            yield from numbers_in(one, (*path, key), above)
-    elif isinstance(value, (list, tuple)):
-        for i, one in enumerate(cast("Sequence[Any]", value)):
-            yield from numbers_in(one, (*path, i), above)
-    elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
-        yield path, torch.as_tensor(value)
-    elif hasattr(value, "__dict__") and not isinstance(value, OPAQUE) and id(value) not in above:
-        for key, one in cast("dict[str, Any]", vars(value)).items():
-            yield from numbers_in(one, (*path, key), (*above, id(value)))
-
-
-def flat(value: Any) -> Tensor:
-    """All numbers of a structure in one row, with their graph."""
-    rows = [one.double().reshape(-1) for _, one in numbers_in(value)]
-    return torch.cat(rows) if rows else torch.zeros(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -245,8 +202,6 @@ def _observation(way: Data, calls: Sequence[Called]) -> Tensor:
 
 def _payload(recipe: Data, tree: Tree | None, status: str, outcomes: Sequence[Outcome], observed: Data) -> Data:
     worst = next((outcome for outcome in outcomes if not outcome.holds), outcomes[0] if outcomes else None)
-    expected = worst.expected if worst else None
-    comparable = worst is not None and expected is not None and expected.shape == worst.observed.shape
     leaked = [int(i) for i in worst.apart.nonzero().reshape(-1)] if worst else []
     return {
         "kind": KIND,
@@ -255,9 +210,7 @@ def _payload(recipe: Data, tree: Tree | None, status: str, outcomes: Sequence[Ou
         "target_commit": commit_of(tree, str(recipe["boundary"].get("file", "."))) if tree else "unknown",
         "boundary": f"{recipe['boundary'].get('file', '')}:{recipe['boundary']['name']}",
         "expected_invariant": recipe["expected_invariant"],
-        "observed_baseline": None if expected is None else shown(expected),
-        "observed_with_perturbation": shown(worst.observed) if worst else None,
-        "difference": shown(worst.observed - expected) if worst and expected is not None and comparable else None,
+        **_sides(worst, status),
         "quiet_training_signal_bug": {"reproduced": True, "fixed": False}.get(status),
         "status": status,
         "observed": observed,
@@ -268,6 +221,23 @@ def _payload(recipe: Data, tree: Tree | None, status: str, outcomes: Sequence[Ou
             "non_crash": status != "could not run",
         },
     }
+
+
+OWED = {"finite": "a finite number", "connected": "a gradient other than 0"}
+"""What a check without an expected number asks for."""
+
+
+def _sides(worst: Outcome | None, status: str) -> Data:
+    """What is owed, what was seen and their difference; in words where there are no two numbers."""
+    if worst is None:
+        why = "not measured: it could not run" if status == "could not run" else "no check compares two numbers"
+        return {"observed_baseline": why, "observed_with_perturbation": why, "difference": why}
+    seen, expected = shown(worst.observed), worst.expected
+    owed = OWED.get(worst.op, "") if expected is None else shown(expected)
+    apart = f"{seen} is not {owed}"
+    if expected is not None and (expected.shape == worst.observed.shape or expected.numel() == 1):
+        apart = shown(worst.observed - expected)
+    return {"observed_baseline": owed, "observed_with_perturbation": seen, "difference": apart}
 
 
 def commit_of(tree: Tree, file: str) -> str:

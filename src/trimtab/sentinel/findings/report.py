@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trimtab.sentinel.findings.decode import Data
-from trimtab.sentinel.findings.regression import python
+from trimtab.sentinel.findings.literal import python
+from trimtab.sentinel.findings.ready import Readiness
 from trimtab.sentinel.invariants.declare import Invariant
 
 OPEN = "*To be completed by a person.*"
@@ -30,18 +31,19 @@ def report(
     ran: Data | None,
     looked: Data,
     severity: str,
-    fixed: Data | None = None,
+    ready: Readiness,
+    others: Sequence[str] = (),
 ) -> str:
-    """The whole report. `fixed` is the payload of a repaired checkout, if there is one."""
+    """The whole report. `others` are further invariants that the same cause breaks."""
     bodies = (
-        _summary(recipe, payload, law, severity),
+        _summary(recipe, payload, law, severity, ready, others),
         _example(recipe, payload),
         _recipe(recipe),
-        _runner(),
-        _output(payload, fixed),
+        _runner(ready),
+        _output(payload, ready),
         _cause(payload, ran),
         _fix(law),
-        _tests(payload, fixed),
+        _tests(payload, ready),
         _duplicates(looked),
         _related(law),
     )
@@ -51,15 +53,19 @@ def report(
     return f"# {recipe['bug_id']}\n\n" + "\n".join(parts)
 
 
-def _summary(recipe: Data, payload: Data, law: Invariant, severity: str) -> str:
+def _summary(
+    recipe: Data, payload: Data, law: Invariant, severity: str, ready: Readiness, others: Sequence[str]
+) -> str:
     target = recipe["target"]
+    also = f" The same cause also breaks {', '.join(f'`{one}`' for one in others)}." if others else ""
+    said = "ready. The runner reproduced it and the regression test failed" if ready.is_ready else ready.words
     return (
-        f"`{payload['boundary']}` of {target['name']} ({target.get('repository') or 'no repository named'}, commit "
-        f"`{payload['target_commit']}`) breaks the invariant `{law.name}`. Nothing crashes.\n\n"
+        f"`{payload['boundary']}` of {target['name']} ({target.get('repository') or 'no repository named'}, "
+        f"{payload['target_version']['words']}) breaks the invariant `{law.name}`. Nothing crashes.{also}\n\n"
         f"- Observed: {recipe['scenario']['words']}\n"
         f"- Invariant: {recipe['expected_invariant']}\n"
         f"- Why it matters: {law.why}\n"
-        f"- Severity: {severity}. Status: {payload['status']}."
+        f"- Severity: {severity}. This folder is {said}."
     )
 
 
@@ -89,16 +95,24 @@ def _recipe(recipe: Data) -> str:
     return f"`recipe.json` holds inputs, calls and checks as plain data. In short:\n\n{_block(told)}"
 
 
-def _runner() -> str:
+def _runner(ready: Readiness) -> str:
+    if ready.runner is None:
+        return (
+            f"There is none: {ready.missing[0]}.\n\nWith Trimtab, a finding about a framework that has bindings can be "
+            "judged again:\n\n```sh\ntrimtab check --recipe recipe.json --path /path/to/checkout\n```"
+        )
     return (
         "`run_validation.sh` and `run_validation.py` need only Python, torch and the checkout:\n\n"
         "```sh\nTARGET_REPO=/path/to/checkout OUTPUT_JSON=validation-output.json sh run_validation.sh\n```\n\n"
-        "Exit code 1: the finding is reproduced. 0: it is fixed. 2: it could not run."
+        "Exit code 1: the finding is reproduced. 0: it is fixed. 2: it could not run.\n\n"
+        f"When this folder was written, it ended with code {ready.runner.code} ({ready.runner.status})."
     )
 
 
-def _output(payload: Data, fixed: Data | None) -> str:
-    after = _block(fixed) if fixed else f"{OPEN} Run the same command on the repaired branch. It must report `fixed`."
+def _output(payload: Data, ready: Readiness) -> str:
+    after = f"{OPEN} Run the same command on the repaired branch. It must report `fixed`."
+    if ready.fixed:
+        after = f"On `{ready.fixed['code']}`:\n\n{_block(ready.fixed.get('payload', 'no payload'))}"
     return f"Unfixed (`payload.json`):\n\n{_block(payload)}\n\nFixed:\n\n{after}"
 
 
@@ -117,14 +131,20 @@ def _fix(law: Invariant) -> str:
     return f"{OPEN} The usual repair for this kind of bug: {law.repair}"
 
 
-def _tests(payload: Data, fixed: Data | None) -> str:
-    after = fixed["status"] if fixed else "not run yet"
+def _tests(payload: Data, ready: Readiness) -> str:
+    if ready.test is None:
+        return f"There is none: {ready.missing[0]}."
+    rows = [f"| `{payload['target_commit']}` | {_ended(ready.as_data()['validation'])} |"]
+    rows += [f"| `{ready.fixed['code']}` (repaired) | {_ended(ready.fixed)} |" if ready.fixed else "| repaired | | |"]
+    table = "| code | `run_validation.sh` | `test_regression.py` |\n|---|---|---|\n" + "\n".join(rows)
     return (
         "`test_regression.py` is plain pytest and torch, meant for the target's own suite:\n\n"
-        "```sh\nTARGET_REPO=/path/to/checkout python -m pytest test_regression.py\n```\n\n"
-        f"| checkout | `run_validation.sh` |\n|---|---|\n"
-        f"| `{payload['target_commit']}` | {payload['status']} |\n| repaired | {after} |"
+        f"```sh\nTARGET_REPO=/path/to/checkout python -m pytest test_regression.py\n```\n\n{table}"
     )
+
+
+def _ended(ran: Data) -> str:
+    return f"{ran['runner']['status']} (code {ran['runner']['code']}) | {ran['regression_test']['outcome']}"
 
 
 def _duplicates(looked: Data) -> str:

@@ -7,8 +7,7 @@ which token. If a binding computes instead of gathering, the codes do not surviv
 """
 
 import copy
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,7 +18,8 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.subject import Out, Subject, call_subject
 from trimtab.sentinel.findings.decode import Data
 from trimtab.sentinel.findings.encode import Encoder
-from trimtab.sentinel.findings.replay import OPAQUE, at, flat, numbers_in
+from trimtab.sentinel.findings.stand_in import real_function, standing_in
+from trimtab.sentinel.findings.walk import OPAQUE, at, flat, numbers_in
 from trimtab.sentinel.loading import Boundary
 from trimtab.sentinel.loading.boundary import copied
 
@@ -44,16 +44,6 @@ def arguments_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str | i
     return {**dict(enumerate(args)), **kwargs}
 
 
-@contextmanager
-def standing_in(boundary: Boundary, function: Callable[..., Any]) -> Generator[None]:
-    """While entered, the boundary calls this function instead of the target's."""
-    real, boundary.function = boundary.function, function
-    try:
-        yield
-    finally:
-        boundary.function = real
-
-
 def with_gradient(subject: Subject, case: Case) -> Case:
     """The case with leaves that require gradients, as the invariants use it."""
     leaves = {
@@ -74,7 +64,7 @@ def record(subject: Subject, boundary: Boundary, case: Case) -> Recorded:
 
 
 def _record(subject: Subject, boundary: Boundary, case: Case) -> Recorded:
-    real = boundary.function
+    real = real_function(boundary)
     calls: list[Data] = []
     returned: list[Any] = []
     arguments: list[dict[str | int, Any]] = []
@@ -112,7 +102,7 @@ def elements(
     subject: Subject, boundary: Boundary, case: Case, name: str, *, outside: bool = False
 ) -> list[Element] | None:
     """The numbers of the boundary that the named result consists of; None if the binding computes it."""
-    codes, real, number = Codes(), boundary.function, 0
+    codes, real, number = Codes(), real_function(boundary), 0
 
     def coded(*args: Any, **kwargs: Any) -> Any:
         nonlocal number

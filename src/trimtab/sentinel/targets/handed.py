@@ -5,7 +5,6 @@ The only place that knows their layout in the callers of a target. A target choo
 
 import inspect
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,34 +15,6 @@ from trimtab.sentinel.binding.definitions import DEFINITIONS, plain
 from trimtab.sentinel.binding.subject import Call, Out, Result
 from trimtab.sentinel.loading import Boundary
 from trimtab.sentinel.targets.target import CouldNotBind
-
-
-class Settings(SimpleNamespace):
-    """A config object that can be read by attribute, by `get` or by key."""
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return getattr(self, name, default)
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-    def __contains__(self, name: str) -> bool:
-        return hasattr(self, name)
-
-    def keys(self) -> list[str]:
-        return list(vars(self))
-
-
-class Record(dict[str, Any]):
-    """A batch object: tensors by key, and the few attributes that readers need."""
-
-    def __init__(self, *given: Any, **tensors: Any) -> None:
-        super().__init__(*given, **tensors)
-        self.metadata: dict[str, Any] = {}
-
-    @property
-    def batch_size(self) -> tuple[int, ...]:
-        return (len(next(iter(self.values()))),)
 
 
 def reward_on_last(case: Case, *, reward: str = "reward", trained: bool = False, **view: Any) -> Tensor:

@@ -10,9 +10,9 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.bind import at, bind
 from trimtab.sentinel.binding.like import like, scored
 from trimtab.sentinel.binding.subject import Out, Result, Subject
+from trimtab.sentinel.findings.alone import Record, Settings
 from trimtab.sentinel.loading import Boundary, Spec
 from trimtab.sentinel.targets import handed
-from trimtab.sentinel.targets.handed import Record, Settings
 from trimtab.sentinel.targets.skyrl.source import (
     LEFT,
     OWN,
@@ -114,18 +114,9 @@ def _entropy(boundary: Boundary) -> Subject:
     )
 
 
-class _Rows(Record):
-    """A batch that can be split by rows."""
-
-    def __getitem__(self, chosen: Any) -> Any:
-        if isinstance(chosen, slice):
-            return _Rows({name: value[chosen] for name, value in self.items()})
-        return super().__getitem__(chosen)
-
-
 def _normalize(boundary: Boundary) -> Subject:
     def normalised(case: Case, advantage_batch_normalize: bool) -> Any:
-        data = _Rows(
+        data = Record(
             advantages=single(case, "advantage") * single(case, "response"),
             response_mask=single(case, "response"),
             loss_mask=single(case, "trainable"),

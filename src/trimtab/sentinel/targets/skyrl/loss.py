@@ -11,9 +11,9 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.bind import at, bind
 from trimtab.sentinel.binding.like import like
 from trimtab.sentinel.binding.subject import Call, Subject
+from trimtab.sentinel.findings.alone import Settings
 from trimtab.sentinel.loading import Boundary, CouldNotLoad
 from trimtab.sentinel.targets import handed
-from trimtab.sentinel.targets.handed import Settings
 from trimtab.sentinel.targets.skyrl.source import (
     LEFT,
     OWN,

@@ -6,9 +6,9 @@ from typing import Any
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.like import like
 from trimtab.sentinel.binding.subject import Out, Result, Subject
+from trimtab.sentinel.findings.alone import Settings
 from trimtab.sentinel.loading import Boundary
 from trimtab.sentinel.targets import handed
-from trimtab.sentinel.targets.handed import Settings
 from trimtab.sentinel.targets.target import Binding
 from trimtab.sentinel.targets.verl.source import (
     LONE,

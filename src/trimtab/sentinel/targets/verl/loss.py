@@ -7,9 +7,9 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.bind import at, bind
 from trimtab.sentinel.binding.like import average, like
 from trimtab.sentinel.binding.subject import Call, Subject
+from trimtab.sentinel.findings.alone import Settings
 from trimtab.sentinel.loading import Boundary
 from trimtab.sentinel.targets import handed
-from trimtab.sentinel.targets.handed import Settings
 from trimtab.sentinel.targets.target import Binding, CouldNotBind
 from trimtab.sentinel.targets.verl.source import (
     MODES,

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
+from trimtab.sentinel.findings.alone import Another, Settings
 from trimtab.sentinel.loading import Spec
-from trimtab.sentinel.targets.handed import Settings
 from trimtab.sentinel.targets.target import Binding
 
 ALGOS = "verl/trainer/ppo/core_algos.py"
@@ -34,13 +34,9 @@ OPTIMAL = {
 }
 
 
-class _Algorithm:
-    """A stand-in for the config class of the algorithm, which losses refuse."""
-
-
 def given() -> dict[str, object]:
     """Config classes that functions only test for."""
-    return {"ActorConfig": Settings, "AlgoConfig": _Algorithm, "DictConfig": Settings}
+    return {"ActorConfig": Settings, "AlgoConfig": Another, "DictConfig": Settings}
 
 
 def algo(name: str, make: Any, *others: str) -> Binding:

@@ -8,9 +8,9 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.bind import at, bind
 from trimtab.sentinel.binding.like import average, like, scored
 from trimtab.sentinel.binding.subject import Subject
+from trimtab.sentinel.findings.alone import Record, Settings
 from trimtab.sentinel.loading import Boundary, Spec
 from trimtab.sentinel.targets import handed
-from trimtab.sentinel.targets.handed import Record, Settings
 from trimtab.sentinel.targets.target import Binding
 from trimtab.sentinel.targets.verl.source import (
     OWN_FORWARD,
