@@ -60,12 +60,6 @@ class Config:
         """The same settings, but for one."""
         return Config(bounds=self._bounds, texts=self._texts, held={**self._held, name: value})
 
-    def others(self, smallest: float) -> "Iterator[Config]":
-        """The same settings with one of the numbers that were asked for halved."""
-        for name, value in self.asked.items():
-            if isinstance(value, float) and not isinstance(value, Off) and abs(value) >= smallest:
-                yield self.with_setting(name, value / 2)
-
     def __repr__(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in self._held.items()) or "a config object"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import agreed
-from trimtab.sentinel.binding.callable import Config, Found
+from trimtab.sentinel.binding.callable import Found
 from trimtab.sentinel.binding.guess import probes
 from trimtab.sentinel.binding.subject import Out, Subject, call_subject, run, same
 
@@ -30,10 +30,20 @@ def is_alive(subject: Subject) -> bool:
 
 def best_aligned(made: list[Subject]) -> list[Subject]:
     """Log-probs from logits: the reading under which they are those of the tokens comes first, and alone."""
-    if made[0].role != "logp":
+    if made[0].role not in ("logp", "kl_in_loss"):
         return made
-    right = [one for one in made if _scores_its_tokens(one)]
+    right = [one for one in made if (_scores_its_tokens(one) if one.role == "logp" else _leaves_others_alone(one))]
     return right or made
+
+
+def _leaves_others_alone(subject: Subject) -> bool:
+    """Whether no gradient reaches logits of tokens that do not train."""
+    with suppress(Exception):
+        case = subject.adapt(probes()[0])
+        seen = run(subject, case)
+        pushes = [g["logits"] for g in seen.gradients.values() if "logits" in g]
+        return bool(pushes) and all(not bool((push[~case.trainable] != 0).any()) for push in pushes)
+    return False
 
 
 def _scores_its_tokens(subject: Subject) -> bool:
@@ -61,9 +71,10 @@ def other_values(found: Found) -> dict[str, tuple[Any, ...]]:
             other[name] = (not value,)
         elif isinstance(value, float) and abs(value) >= SMALLEST:
             other[name] = (value / 2,)
-        elif isinstance(value, Config):
-            other[name] = tuple(value.others(SMALLEST))
-    return other | {n: tuple(v for v in texts if v != found.options[n]) for n, texts in found.choices.items()}
+    texts = {
+        n: tuple(v for v in told if isinstance(v, str) and v != found.options[n]) for n, told in found.choices.items()
+    }
+    return other | {n: told for n, told in texts.items() if told}
 
 
 def penalties_of(subject: Subject, fields: frozenset[str], probe: Case) -> dict[str, str]:

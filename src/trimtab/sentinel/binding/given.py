@@ -171,13 +171,15 @@ def of_row(values: Any, row: int, case: Case) -> Any:
     return values if isinstance(values, int | float) else values[row]
 
 
-def layouts(case: Case, way: Way) -> Iterator[tuple[tuple[int, ...], Mapping[str, Any]]]:
+def layouts(case: Case, way: Way, *, shift: bool = False) -> Iterator[tuple[tuple[int, ...], Mapping[str, Any]]]:
     """Shapes that a result with one number per token can have, and the view that brings it back."""
     if way == "packed":
         yield tuple(case.trainable.shape), {"layout": "packed"}
         return
     if way in ("sliced", "model"):
         side: dict[str, Any] = {"side": "both"} if way == "model" else {}
+        if shift:
+            yield tuple(case.padded("trainable", **side).shape), {"layout": "padded", "shift": True, **side}
         for view_of in cast("tuple[dict[str, Any], ...]", ({"drop_first": True}, {})):
             shape = case.padded("trainable", **side, **view_of).shape
             yield tuple(shape), {"layout": "padded", **side, **view_of}

@@ -45,6 +45,8 @@ class Plan:
     way: Way
     fillings: tuple[Filling, ...]
     as_numpy: bool = False
+    shift: bool = False
+    """Its results lie where a model predicts them, one position before their token."""
 
     @property
     def takes_a_mask(self) -> bool:
@@ -123,6 +125,8 @@ def plans(found: Found) -> Iterator[Plan]:
         for chosen in itertools.product(*choices):
             for as_numpy in (False, True) if speaks is None else (speaks,):
                 yield Plan(way, tuple(chosen), bool(as_numpy))
+                if way == "model":
+                    yield Plan(way, tuple(chosen), bool(as_numpy), shift=True)
 
 
 def _suppressed(one: Filling) -> Filling:
@@ -224,7 +228,9 @@ def _same_but_for_form(plan: Plan, other: Plan) -> bool:
     """Names of groups as numbers or as texts are no two readings of a function."""
     first, second = ([replace(one, form="tensor") if one.field == "group" else one for one in held.fillings]
                      for held in (plan, other))  # fmt: skip
-    return first == second and plan.way == other.way and plan.as_numpy == other.as_numpy
+    return first == second and plan.way == other.way and (plan.as_numpy, plan.shift) == (
+        other.as_numpy, other.shift
+    )  # fmt: skip
 
 
 def returned_by(found: Found, plan: Plan, case: Case) -> Any:

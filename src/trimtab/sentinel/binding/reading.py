@@ -117,6 +117,8 @@ def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size
 
     facts: dict[str, Any] = {"couples": preset.couples, "waived": dict(preset.waived)} if preset else {}
     facts |= {"block": 2} if by_size else {}
+    if role == "response_mask":
+        facts["waived"] = dict.fromkeys(("eos_semantics", "mask_content"), "which ids it is given is a guess")
     if adapt is _full:
         facts["waived"] = {**facts.get("waived", {}), **dict.fromkeys(ABOUT_MASKS, NO_MASK)}
     subject = Subject(
@@ -178,7 +180,7 @@ def _looks(found: Found, plan: Plan, case: Case) -> list[Look]:
 
 def _looked_at(case: Case, returned: Any, plan: Plan) -> Iterator[Look]:
     case = replace(case, touched=None)  # what is asked about shapes is not read by the function
-    for name, value in _parts(_by_result(returned) if plan.way == "row" else returned):
+    for name, value in _parts(_by_result(returned) if plan.way == "row" else returned, case.response_lengths):
         held = _as_tensors(value)
         if held is None:
             continue
@@ -204,24 +206,23 @@ def _by_result(rows: list[Any]) -> Any:
     return rows
 
 
-def _parts(returned: Any) -> Iterator[tuple[str, Any]]:
+def _parts(returned: Any, sizes: list[int]) -> Iterator[tuple[str, Any]]:
     """Every value in what was returned, with a name."""
     if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
         returned = {f.name: getattr(returned, f.name) for f in dataclasses.fields(returned)}
     if isinstance(returned, Mapping):
         for key, value in returned.items():
-            yield from ((f"{key}.{n}" if n != "value" else str(key), v) for n, v in _parts(value))
-    elif isinstance(returned, tuple) and not _are_rows(cast("tuple[Any, ...]", returned)):
+            yield from ((f"{key}.{n}" if n != "value" else str(key), v) for n, v in _parts(value, sizes))
+    elif isinstance(returned, tuple) and not _are_rows(cast("tuple[Any, ...]", returned), sizes):
         for i, value in enumerate(cast("tuple[Any, ...]", returned)):
-            yield from ((f"{i}.{n}" if n != "value" else str(i), v) for n, v in _parts(value))
+            yield from ((f"{i}.{n}" if n != "value" else str(i), v) for n, v in _parts(value, sizes))
     else:
         yield "value", returned
 
 
-def _are_rows(values: tuple[Any, ...]) -> bool:
-    """A tuple of rows, as `split` gives them, and not several results: tensors of one dimension, of several lengths."""
-    rows = [one for one in values if isinstance(one, Tensor) and one.ndim == 1]
-    return len(rows) == len(values) > 1 and len({len(one) for one in rows}) > 1
+def _are_rows(values: tuple[Any, ...], sizes: list[int]) -> bool:
+    """A tuple of rows, as `split` gives them, and not several results."""
+    return [len(one) if isinstance(one, Tensor) and one.ndim == 1 else -1 for one in values] == sizes
 
 
 def _as_tensors(value: Any) -> Tensor | list[Tensor] | None:
@@ -257,7 +258,9 @@ def view_of(value: Tensor, case: Case, plan: Plan) -> dict[str, Any] | None:
     """How a result with one number per token lies; None where no layout of the plan has its shape."""
     if plan.way == "joined" and value.shape == (sum(case.response_lengths),):
         return {"layout": "list", "with_prompt": False}
-    return next((dict(held) for shape, held in layouts(case, plan.way) if tuple(value.shape) == shape), None)
+    return next(
+        (dict(held) for shape, held in layouts(case, plan.way, shift=plan.shift) if tuple(value.shape) == shape), None
+    )
 
 
 def role_of(
@@ -294,7 +297,7 @@ def role_of(
         return "returns" if main.level == "token" else "metric"
     if len(policies) == 2:
         return _of_two_policies(main, found, plan, probe)
-    if fields & {"token_loss", "advantage", "entropy", "kl"}:
+    if fields & {"token_loss", "advantage", "entropy", "kl", "returns"}:
         return "whitening" if main.level == "token" else "aggregation" if main.has_gradient else "statistic"
     return None
 

@@ -18,6 +18,8 @@ from trimtab.sentinel.invariants.declare import Violation, invariant
     "Put the reward on the last trainable token.",
 )
 def credit_over_trainable(subject: Subject, case: Case) -> Violation | None:
+    if subject.reading("length"):
+        raise case.cannot("the lengths that it reads may count tool output")
     if not any("o" in row for row in case.kinds):
         raise case.cannot("there is no observation in it")
     bare = without_tokens(case, "o")

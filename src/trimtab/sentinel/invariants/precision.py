@@ -46,5 +46,7 @@ def half_precision(subject: Subject, case: Case) -> Violation | None:
         if bool(lost.any()):
             effect = Effect("value", (), float(((found - owed).abs() / owed.abs().clamp(min=1e-12)).max()))
             what = f"{name} of bfloat16 inputs is rounded away"
-            return Violation(what, numbers(found), numbers(owed), grade="bug" if subject.half else "hygiene", effect=effect)
+            return Violation(
+                what, numbers(found), numbers(owed), grade="bug" if subject.half else "hygiene", effect=effect
+            )
     return None

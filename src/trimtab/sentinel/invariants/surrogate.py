@@ -103,6 +103,7 @@ DUAL = 1.2
 def _at(subject: Subject, case: Case, sign: float, ratio: float) -> Violation | None:
     base = case.tokens["logp_rollout"].clamp(max=-1.0)
     others = {n: base - math.log(ratio) for n in LOGPS if n in case.tokens and n != "logp_current"}
+    others |= {"logp_ref": base} if "logp_ref" in case.tokens else {}  # a KL inside the loss is still there
     flags = {n: torch.full_like(case.tokens[n], n == "keep") for n in ("keep", "selected") if n in case.tokens}
     there = case.with_tokens(logp_current=base, **others, **flags, advantage=torch.full_like(base, sign))
     everyone = torch.ones(case.num_sequences, dtype=torch.bool)

@@ -13,8 +13,14 @@ from torch import Tensor
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.definitions import DEFINITIONS, plain
 from trimtab.sentinel.binding.subject import Call, Out, Result
+from trimtab.sentinel.findings.alone import Record, Settings
 from trimtab.sentinel.loading import Boundary
 from trimtab.sentinel.targets.target import CouldNotBind
+
+__all__ = [
+    "Record", "Settings", "accepted", "counts", "ending_ids", "group_names", "lone_keeps_reward", "named", "no_lone",
+    "normalised", "one_per_sequence", "parameters", "reward_on_last", "simply", "whitened",
+]  # fmt: skip
 
 
 def reward_on_last(case: Case, *, reward: str = "reward", trained: bool = False, **view: Any) -> Tensor:
