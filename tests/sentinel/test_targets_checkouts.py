@@ -2,6 +2,7 @@
 
 import importlib
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,8 @@ def _row(fixed: str | None, *, name: str = "loss") -> Row:
     return Row("A-BUG", "thing", "some/thing", "buggy", fixed, ("mask_content",), binding)
 
 
-BAD = Shown({"mask_content": {"what": "it moves", "case": ["pa"], "observed": 1, "expected": 0}}, ran=True)
+SEEN = {"what": "it moves", "grade": "bug", "case": ["pa"], "observed": 1, "expected": 0}
+BAD = Shown({"mask_content": SEEN}, ran=True)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,20 @@ def test_runner_finds_a_bug_and_is_silent_at_its_repair(peers: Path) -> None:
     found = judge_row(_row("fixed"), peers, seconds=60)
     assert found.verdict == "found", found.why
     assert found.buggy.violated["mask_content"]["case"]
-    assert found.fixed == Shown(ran=True)
+    assert found.fixed is not None
+    assert found.fixed.ran
+    assert "mask_content" not in found.fixed.violated
+    assert found.bugs_at_fix == []
+
+
+def test_a_bug_verdict_of_another_law_at_the_fix_is_shown_unless_it_was_judged_real() -> None:
+    fixed = Shown({"split": SEEN, "denominator": {**SEEN, "grade": "latent"}}, ran=True)
+    found = verdict(_row("fixed"), BAD, fixed)
+    assert found.verdict == "found"
+    assert found.bugs_at_fix == ["split"]
+    assert "[bugs at the fix: split]" in line(found)
+    real = replace(_row("fixed"), real={"split": "trainer.py line 10, two micro-batches"})
+    assert verdict(real, BAD, fixed).bugs_at_fix == []
 
 
 def test_runner_says_why_a_row_cannot_run(peers: Path) -> None:
