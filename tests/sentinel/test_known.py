@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel import Subject, bind, check
-from trimtab.sentinel.batch.directed import directed
+from trimtab.sentinel.batch.directed import directed, ordinary
+from trimtab.sentinel.known import fitted
 from trimtab.sentinel.known.said import told_otherwise
 from trimtab.sentinel.search import ready
 
@@ -15,7 +16,7 @@ CASES = list(directed())
 def fits(subject: Subject) -> list[tuple[str, str]]:
     known, why = ready(subject, CASES)
     assert not why
-    return [(fit.formula, fit.mistake) for fit in known.fits]
+    return [(fit.formula, fit.mistake) for fit in fitted(known, ordinary())]
 
 
 def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:

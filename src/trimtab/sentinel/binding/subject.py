@@ -19,7 +19,6 @@ from trimtab.sentinel.batch.case import Case, WrongShape
 from trimtab.sentinel.binding.strict import check_word, check_words, choices_of
 
 if TYPE_CHECKING:
-    from trimtab.sentinel.known import Fit
     from trimtab.sentinel.loading import Boundary
 
 Level = Literal["token", "sequence", "scalar", "cell"]
@@ -184,8 +183,6 @@ class Subject:
     """Its callers hand it log-probs in half precision."""
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Settings that the function itself gives a value, for those who ask which numbers it knows."""
-    fits: "tuple[Fit, ...]" = ()
-    """Formulas that its results equal, published ones or with a known mistake. Measured before the search."""
     single: bool = False
     """Its body computes in single precision, whatever its inputs are. Measured before the search."""
     draws: bool = False

@@ -1,8 +1,10 @@
 """What a function is as a whole: does it draw random numbers, and is it a formula that everybody knows?"""
 
 from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.directed import ordinary
 from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant
+from trimtab.sentinel.known import fitted
 
 
 @invariant(
@@ -19,7 +21,8 @@ from trimtab.sentinel.invariants.declare import Effect, Violation, invariant
 def known_mistake(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
     if subject.definition is not None:
         raise case.cannot("its binding says what it computes")
-    if not subject.fits:
+    fits = fitted(subject, ordinary())
+    if not fits:
         raise case.cannot("it equals no formula that is known here")
     return tuple(
         Violation(
@@ -29,7 +32,7 @@ def known_mistake(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
             grade="suspect",
             effect=Effect("value", (), 1.0),
         )
-        for fit in subject.fits
+        for fit in fits
         if fit.mistake
     )
 

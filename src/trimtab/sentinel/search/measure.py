@@ -13,9 +13,7 @@ import numpy as np
 import torch
 
 from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongShape
-from trimtab.sentinel.batch.directed import ordinary
 from trimtab.sentinel.binding.subject import Out, Subject, call_subject, same
-from trimtab.sentinel.known import fitted
 
 ROUNDING = 1e-9
 """Another order of a sum changes it by less."""
@@ -30,8 +28,7 @@ def measured(subject: Subject, cases: list[Case]) -> Subject:
             own = subject.adapt(case)
             known = replace(subject, draws=_draws(subject, own))
             known = replace(known, varies=_varies(known, own))
-            known = replace(known, single=not known.varies and _is_single(known, own))
-            return known if known.varies else replace(known, fits=tuple(fitted(known, ordinary())))
+            return replace(known, single=not known.varies and _is_single(known, own))
     return subject
 
 
