@@ -99,6 +99,7 @@ def test_the_next_verdict_of_a_cause_is_tried_until_one_is_ready(
     assert [row.id for row in rows(tmp_path / "findings")] == ["pkg-b-nonfinite-isolation"]
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_end_is_ended_with_everything_it_started(tmp_path: Path) -> None:
     (tmp_path / "run_validation.sh").write_text("(sleep 2; touch $TARGET_REPO/late) &\nsleep 60\n")
     beats: list[int] = []

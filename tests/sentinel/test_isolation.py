@@ -143,6 +143,7 @@ def test_when_the_parent_ends_everything_ends(tmp_path: Path, number: signal.Sig
     assert not list(scratch.iterdir())
 
 
+@pytest.mark.slow
 def test_a_function_that_ends_its_process_is_booked_where_it_was(tmp_path: Path) -> None:
     body = f"""
     import os

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LOSSES = """
 import os, time
 from trimtab.sentinel import subject
@@ -28,6 +30,7 @@ def pytest_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_each_check_is_a_test_and_a_finding_shows_its_smallest_case(tmp_path: Path) -> None:
     (tmp_path / "losses.py").write_text(LOSSES)
     (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")

@@ -45,6 +45,7 @@ def test_a_child_that_dies_costs_one_function_and_not_the_report(losses: Path) -
     assert exit_code(report) == 2
 
 
+@pytest.mark.slow
 def test_a_function_that_does_not_end_is_given_up(losses: Path) -> None:
     job = Job(str(losses), examples=1, subjects=("sleeps",), invariants=("split",))
     # Far less than it takes to import torch: the time before the first word is not the function's.
