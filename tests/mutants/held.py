@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from trimtab.sentinel import INVARIANTS, Case, Subject
 from trimtab.sentinel.batch.rest import at_rest
 from trimtab.sentinel.invariants.parallel import close_pools
-from trimtab.sentinel.search.examine import Trial, _shown, fields_of, ready
+from trimtab.sentinel.search.examine import Trial, _shown, ready
 
 FINDING = ("bug", "suspect", "latent", "hygiene")
 
@@ -18,7 +18,7 @@ def findings(subject: Subject, cases: Sequence[Case], names: Iterable[str] | Non
         known, why = ready(subject, list(cases)) if why else (known, why)
         if why:
             return {"could not run": why}
-        cases = [at_rest(case, fields_of(known)) for case in cases]
+        cases = [at_rest(case, known.fields) for case in cases]
         held = [n for n in (INVARIANTS if names is None else names) if n not in subject.waived]
         return {name: what for name in held if (what := _finding(known, name, cases))}
     finally:

@@ -204,6 +204,11 @@ class Subject:
         check_words(vars(self))
 
     @property
+    def fields(self) -> frozenset[str] | None:
+        """The fields that it reads or that its binding names; all others are at rest. None for all."""
+        return None if self.reads is None else self.reads | self.inputs
+
+    @property
     def label(self) -> str:
         shown = ", ".join(f"{k}={v}" for k, v in self.options.items())
         return f"{self.name}({shown})" if shown else self.name

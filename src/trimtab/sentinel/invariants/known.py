@@ -3,7 +3,7 @@
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.directed import ordinary
 from trimtab.sentinel.binding.subject import Subject
-from trimtab.sentinel.invariants.declare import Effect, Violation, invariant
+from trimtab.sentinel.invariants.declare import Compared, Effect, Violation, invariant
 from trimtab.sentinel.known import fitted
 
 
@@ -28,9 +28,10 @@ def known_mistake(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
         Violation(
             f"{fit.result}{fit.said} is the {fit.formula}: {fit.mistake}",
             fit.observed,
-            fit.expected,
+            "the published formula",
             grade="suspect",
             effect=Effect("value", (), 1.0),
+            compared=Compared(fit.result, None, fit.case),
         )
         for fit in fits
         if fit.mistake

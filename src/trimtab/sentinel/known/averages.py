@@ -1,6 +1,6 @@
 """How numbers per cell become one number: the averages in use, and the ones that people get by mistake."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -136,9 +136,3 @@ EXTREMES: tuple[Average, ...] = (
     Average("maximum of masked values", lambda c, x: (x * c.mask).max(), "a masked cell counts as 0"),
     Average("minimum of masked values", lambda c, x: (x * c.mask).min(), "a masked cell counts as 0"),
 )
-
-
-def reduced(c: Cells, x: Tensor, *, extremes: bool) -> Iterator[tuple[Average, Tensor]]:
-    """Every average of these cells."""
-    for average in (*AVERAGES, *EXTREMES) if extremes else AVERAGES:
-        yield average, average.of(c, x)

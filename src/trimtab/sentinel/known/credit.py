@@ -8,8 +8,6 @@ from torch import Tensor
 from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.token import Known
 
-SMALL = 1e-6
-
 
 def normalised() -> Iterator[Known]:
     """One number per row: rewards minus a centre, over a spread. Stabilisers are too small to matter here."""

@@ -36,8 +36,8 @@ class Fit:
     formula: str
     mistake: str
     case: Case
+    """The first ordinary case, and its numbers below."""
     observed: object
-    expected: object
     said: str = ""
     """The setting under which it does, where it is not the default."""
 
@@ -63,7 +63,7 @@ def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -
     seen: list[tuple[Case, Mapping[str, Result]]] = []
     for case in cases:
         with suppress(Exception), torch.no_grad():  # what does not run on a case says nothing about it
-            own = subject.adapt(at_rest(case, _fields(subject)))
+            own = subject.adapt(at_rest(case, subject.fields))
             seen.append((own, call_subject(subject, own, options)))
     if len(seen) < 2:
         return []
@@ -83,10 +83,6 @@ def _as_told(subject: Subject, fit: Fit, options: Mapping[str, Any]) -> Fit:
     return replace(fit, mistake=told) if told and not fit.mistake else fit
 
 
-def _fields(subject: Subject) -> frozenset[str] | None:
-    return None if subject.reads is None else subject.reads | subject.inputs
-
-
 Held = list[tuple[Cells, Result]]
 
 
@@ -97,9 +93,7 @@ def _of_result(subject: Subject, name: str, result: Result, held: Held) -> Fit |
     known = _first(candidates(subject, result), held, factors)
     if known is None and result.kind == "loss" and "logp_ref" in subject.inputs:
         known = _with_penalty(subject, result, held)
-    return (
-        None if known is None else Fit(name, known.name, known.mistake, held[0][0].case, held[0][1].value.tolist(), "")
-    )
+    return None if known is None else Fit(name, known.name, known.mistake, held[0][0].case, held[0][1].value.tolist())
 
 
 def _first(offered: Iterable[Known], held: Held, factors: Sequence[float]) -> Known | None:

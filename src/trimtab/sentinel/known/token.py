@@ -11,7 +11,6 @@ from trimtab.sentinel.known.cells import Cells
 Values = Callable[[Cells], Tensor]
 SAMPLERS = ("logp_rollout", "logp_old", "logp_current", "logp_ref")
 """The policy that sampled the tokens is the first of these that a function reads."""
-TO_GRADIENT = "the policy that sampled"
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def examine(
     try:
         subject, why = ready(subject, cases)
         cases += [] if why else random_cases(subject.reads, seed=seed, examples=examples)
-        cases = [at_rest(case, fields_of(subject)) for case in cases]
+        cases = [at_rest(case, subject.fields) for case in cases]
         for name in names:
             started = time.perf_counter()
             if name in subject.waived:
@@ -131,11 +131,6 @@ def told(error: Exception) -> str:
     if "Double" in words or "float64" in words:
         words += " (it refuses double precision: bind it with dtype=torch.float32)"
     return f"{type(error).__name__}: {words}"
-
-
-def fields_of(subject: Subject) -> frozenset[str] | None:
-    """The fields that it reads or that its binding names; the search leaves the others at rest."""
-    return None if subject.reads is None else subject.reads | subject.inputs
 
 
 def _graded(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
@@ -226,11 +221,11 @@ def _mostly_raises(trial: "Trial", cases: list[Case]) -> bool:
 
 
 def _of_the_whole(subject: Subject, name: str, trial: "Trial", cases: list[Case]) -> Verdict:
-    """For an invariant about the function itself: the first case that it accepts decides."""
-    case = cases[0]
-    violation = trial.attempt(case)
+    """For an invariant about the function itself: any case will do, and the violation names the one it speaks of."""
+    violation = trial.attempt(cases[0])
     if not trial.taken:
         return trial.unviolated()
+    case = violation.compared.case if violation is not None and violation.compared is not None else cases[0]
     return (
         trial.unviolated(enough=1)
         if violation is None
