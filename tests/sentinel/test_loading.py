@@ -117,6 +117,12 @@ def pkg(tmp_path: Path) -> Tree:
 
         async def waited(x):
             return x + 1
+
+        class Loop:
+            def step(self, x):
+                def halved(x):
+                    return x / parts
+                return halved(x)
         """,
     )
     return tree
@@ -179,6 +185,7 @@ def test_a_dataclass_of_the_file_is_one(pkg: Tree) -> None:
 def test_a_nested_function_takes_its_free_names_from_the_caller(pkg: Tree) -> None:
     assert cut(pkg, "outer.inner", {"shift": 10})(2) == 16
     assert cut(pkg, "outer")([2]) == [7]
+    assert cut(pkg, "Loop.step.halved", {"parts": 2})(5.0) == 2.5
     inner = cut(pkg, "outer.inner", {"shift": 10})
     assert inner.executable == {inner.first_line + 1}  # the def line runs in the function around it
 

@@ -50,10 +50,9 @@ def _cut(spec: Spec, tree: Tree, file: str, record: StubRecord) -> Boundary:
     if spec.first or spec.expression or spec.keyword:
         return _cut_inside(spec, cut, where)
     owner = None
-    top, _, rest = spec.name.replace(".<locals>", "").partition(".")
     known = dict(definitions(cut.syntax.body))
     try:
-        if rest and isinstance(known.get(top), ast.FunctionDef | ast.AsyncFunctionDef):
+        if _is_nested(spec.name.replace(".<locals>", ""), known):
             function = cut.define(definition(cut.syntax, spec.name, where), {})  # the caller provides free names
         else:
             owner, function = _walked(cut, spec.name, where, list(known))
@@ -62,6 +61,13 @@ def _cut(spec: Spec, tree: Tree, file: str, record: StubRecord) -> Boundary:
     except Exception as error:
         raise CouldNotLoad(f"{where}: {spec.name} could not be defined: {type(error).__name__}: {error}") from error
     return _boundary(spec, function, owner, record, cut.__getitem__, file)
+
+
+def _is_nested(name: str, known: Mapping[str, Definition]) -> bool:
+    """Whether it is defined inside a function, or inside a method."""
+    parts = name.split(".")
+    around = (known.get(".".join(parts[:i])) for i in range(1, len(parts)))
+    return any(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in around)
 
 
 def _walked(cut: CutFile, name: str, where: str, known: list[str]) -> tuple[type | None, Any]:
