@@ -12,6 +12,7 @@ ALONE = {
     "alignment": "answer_reversed_inside_its_row",
     "clip_geometry": "takes_the_larger_of_the_two",
     "connected": "critic_without_a_gradient",
+    "credit_flows_back": "gae_from_the_first_token_on",
     "credit_over_trainable": "variance_counts_observations",
     "decision_granularity": "opsm_per_token",
     "declared_conventions": "another_estimator_than_declared",

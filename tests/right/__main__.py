@@ -28,11 +28,13 @@ def collect(chosen: Sequence[Entry], *, jobs: int, columns: Sequence[str], budge
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         running = {task: pool.submit(measure, *task, budget=budget, corpus=corpus) for task in tasks}
         found: Found = {}
-        for task, future in running.items():
-            try:
-                found[task] = future.result()
-            except Exception as error:  # a dead child takes its subject with it, never the whole report
-                found[task] = Measured(problem=f"{type(error).__name__}: {error}")
+        for entry in chosen:
+            for task in (task for task in running if task[:2] == (entry.dialect, entry.name)):
+                try:
+                    found[task] = running[task].result()
+                except Exception as error:  # a dead child takes its subject with it, never the whole report
+                    found[task] = Measured(problem=f"{type(error).__name__}: {error}")
+            print_row(entry, columns, found)
     return found
 
 
@@ -47,15 +49,15 @@ def latent(entry: Entry, name: str) -> bool:
     return entry.pads_finite and name == "nonfinite_isolation"
 
 
-def print_rows(chosen: Sequence[Entry], columns: Sequence[str], found: Found) -> None:
-    for entry in chosen:
-        print(f"\n{entry.dialect}  {entry.name}  ({entry.role})  {entry.bug}")
-        for column in columns:
-            right, wrong = (found[entry.dialect, entry.name, version, column] for version in VERSIONS)
-            only = told(entry, column, found)
-            verdict = f"told by {', '.join(only)}" if only else "MISSED"
-            print(f"  {column:<10}  right: {right.text()}")
-            print(f"  {'':<10}  wrong: {wrong.text()}  -> {verdict}")
+def print_row(entry: Entry, columns: Sequence[str], found: Found) -> None:
+    """One entry, as soon as it is known."""
+    print(f"\n{entry.dialect}  {entry.name}  ({entry.role})  {entry.bug}")
+    for column in columns:
+        right, wrong = (found[entry.dialect, entry.name, version, column] for version in VERSIONS)
+        only = told(entry, column, found)
+        verdict = f"told by {', '.join(only)}" if only else "MISSED"
+        print(f"  {column:<10}  right: {right.text()}")
+        print(f"  {'':<10}  wrong: {wrong.text()}  -> {verdict}", flush=True)
 
 
 def totals(chosen: Sequence[Entry], columns: Sequence[str], found: Found) -> dict[str, dict[str, int]]:
@@ -126,7 +128,6 @@ def main() -> None:
         parser.error(f"no entry is called {asked.only!r}; there are {', '.join(sorted({e.name for e in known}))}")
     columns = asked.column or list(COLUMNS)
     found = collect(chosen, jobs=asked.jobs, columns=columns, budget=asked.budget)
-    print_rows(chosen, columns, found)
     print_totals(chosen, columns, found)
     if asked.out:
         write(asked.out, chosen, columns, found)

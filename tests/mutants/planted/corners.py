@@ -114,3 +114,23 @@ plant(
     "voters = _voters(votes, index, num_groups, level)",
     "voters = _voters(torch.ones_like(votes), index, num_groups, level)",
 )
+
+# --- I04: credit flows back in time ----------------------------------------------------------------------------------
+
+BACKWARDS = "Segments.from_counts(segments.token_counts.flip(0), len({0})), {1}).flip(0)"
+plant(
+    "credit_flows_back",
+    "returns_from_the_first_token_on",
+    credit,
+    "signal.advantage:reward_to_go",
+    "returns = discounted_sum(token_reward, segments, gamma)",
+    f"returns = discounted_sum(token_reward.flip(0), {BACKWARDS.format('token_reward', 'gamma')}",
+)
+plant(
+    "credit_flows_back",
+    "gae_from_the_first_token_on",
+    credited("gae", gamma=0.9, lam=0.5),
+    "signal.advantage:gae",
+    "advantage = discounted_sum(delta, segments, gamma * lam)",
+    f"advantage = discounted_sum(delta.flip(0), {BACKWARDS.format('delta', 'gamma * lam')}",
+)

@@ -92,27 +92,42 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[int, ...], float]] = {
 def directed() -> Iterator[Case]:
     """Ragged rows, single samples, constants, one token, empty rows, tool output, mixed signs, zero rewards, drift."""
     generator = torch.Generator().manual_seed(0)
+    for name, shape in SHAPES.items():
+        count = len(shape[0])
+        reward = {"single tokens": torch.ones(count).double(), "empty rows": torch.zeros(count).double()}
+        yield _drawn(generator, shape, reward.get(name))
+
+
+Shape = tuple[tuple[str, ...], tuple[int, ...], float]
+WIDE: Shape = (
+    ("paaaaaaa", "ppaaoaaaa", "paaaaaa", "pppaaaaaaaa", "paaoooaaa", "paaaaa"), (0, 0, 0, 1, 1, 1), 5.0,
+)  # fmt: skip
+"""More tokens, and policies further apart: formulas that differ at few tokens differ somewhere in it."""
+
+
+def _drawn(generator: torch.Generator, shape: Shape, reward: Tensor | None = None) -> Case:
+    """A case of one shape with random numbers."""
 
     def random(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float64)
 
-    for name, (rows, groups, drift) in SHAPES.items():
-        kinds = tuple(tuple(row) for row in rows)
-        total, count = sum(map(len, kinds)), len(kinds)
-        base = -0.1 - random(total)
-        tokens = {n: (base + drift * (random(total) - 0.5)).clamp(max=-1e-3) for n in LOGPS}
-        tokens |= {n: 4 * random(total) - 2 for n in SIGNED}
-        tokens |= {n: 2 * random(total) for n in POSITIVE}
-        tokens |= {"keep": random(total) > 0.3, "selected": random(total) > 0.6}
-        reward = {"single tokens": torch.ones(count).double(), "empty rows": torch.zeros(count).double()}
-        sequences = {
-            "reward": reward.get(name, 2 * random(count)),
-            "outcome": 2 * random(count) - 1,
-            "value_after": random(count),
-            "ended": random(count) > 0.4,
-            "votes": torch.arange(count) != count - 1,
-        }
-        yield build(kinds, group=list(groups), tokens=tokens, sequences=sequences)
+    rows, groups, drift = shape
+    kinds = tuple(tuple(row) for row in rows)
+    total, count = sum(map(len, kinds)), len(kinds)
+    base = -0.1 - random(total)
+    tokens = {n: (base + drift * (random(total) - 0.5)).clamp(max=-1e-3) for n in LOGPS}
+    tokens |= {n: 4 * random(total) - 2 for n in SIGNED}
+    tokens |= {n: 2 * random(total) for n in POSITIVE}
+    tokens |= {"keep": random(total) > 0.3, "selected": random(total) > 0.6}
+    drawn = 2 * random(count)
+    sequences = {
+        "reward": drawn if reward is None else reward,
+        "outcome": 2 * random(count) - 1,
+        "value_after": random(count),
+        "ended": random(count) > 0.4,
+        "votes": torch.arange(count) != count - 1,
+    }
+    return build(kinds, group=list(groups), tokens=tokens, sequences=sequences)
 
 
 def benign() -> Case:
@@ -122,6 +137,8 @@ def benign() -> Case:
     ramp = torch.linspace(0, 1, count, dtype=torch.float64)
     tokens = {n: -0.5 - 0.3 * torch.sin(ramp * (7 + 3 * i)) - ramp / 4 for i, n in enumerate(LOGPS)}
     tokens |= {n: torch.cos(ramp * (5 + i)) for i, n in enumerate(("advantage", "value", "returns", "token_loss"))}
+    tokens |= {n: torch.cos(ramp * (9 + i)) for i, n in enumerate(("value_old", "token_reward"))}
+    tokens |= {n: 1.2 + torch.sin(ramp * (11 + i)) for i, n in enumerate(("entropy", "kl"))}
     reward = torch.tensor([1.0, 0.0, 0.25, 2.0, 0.5, 0.0, 0.75], dtype=torch.float64)
     sequences = {
         "reward": reward,
@@ -134,10 +151,16 @@ def benign() -> Case:
 
 @functools.cache
 def ordinary() -> tuple[Case, ...]:
-    """Batches without corners: no group of one, no empty row, policies close; with tool output and spare columns."""
+    """Batches without corners: no group of one, no empty row, policies close; with tool output and spare columns.
+
+    Rewards of a group are far apart, so that a stabiliser beside their spread hardly shows.
+    """
     by_name = dict(zip(SHAPES, directed(), strict=True))
     shapes = [by_name[name] for name in ("ragged", "tool output", "interleaved groups")]
-    return (benign().taken(range(6), as_part=False), *shapes, replace(shapes[1], extra_columns=2))
+    wide = _drawn(torch.Generator().manual_seed(1), WIDE)
+    found = (benign().taken(range(6), as_part=False), *shapes, replace(shapes[1], extra_columns=2), wide)
+    apart = torch.tensor([2.0, -1.0, 0.5, 3.0, -2.5, 1.25], dtype=torch.float64)
+    return tuple(case.with_sequences(reward=apart[: case.num_sequences].clone()) for case in found)
 
 
 @functools.lru_cache(maxsize=16)

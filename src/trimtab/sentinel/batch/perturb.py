@@ -96,7 +96,9 @@ def level(case: Case) -> Case:
     """All tokens equal: each field holds one number everywhere, so a mean over any tokens is that number."""
     first = int(case.trainable.nonzero()[0]) if bool(case.trainable.any()) else 0
     tokens = {
-        n: values[first : first + 1].expand_as(values).clone() if values.dtype.is_floating_point else values
+        n: values[first : first + 1].expand_as(values).clone()
+        if values.dtype.is_floating_point or n == "token_id"
+        else values
         for n, values in case.tokens.items()
     }
     return case.with_tokens(**tokens)

@@ -16,7 +16,7 @@ from torch import Tensor
 from trimtab.errors import TrimtabError, unknown_name
 from trimtab.sentinel.batch.case import MASKS, Case
 from trimtab.sentinel.batch.directed import SEQUENCE_FIELDS, TOKEN_FIELDS
-from trimtab.sentinel.binding.callable import asked_for
+from trimtab.sentinel.binding.callable import asked_for, inner_choices
 from trimtab.sentinel.binding.names import GROUP_NAMES, KNOWN_ARGUMENTS
 from trimtab.sentinel.binding.strict import check_word
 from trimtab.sentinel.binding.subject import KINDS, LAYOUTS, LEVELS, Kind, Layout, Level, Out, Result, Subject
@@ -147,12 +147,13 @@ def bind(
             facts["twin"], role=role, returns=returns, view=view, dtype=dtype, name="twin", **same_way
         ).call
     waived = {**(preset.waived if preset else {}), **facts.pop("waived", {})}
+    texts = asked_for(fn)
     boundary: Any = fn if hasattr(fn, "trace") and hasattr(fn, "spec") else None
     return Subject(
         name or getattr(fn, "__name__", None) or str(getattr(getattr(fn, "spec", None), "name", "function")),
         call, options=options or {}, role=role, waived=waived,
         boundary=boundary,
-        choices={n: v for n, v in asked_for(fn).items() if n not in given},
+        choices={n: v for n, v in (texts | inner_choices(options or {}, texts)).items() if n not in given},
         defaults={n: v for n, v in _defaults(fn).items() if n not in given and n not in (options or {})},
         **{**preset_facts, **facts},
     )  # fmt: skip

@@ -7,10 +7,11 @@ import ast
 import dataclasses
 import inspect
 import textwrap
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import torch
 
@@ -54,7 +55,10 @@ class Config:
         return True
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self._setting(name) if default is None else default
+        if default is None or name in self._held or name in self._texts:
+            return self._setting(name)
+        self.asked[name] = default
+        return default
 
     def with_setting(self, name: str, value: Any) -> "Config":
         """The same settings, but for one."""
@@ -106,6 +110,8 @@ class Found:
     """Options that have no value of their own, so that ours may make no sense."""
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
     """Other values of an option that its body asks for."""
+    owner: type | None = None
+    """The class of a method."""
 
 
 class CannotCall(Exception):
@@ -164,7 +170,7 @@ def of_method(cls: type, method: str, *, bounds: bool = False) -> Found:
     return Found(
         f"{cls.__name__}.{method}", function, {**needed, **arguments}, options, call,
         invented=_invented({**making, **parameters}, options),
-        choices=_choices(options, choices, bounds=bounds),
+        choices=_choices(options, choices, bounds=bounds), owner=cls,
     )  # fmt: skip
 
 
@@ -179,10 +185,29 @@ def _choices(
     """Other values of options: texts that the body asks for, and a usual number where None switches it off."""
     numbers = {n: (number_of(n, bounds=bounds),) for n, v in options.items() if v is None}
     found = numbers | {n: v for n, v in texts.items() if n in options}
+    return {n: v for n, v in (found | inner_choices(options, texts)).items() if v}
+
+
+def inner_choices(options: Mapping[str, Any], texts: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    """Texts that a body asks for and that a config object among its options holds: `args.loss_type`."""
+    found: dict[str, tuple[Any, ...]] = {}
     for name, held in options.items():
-        if isinstance(held, Config):  # each text that the code asks for, in a config object of its own
-            found[name] = tuple(held.with_setting(n, text) for n, v in texts.items() if n not in options for text in v)
-    return {n: v for n, v in found.items() if v}
+        inner = settings_in(held)
+        if inner is not None:
+            there = [n for n in texts if n not in options and (isinstance(held, Config) or n in inner)]
+            found |= {f"{name}.{n}": texts[n] for n in there}
+    return found
+
+
+def settings_in(value: Any) -> dict[str, Any] | None:
+    """What a config object holds; None for everything else."""
+    if isinstance(value, Mapping):
+        return {str(k): v for k, v in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, Config):
+        return dict(value.asked)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return dict(vars(value)) if isinstance(value, SimpleNamespace | Namespace) else None
 
 
 def asked_for(fn: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:

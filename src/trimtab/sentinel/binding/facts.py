@@ -3,6 +3,9 @@
 The only place that finds facts of a binding by trying them.
 """
 
+import inspect
+import re
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -11,8 +14,9 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import agreed
-from trimtab.sentinel.binding.callable import Found
+from trimtab.sentinel.binding.callable import Found, settings_in
 from trimtab.sentinel.binding.guess import probes
+from trimtab.sentinel.binding.settings import setting
 from trimtab.sentinel.binding.subject import Out, Subject, call_subject, run, same
 
 SMALLEST = 1e-3
@@ -64,17 +68,29 @@ def _moves_together(first: Tensor, second: Tensor) -> bool:
 
 
 def other_values(found: Found) -> dict[str, tuple[Any, ...]]:
-    """Other values of options that are texts or switches."""
+    """Other values of settings that are texts, switches or fractions, also inside config objects."""
     other: dict[str, tuple[Any, ...]] = {}
     for name, value in found.options.items():
-        if isinstance(value, bool):
-            other[name] = (not value,)
-        elif isinstance(value, float) and abs(value) >= SMALLEST:
-            other[name] = (value / 2,)
+        held = settings_in(value)
+        for inner, own in {name: value}.items() if held is None else _read(found, held):
+            told = name if held is None else f"{name}.{inner}"
+            if isinstance(own, bool):
+                other[told] = (not own,)
+            elif isinstance(own, float) and abs(own) >= SMALLEST:
+                other[told] = (own / 2,)
     texts = {
-        n: tuple(v for v in told if isinstance(v, str) and v != found.options[n]) for n, told in found.choices.items()
+        n: tuple(v for v in told if isinstance(v, str) and v != setting(found.options, n))
+        for n, told in found.choices.items()
     }
     return other | {n: told for n, told in texts.items() if told}
+
+
+def _read(found: Found, held: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The settings of a config object that the code of a function, or of its class, mentions."""
+    with suppress(OSError, TypeError):
+        text = inspect.getsource(found.owner or found.function)
+        return [(name, value) for name, value in held.items() if re.search(rf"\b{re.escape(name)}\b", text)]
+    return []
 
 
 def penalties_of(subject: Subject, fields: frozenset[str], probe: Case) -> dict[str, str]:

@@ -73,6 +73,7 @@ def _per_row(case: Case, field: str, way: Way, form: Form) -> Any:
     if field == "in_use":
         return case.sequence("in_use")
     if field == "length":
+        _ = case.sequence("length")  # it is read, if only as a count of what the case holds
         lengths = case.response_lengths
         return lengths if form == "list" else torch.tensor(lengths)
     if field == "ended" and way == "padded" and form == "steps":

@@ -23,8 +23,8 @@ from trimtab.sentinel.binding.guess import Plan, called, plausible, probes
 from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject
 from trimtab.sentinel.binding.words import is_group_size, words_of
 
-SECOND: dict[str, Kind] = {"returns": "return", "group_advantage": "return"}
-"""The kind of a second result, by role: estimators return advantages and returns."""
+SECOND: dict[str, Kind] = {"returns": "return", "group_advantage": "return", "logp": "entropy"}
+"""The kind of a second result, by role: estimators return advantages and returns, scores come with entropies."""
 
 
 ABOUT_MASKS = ("mask_content", "nonfinite_isolation", "credit_over_trainable")
@@ -287,6 +287,9 @@ def role_of(
         return "value_loss" if main.has_gradient else "metric"
     if "advantage" in fields and policies:
         return "keep" if main.is_flag else "policy_loss" if main.has_gradient else _numeric(main)
+    if fields & {"reward", "token_reward"} and "logp_current" in policies and main.level in ("scalar", "sequence"):
+        if main.has_gradient:
+            return "policy_loss"
     if fields & {"reward", "token_reward"}:
         if (len(policies) > 1 or "kl" in fields) and main.level == "token" and "value" not in fields:
             return "returns" if _discounted(found) else "kl_in_reward"

@@ -185,6 +185,8 @@ class Subject:
     """Settings that the function itself gives a value, for those who ask which numbers it knows."""
     single: bool = False
     """Its body computes in single precision, whatever its inputs are. Measured before the search."""
+    coarse: str = ""
+    """The input that its body rounds to half precision, if it does. Measured before the search."""
     draws: bool = False
     """It draws random numbers, so each call gets the same ones. Measured before the search."""
     varies: str = ""

@@ -110,7 +110,7 @@ def eos_semantics(subject: Subject, case: Case) -> Violation | None:
     if any("a" not in row for row in bare.kinds):
         raise case.cannot("a sequence has no answer")
     taken = 0
-    for eos, pad in (((1,), 0), ((1,), 1), ((1, 2), 0), ((1, 2), 2), ((2, 1), 1)):
+    for eos, pad in (((1,), 0), ((1, 2), 0), ((1,), 1), ((1, 2), 2), ((2, 1), 1)):
         for columns in (1, 0):
             one = _ending(replace(bare, eos_ids=eos, pad_id=pad, extra_columns=columns))
             try:
@@ -119,6 +119,8 @@ def eos_semantics(subject: Subject, case: Case) -> Violation | None:
                 continue
             taken += 1
             found = _masked_otherwise(seen.values, of_kind(seen.results, case, "mask"), one)
+            if found and pad in eos:
+                return replace(found, grade="latent", condition="the padding id also ends a sequence")
             if found:
                 return found
     if not taken:

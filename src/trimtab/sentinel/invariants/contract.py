@@ -1,12 +1,14 @@
 """Requirements on decisions (what to keep) and importances (off-policy factors), each at its own level."""
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS, agreed
+from trimtab.sentinel.binding.settings import modes, settings_of
 from trimtab.sentinel.binding.subject import Result, Subject, of_kind, run, same
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 from trimtab.signal.layout import places
@@ -48,9 +50,19 @@ def decision_granularity(subject: Subject, case: Case) -> Violation | None:
             ):
                 told = f"{name} is a decision about sequences: declare scope='sequence'"
                 return replace(found, what=told, grade="convention")
+            compares = len(subject.inputs & set(LOGPS)) > 1
+            if found is not None and result.scope == "token" and (not compares or _chooses_as_many(found)):
+                told = f"{name} chooses among all tokens of the batch"
+                return replace(found, what=told, grade="convention")
             if found:
                 return found
     return None
+
+
+def _chooses_as_many(found: Violation) -> bool:
+    """Whether as many are chosen before and after a change: a quantile or the largest few."""
+    before, after = (sum(bool(one) for one in cast("list[object]", held)) for held in (found.expected, found.observed))
+    return abs(before - after) <= 1
 
 
 def _of_other_policies(subject: Subject, case: Case, name: str, base: Result) -> Violation | None:
@@ -103,6 +115,7 @@ def _reads_others(subject: Subject, case: Case, name: str, base: Result, *, by_s
 )
 def importance_contract(subject: Subject, case: Case) -> Violation | None:
     seen = run(subject, case)
+    weaker: Violation | None = None
     for name, result in of_kind(seen.results, case, "importance"):
         value = seen.values[name]
         followed = seen.gradients.get(name, {})
@@ -117,9 +130,10 @@ def importance_contract(subject: Subject, case: Case) -> Violation | None:
                 f"{name} is not above zero and finite", numbers(value), "> 0: use a keep decision to drop a token"
             )
         if result.range is None and bool((value == 0).any()):
-            return Violation(
-                f"{name} is not above zero and finite", numbers(value), "> 0: use a keep decision to drop a token"
-            )
+            weaker = weaker or Violation(
+                f"{name} is 0 at some tokens: a decision to drop them is part of it", numbers(value),
+                "> 0: use a keep decision to drop a token", grade="convention",
+            )  # fmt: skip
         slack = 1e-12 if value.dtype == torch.float64 else 1e-5
         if bool((value < low - slack).any()) or bool((value > high + slack * max(high, 1)).any()):
             return Violation(f"{name} leaves its band", numbers(value), [low, high])
@@ -127,10 +141,44 @@ def importance_contract(subject: Subject, case: Case) -> Violation | None:
         owed = 1.0 if result.agreed is None else result.agreed
         if low <= owed <= high and not same(one, torch.full_like(one, owed)):
             return Violation(f"{name} is not {owed:g} where the policies agree", numbers(one), owed)
-        found = _wrong_pair(subject, case, name, result)
+        found = _wrong_pair(subject, case, name, result) or _beyond_its_cap(subject, case, name)
         if found:
             return found
+    return weaker
+
+
+def _beyond_its_cap(subject: Subject, case: Case, name: str) -> Violation | None:
+    """A setting that bounds an importance on one path through the body bounds it on every path."""
+    paths = modes(subject)
+    if not paths or not bool(case.trainable.any()):
+        return None
+    # Far enough for any cap, in the direction of each pair of policies.
+    base = case.tokens["logp_rollout"].clamp(max=-1.0)
+    far = [
+        case.with_tokens(**{n: base - (HIGH_ABOVE if n in below else 0.0) for n in LOGPS if n in case.tokens})
+        for below in (("logp_rollout",), ("logp_rollout", "logp_old"))
+    ]
+
+    def highest(of: Subject) -> float:
+        return max(float(run(of, there).values[name].double().max()) for there in far)
+
+    top = highest(subject)
+    cap = next((number for number in settings_of(subject) if number > 1 and abs(top - number) < 1e-6 * number), None)
+    if cap is None:
+        return None
+    for told, other in paths:
+        try:
+            reached = highest(other)
+        except Exception:  # a path that it does not take on these inputs
+            continue
+        if reached > cap * (1 + 1e-6):
+            what = f"{name} goes beyond {cap:g} {told}, and never otherwise"
+            return Violation(what, reached, cap, grade="suspect", effect=Effect("value", (), reached / cap))
     return None
+
+
+HIGH_ABOVE = 6.0
+"""How far apart policies are, in log-prob, where a cap is looked for."""
 
 
 def _wrong_pair(subject: Subject, case: Case, name: str, result: Result) -> Violation | None:

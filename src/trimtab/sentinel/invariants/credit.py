@@ -1,10 +1,12 @@
 """Credit flows only over the tokens that the policy chose."""
 
+from torch import Tensor
+
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import without_tokens
-from trimtab.sentinel.binding.subject import Result, Subject, run
+from trimtab.sentinel.binding.subject import Result, Seen, Subject, run, same
 from trimtab.sentinel.invariants.apart import Match, apart, trainable_leaves
-from trimtab.sentinel.invariants.declare import Violation, invariant
+from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
 
 @invariant(
@@ -32,3 +34,54 @@ def _about_choices(result: Result) -> bool:
     """Leave out masks, in which tool output has its own cells, and results whose binding names their source."""
     said = result.kind in ("metric", "statistic", "observation") and result.of is not None
     return result.level != "cell" and not said
+
+
+@invariant(
+    family="I04",
+    statement="Credit flows back in time: a reward reaches the tokens before it. "
+    "If it reaches only tokens after it, time runs backwards.",
+    why="A token cannot have caused a reward that came before it. Returns from the first token on reward what comes "
+    "after success, not what led to it.",
+    bug="Tutorial code: returns are summed in the order of the list and not from its end.",
+    repair="Run the recursion from the last token to the first. Look at a reward on the last token only: "
+    "every token before it gets a share.",
+)
+def credit_flows_back(subject: Subject, case: Case) -> Violation | None:
+    if not subject.reading("token_reward"):
+        raise case.cannot("it reads no rewards of tokens")
+    row = next((i for i, kinds in enumerate(case.kinds) if kinds.count("a") > 1), None)
+    if row is None:
+        raise case.cannot("no sequence has two trainable tokens")
+    own = case.token_places([row])
+    base = run(subject, case)
+    first, last = (run(subject, _rewarded(case, int(own[i]))) for i in (0, -1))
+    looked = False
+    for name, result in base.results.items():
+        credit = _credit(base, name, result)
+        if credit is None:
+            continue
+        looked = True
+        later, earlier = own[1:], own[:-1]
+        after, before = (_credit(seen, name, result) for seen in (first, last))
+        assert after is not None and before is not None
+        if not same(credit[later], after[later]) and same(credit[earlier], before[earlier]):
+            what = f"in {name}, a reward on the first token moves later ones, and one on the last reaches none before"
+            return Violation(what, numbers(after), numbers(credit), effect=Effect("value", (), 1.0))
+    if not looked:
+        raise case.cannot("no result is credit of a token")
+    return None
+
+
+def _rewarded(case: Case, place: int) -> Case:
+    """One more point of reward on one trainable token."""
+    paid = case.tokens["token_reward"].clone()
+    paid[case.trainable.nonzero().squeeze(1)[place]] += 1.0
+    return case.with_tokens(token_reward=paid)
+
+
+def _credit(seen: Seen, name: str, result: Result) -> Tensor | None:
+    """What every trainable token is credited with: an advantage or a return, or the slope of a loss."""
+    if result.level == "token" and result.kind in ("advantage", "return"):
+        return seen.values[name].double()
+    pushes = seen.gradients.get(name, {}).get("logp_current")
+    return pushes[seen.case.trainable] if result.kind in ("loss", "term") and pushes is not None else None

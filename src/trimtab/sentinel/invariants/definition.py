@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case, WrongBinding
 from trimtab.sentinel.batch.perturb import LOGPS, near
+from trimtab.sentinel.binding.settings import with_setting
 from trimtab.sentinel.binding.subject import SINGLE, TRAINED, Call, Seen, Subject, run, same
 from trimtab.sentinel.invariants.apart import apart, differing
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant
@@ -54,7 +55,7 @@ def option_sets(subject: Subject, names: frozenset[str] | None = None) -> Iterat
     others = {n: values for n, values in subject.variants.items() if values and (names is None or n in names)}
     for name, values in others.items():
         for value in values:
-            yield {**own, name: value}
+            yield with_setting(subject, name, value)
     if len(others) > 1:
         yield {**own, **{name: values[-1] for name, values in others.items()}}
 

@@ -139,7 +139,31 @@ def suppressed_do_not_vote(subject: Subject, case: Case) -> Violation | None:
             )  # fmt: skip
         if found:
             return found
-    return None
+    return _as_if_absent(subject, case, base, suppressed) if declared else None
+
+
+def _as_if_absent(subject: Subject, case: Case, base: Seen, suppressed: Tensor) -> Violation | None:
+    """Leave the suppressed samples out. Groups that still have two samples or more must get the same results."""
+    groups = case.sequences["group"]
+    left = {int(g): int(((groups == g) & ~suppressed).sum()) for g in groups}
+    if subject.block > 1 or subject.couples not in ("group", "batch"):
+        return None
+    rest = places(~suppressed)
+    try:
+        fewer = run(subject, subject.adapt(case.taken(rest, as_part=False)))
+    except Exception:  # it may refuse groups that became too small
+        return None
+    if fewer.case.num_sequences != len(rest):
+        return None
+    stay = [i for i in rest if left[int(groups[i])] > 1]
+    now = [rest.index(i) for i in stay]
+    match = Match(
+        tokens=(case.token_places(stay), fewer.case.token_places(now)),
+        sequences=(torch.tensor(stay, dtype=torch.long), torch.tensor(now, dtype=torch.long)),
+        scalars=None,
+        only=lambda _, result: result.kind in ("advantage", "reward", "return"),
+    )
+    return apart("leaving out the suppressed sequences", base, fewer, match)
 
 
 def _silent_rows(subject: Subject, case: Case) -> Violation | None:

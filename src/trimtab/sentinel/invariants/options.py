@@ -1,6 +1,5 @@
 """Options take effect, and impossible values are refused."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 
 from trimtab.sentinel.batch.case import CannotRepresent, Case
 from trimtab.sentinel.batch.perturb import doubled, louder
+from trimtab.sentinel.binding.settings import modes, setting, settled, with_setting
 from trimtab.sentinel.binding.subject import Seen, Subject, run, same
 from trimtab.sentinel.invariants.declare import Violation, invariant
 
@@ -28,22 +28,25 @@ def options_live(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
     inert: list[Violation] = _dead_counts(subject, case, base) if _owes_counts(subject) else []
     for option, values in subject.variants.items():
         for value in values:
-            chosen = {**subject.options, option: value}
-            if alike(base, run(subject, case, chosen)) and not _shows(subject, case, chosen):
-                what = f"{option} = {value!r} gives the same as {option} = {subject.options.get(option)!r}"
+            chosen = with_setting(subject, option, value)
+            if alike(base, run(subject, case, chosen)) and not _shows(subject, case, option, value):
+                what = f"{option} = {value!r} gives the same as {option} = {setting(settled(subject), option)!r}"
                 inert.append(Violation(what, "the same on every case", "a difference on some case"))
     return tuple(inert) or None
 
 
-def _shows(subject: Subject, case: Case, chosen: Mapping[str, Any]) -> bool:
-    """Whether an option acts once numbers are large: a threshold of 10 is not dead because no number reaches it."""
-    for factor in (10.0, 100.0):
-        try:
-            there = subject.adapt(louder(case, factor))
-            if not alike(run(subject, there), run(subject, there, chosen)):
-                return True
-        except Exception:  # it may refuse numbers of that size
-            continue
+def _shows(subject: Subject, case: Case, option: str, value: Any) -> bool:
+    """Whether an option acts elsewhere: where numbers are large, since a threshold of 10 is not dead because no number
+    reaches it; or on another path through the body, if the path was not chosen by whoever bound the function."""
+    paths = [subject, *(other for _, other in modes(subject))] if subject.guessed else [subject]
+    for factor in (1.0, 10.0, 100.0):
+        for path in paths:
+            try:
+                there = subject.adapt(louder(case, factor))
+                if not alike(run(path, there), run(path, there, with_setting(path, option, value))):
+                    return True
+            except Exception:  # it may refuse numbers of that size, or that path
+                continue
     return False
 
 

@@ -25,6 +25,9 @@ _LOST = 0.2
 def half_precision(subject: Subject, case: Case) -> Violation | None:
     if not subject.reading(*LOGPS, "logits"):
         raise case.cannot("it reads no log-probs and no logits")
+    if subject.coarse:
+        what = f"it computes in half precision: rounding {subject.coarse} to half precision changes no bit"
+        return Violation(what, "half precision", "at least single precision", effect=Effect("value", (), 1.0))
     base = case.tokens["logp_rollout"].clamp(-2.0, -0.5)
     wave = torch.sin(torch.arange(base.numel(), dtype=torch.float64) * 2.3)
     near = {n: base + _NEAR * (i + 1) * wave for i, n in enumerate(LOGPS) if n in case.tokens}

@@ -24,7 +24,9 @@ def mean_is_a_mean(subject: Subject, case: Case) -> Violation | None:
     if subject.couples == "batch":
         raise case.cannot("its samples may move one another across the batch")
     even = agreed(level(case))
-    pairs = (("the same batch twice", case, doubled(case)), ("sequences twice as long", even, lengthened(even, 1)))
+    pairs = [("the same batch twice", case, doubled(case))]
+    if not subject.reading("token_reward", "reward"):  # returns of rewards grow with what comes after them
+        pairs.append(("sequences twice as long", even, lengthened(even, 1)))
     looked = False
     for what, first, second in pairs:
         before, after = run(subject, subject.adapt(first)), run(subject, subject.adapt(second))

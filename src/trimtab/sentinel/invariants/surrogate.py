@@ -238,6 +238,18 @@ def _entropy_pays(subject: Subject, case: Case) -> Violation | None:
     return None
 
 
+def _is_detached(subject: Subject, case: Case, name: str) -> bool:
+    """Whether a term without advantages changes with the policy and trains nothing, where policies differ."""
+    if subject.reading("advantage", "outcome") or not subject.reading("logp_current") or subject.stops_gradient:
+        return False
+    seen = run(subject, case)
+    moved = run(subject, case.with_tokens(logp_current=case.tokens["logp_current"] - 0.25))
+    pushes = [one.gradients.get(name, {}).get("logp_current") for one in (seen, moved)]
+    if any(push is None or bool((push != 0).any()) for push in pushes):
+        return False
+    return not same(seen.values[name], moved.values[name])
+
+
 @invariant(
     family="I15",
     statement="Every loss is connected to the policy: it has a gradient where an advantage is not 0. "
@@ -256,6 +268,9 @@ def connected(subject: Subject, case: Case) -> Violation | None:
         if not result.value.requires_grad:
             what = f"{name} is not connected to its inputs"
             return Violation(what, "no gradient", "a gradient, if only zero", effect=effect)
+        if _is_detached(subject, case, name):
+            what = f"{name} follows logp_current in value and sends no gradient into it"
+            return Violation(what, 0.0, "a gradient", effect=effect)
         credit = case.flat(_credit(subject)) if subject.reading("advantage", "outcome") else None
         pushes = seen.gradients.get(name, {}).get("logp_current")
         if credit is not None and pushes is not None and subject.reading("logp_current"):

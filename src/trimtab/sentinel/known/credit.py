@@ -1,10 +1,11 @@
 """Credit: rewards compared inside a group, carried back along a sequence, and whitened over the batch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from trimtab.sentinel.binding.words import words_of
 from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.token import Known
 
@@ -50,15 +51,16 @@ CENTRES: dict[str, Callable[[Cells], Tensor]] = {
 WRONG = {"sum of the others over n": "the sum of the others is divided by n, and there are n - 1 of them"}
 
 
-def _tiled(c: Cells) -> Tensor:
+def _tiled(c: Cells, ddof: int = 0) -> Tensor:
     """The spreads of the groups in turn, as `repeat` gives them instead of `repeat_interleave`."""
-    spreads = torch.stack([c.reward[rows].std(correction=0) for rows in c.groups])
+    spreads = torch.stack([c.reward[rows].std(correction=ddof) for rows in c.groups])
     return spreads[torch.arange(len(c.reward)) % len(spreads)]
 
 
 WRONG_SPREADS = {
     "root mean square of the group": "the spread is a root mean square: the mean is not taken off",
     "spreads of the groups in turn": "each answer is divided by the spread of another prompt",
+    "spreads of the groups in turn, n - 1": "each answer is divided by the spread of another prompt",
     "group variance": "it is divided by the variance and not by its root",
 }
 SPREADS: dict[str, Callable[[Cells], Tensor]] = {
@@ -69,15 +71,27 @@ SPREADS: dict[str, Callable[[Cells], Tensor]] = {
     "batch spread, n - 1": lambda c: c.reward.std(correction=1).expand_as(c.reward),
     "root mean square of the group": _by_group(lambda r: r.square().mean().sqrt().expand_as(r)),
     "spreads of the groups in turn": _tiled,
+    "spreads of the groups in turn, n - 1": lambda c: _tiled(c, 1),
     "group variance": _by_group(lambda r: r.var(correction=0).expand_as(r)),
 }
 
 
-def carried_back(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
-    """Returns and generalised advantages over the trained tokens of each sequence, and the usual slips."""
-    discounts = [n for n in dict.fromkeys((*numbers, 1.0)) if 0 < n <= 1]
+def carried_back(
+    inputs: frozenset[str], numbers: Sequence[float], named: Mapping[str, float] | None = None
+) -> Iterator[Known]:
+    """Returns and generalised advantages over the trained tokens of each sequence, and the usual slips.
+
+    Where settings are called gamma and lambda, their numbers are taken for these.
+    """
+    free = [n for n in dict.fromkeys((*numbers, 1.0)) if 0 < n <= 1]
+    gammas, lams = ([held] if held is not None else free for held in _called(named or {}))
     value = next((v for v in ("value_old", "value") if v in inputs), "")
-    for gamma in discounts:
+    if value and len(gammas) == len(lams) == 1 and gammas != lams:
+        exchanged = "gamma stands for lambda, and lambda for gamma"
+        yield Known(
+            f"GAE({gammas[0]:g}, {lams[0]:g}), exchanged", lambda c: gae(c, value, lams[0], gammas[0], ""), exchanged
+        )
+    for gamma in gammas:
         yield Known(f"return with discount {gamma:g}", lambda c, g=gamma: to_go(c, g))
         late = "a reward is discounted at its own token already"
         yield Known(f"return with discount {gamma:g}, one step late", lambda c, g=gamma: g * to_go(c, g), late)
@@ -94,7 +108,7 @@ def carried_back(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[K
         yield from _whitened_returns(f"return with discount {gamma:g}", lambda c, g=gamma: to_go(c, g))
         reset = "a token that does not train stops the return"
         yield Known(f"return with discount {gamma:g}, stopped", lambda c, g=gamma: to_go(c, g, stops=True), reset)
-        for lam in discounts if value else ():
+        for lam in lams if value else ():
             for slip, mistake in SLIPS.items():
 
                 def found(c: Cells, g: float = gamma, lam: float = lam, slip: str = slip) -> Tensor:
@@ -105,6 +119,52 @@ def carried_back(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[K
                 if not slip:
                     yield from _whitened_returns(told, found, value)
                 yield Known(f"{told} + value", lambda c, f=found: f(c) + c[value], mistake)
+
+
+def shortened(numbers: Sequence[float]) -> Iterator[Known]:
+    """A penalty that grows over the last tokens before a limit (DAPO's soft overlong punishment)."""
+    for limit, buffer in ((a, b) for a in numbers for b in numbers if a > b >= 1):
+        for factor in dict.fromkeys((1.0, *numbers)):
+            told = f"penalty of {factor:g} over the last {buffer:g} of {limit:g} tokens"
+
+            def over(c: Cells, a: float = limit, b: float = buffer) -> Tensor:
+                return torch.tensor(c.case.response_lengths, dtype=torch.float64) - (a - b)
+
+            for base, of in (("reward minus a ", lambda c: c.reward), ("", lambda c: torch.zeros_like(c.reward))):
+
+                def paid(c: Cells, share: Callable[[Cells], Tensor], of: object = of, f: float = factor) -> Tensor:
+                    return of(c) - share(c) * f  # type: ignore[operator]
+
+                def soft(c: Cells, o: object = over, b: float = buffer) -> Tensor:
+                    return (o(c) / b).clamp(0, 1)  # type: ignore[operator]
+
+                def whole(c: Cells, o: object = over, b: float = buffer) -> Tensor:
+                    return torch.floor(o(c) / b).clamp(0, 1)  # type: ignore[operator]
+
+                def free(c: Cells, o: object = over, b: float = buffer) -> Tensor:
+                    return (o(c) / b).clamp(max=1)  # type: ignore[operator]
+
+                yield Known(f"{base}{told}", lambda c, p=paid, s=soft: p(c, s))
+                yield Known(
+                    f"{base}{told}, whole steps", lambda c, p=paid, s=whole: p(c, s),
+                    "whole division: the penalty is nothing or everything",
+                )  # fmt: skip
+                yield Known(
+                    f"{base}{told}, also below it", lambda c, p=paid, s=free: p(c, s),
+                    "answers that are short enough are paid for it",
+                )  # fmt: skip
+                yield Known(
+                    f"{base}{told}, added", lambda c, p=paid, s=soft: p(c, lambda c, s=s: -s(c)),
+                    "the penalty is added instead of taken off",
+                )  # fmt: skip
+
+
+def _called(named: Mapping[str, float]) -> tuple[float | None, float | None]:
+    """The numbers of the settings called gamma and lambda."""
+    return tuple(
+        next((v for n, v in named.items() if set(words_of(n)) & words), None)
+        for words in ({"gamma", "discount", "gammas"}, {"lam", "lambd", "lambda", "lmbda"})
+    )  # pyright: ignore[reportReturnType]
 
 
 def _whitened_returns(told: str, of: Callable[[Cells], Tensor], value: str = "") -> Iterator[Known]:

@@ -19,7 +19,7 @@ from trimtab.sentinel.known.averages import AVERAGES
 from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.offered import candidates
 from trimtab.sentinel.known.said import told_otherwise
-from trimtab.sentinel.known.settings import named, settings_of
+from trimtab.sentinel.binding.settings import named, others, settings_of, with_setting
 from trimtab.sentinel.known.token import Known
 
 CLOSE = 1e-5
@@ -45,17 +45,20 @@ class Fit:
 def fitted(subject: Subject, cases: Sequence[Case]) -> list[Fit]:
     """For each result that equals a known formula on every ordinary case: which. A right formula wins.
 
-    Every text that its body asks for is tried as a setting, too.
+    Every other setting is tried, too: a mistake behind a switch, or hidden by a factor of 1, shows there only.
     """
     found = _with(subject, subject.options, cases)
-    for option, texts in subject.choices.items():
-        base = {**subject.defaults, **subject.options}
-        for text in (t for t in texts if t != base.get(option)):
-            changed = {**subject.options, option: text}
-            found += [
-                replace(fit, said=f" with {option}={text!r}") for fit in _with(subject, changed, cases) if fit.mistake
-            ]
+    for option, value in others(subject)[:MOST]:
+        if found and any(fit.mistake for fit in found):
+            break
+        changed = with_setting(subject, option, value)
+        told = f" with {option}={value!r}"
+        found += [replace(fit, said=told) for fit in _with(subject, changed, cases) if fit.mistake]
     return found
+
+
+MOST = 10
+"""How many other settings are tried."""
 
 
 def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -> list[Fit]:

@@ -10,7 +10,7 @@ from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.known import credit, surrogate, token
 from trimtab.sentinel.known.averages import AVERAGES, EXTREMES, ROW_AVERAGES, Average, with_constant
 from trimtab.sentinel.known.cells import Cells
-from trimtab.sentinel.known.settings import settings_of
+from trimtab.sentinel.binding.settings import named, settings_of, settled
 from trimtab.sentinel.known.token import Known
 
 
@@ -38,17 +38,31 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
         yield from token.scores(numbers)
     elif result.kind == "keep" and len(policies) > 1:
         yield from token.keeps(inputs, numbers)
+        if inputs & {"advantage", "outcome"}:
+            yield from token.left_behind(inputs, numbers)
     elif result.kind in ("advantage", "return", "reward") and inputs & {"reward", "token_reward"}:
         if result.level == "sequence" or "group" in inputs or subject.couples == "group":
             yield from credit.normalised()
         if result.level == "token":
-            yield from credit.carried_back(inputs, numbers)
+            yield from credit.carried_back(inputs, numbers, _by_name(subject))
+        if "length" in inputs:
+            yield from credit.shortened(numbers)
     elif result.kind == "statistic" and result.level == "sequence" and "reward" in inputs:
         yield from credit.normalised()
+        if "length" in inputs:
+            yield from credit.shortened(numbers)
     elif result.kind == "advantage" and result.level == "token":
         for name in sorted(inputs & {"advantage", "returns", "value", "token_loss"}):
             yield from credit.whitened(name)
             yield credit.by_variance(name)
+
+
+def _by_name(subject: Subject) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in named(settled(subject)).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iterator[Known]:

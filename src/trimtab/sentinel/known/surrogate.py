@@ -1,6 +1,6 @@
 """Policy losses per token, and the fraction of tokens at which a clip binds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 import torch
@@ -78,6 +78,11 @@ def _decoupled(one: Known, numbers: Sequence[float]) -> Iterator[Known]:
         told = f"{one.name}, times {end} / logp_rollout"
         yield Known(told, lambda c, o=one, r=ratio: r(c) * o.of(c), mistake)
         for cap in (n for n in numbers if n > 1):
+            logs = "the cap is compared with the logarithm of the weight"
+            yield Known(
+                f"{told} where its logarithm is below {cap:g}",
+                lambda c, o=one, r=ratio, k=cap: torch.where(r(c).log() <= k, r(c), 0.0) * o.of(c), mistake or logs,
+            )  # fmt: skip
             yield Known(f"{told} up to {cap:g}", lambda c, o=one, r=ratio, k=cap: r(c).clamp(max=k) * o.of(c), mistake)
             yield Known(
                 f"{told} where it is below {cap:g}",
@@ -118,6 +123,11 @@ def _from(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Known]
                     f"clipped to {shown} with dual clip {cap:g}, {told}",
                     lambda c, b=both, k=cap: _dual(c, credit, b(c), k),
                 )
+                lower = "the dual clip lets a negative advantage push further instead of bounding it"
+                yield Known(
+                    f"clipped to {shown} with dual clip {cap:g}, {told}, the other way",
+                    lambda c, b=both, k=cap: _dual(c, credit, b(c), k, torch.maximum), lower,
+                )  # fmt: skip
                 yield Known(
                     f"clipped to {shown} with dual clip {cap:g}, {told}, for every sign",
                     lambda c, b=both, k=cap: torch.minimum(torch.maximum(*b(c)), -_credit(c, credit) * k),
@@ -125,9 +135,15 @@ def _from(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Known]
                 )
 
 
-def _dual(c: Cells, credit: str, both: tuple[Tensor, Tensor], cap: float) -> Tensor:
+def _dual(
+    c: Cells,
+    credit: str,
+    both: tuple[Tensor, Tensor],
+    cap: float,
+    chosen: Callable[[Tensor, Tensor], Tensor] = torch.minimum,
+) -> Tensor:
     loss, a = torch.maximum(*both), _credit(c, credit)
-    return torch.where(a < 0, torch.minimum(loss, -a * cap), loss)
+    return torch.where(a < 0, chosen(loss, -a * cap), loss)
 
 
 def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
@@ -167,6 +183,16 @@ def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
                 f"clip to {shown} binds above",
                 lambda c, o=outside, name=credit: torch.where(_credit(c, name) > 0, o(c)[1], 0.0),
             )
+            if max(1 - band[0], band[1] - 1) < 1:  # a wider one is the second bound of a dual clip
+                signs = "it counts tokens whose advantage has the other sign, for which this side never binds"
+                yield Known(
+                    f"above {shown} for negative advantages",
+                    lambda c, o=outside, name=credit: torch.where(_credit(c, name) < 0, o(c)[1], 0.0), signs,
+                )  # fmt: skip
+                yield Known(
+                    f"below {shown} for positive advantages",
+                    lambda c, o=outside, name=credit: torch.where(_credit(c, name) > 0, o(c)[0], 0.0), signs,
+                )  # fmt: skip
             free = "it counts the tokens at which the clip does not bind"
             yield Known(f"clip to {shown} does not bind", lambda c, b=binds: 1 - b(c), free)
 

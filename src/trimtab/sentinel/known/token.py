@@ -129,6 +129,22 @@ def keeps(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
                 yield Known(f"{told} outside [{low:g}, {high:g}]", lambda c, i=inside: 1 - i(c), mistake or outside)
 
 
+def left_behind(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
+    """Off-policy sequence masking: drop a sequence with a negative advantage that the policy has left behind."""
+    credit = "advantage" if "advantage" in inputs else "outcome"
+    for old in (n for n in ("logp_old", "logp_rollout") if n in inputs and "logp_current" in inputs):
+        for delta in (n for n in numbers if n > 0):
+            turned = "the drift is turned around: sequences that became likelier are dropped"
+            for sign, mistake in ((1.0, ""), (-1.0, turned)):
+
+                def kept(c: Cells, old: str = old, d: float = delta, s: float = sign) -> Tensor:
+                    drift = c.rows((s * (c[old] - c["logp_current"]) * c.mask).sum(1) / c.count)
+                    bad = (c.rows(c.outcome) if credit == "outcome" else c[credit]) < 0
+                    return 1 - (bad & (drift > d)).double()
+
+                yield Known(f"sequences not left behind {old} by {delta:g}", kept, mistake)
+
+
 def scores(temperatures: Sequence[float]) -> Iterator[Known]:
     """Log-probs of tokens from logits over a temperature."""
 
@@ -211,6 +227,13 @@ def squared_errors(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator
                     f * (c["value"].clamp(c["returns"] - r, c["returns"] + r) - c["returns"]) ** 2,
                     f * (c["value"] - c["returns"]) ** 2 * 0,
                 ), around,
+            )  # fmt: skip
+            step = "the clipped step away from the old value stands for the error of the clipped value"
+            yield Known(
+                f"{told}, step for error",
+                lambda c, r=reach, f=factor: torch.maximum(
+                    f * (c["value"] - c["returns"]) ** 2, f * (c["value"] - c["value_old"]).clamp(-r, r) ** 2
+                ), step,
             )  # fmt: skip
             only = "only the clipped error counts, so a value far away gets no gradient"
             yield Known(f"{told}, clipped only", lambda c, b=both: b(c)[1], only)

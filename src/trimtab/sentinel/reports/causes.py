@@ -63,7 +63,7 @@ OF_INVARIANT: Mapping[str, tuple[str, ...]] = {
     "permutation": ("order",), "alignment": ("order",), "value_fidelity": ("order",), "exactly_once": ("order",),
     "on_policy_identity": ("surrogate",), "clip_geometry": ("surrogate",), "importance_contract": ("surrogate",),
     "connected": ("surrogate",), "expected_gradient": ("formula",), "penalty_direction": ("penalty",),
-    "known_mistake": ("known",), "deterministic": ("random",),
+    "known_mistake": ("known",), "deterministic": ("random",), "credit_flows_back": ("known",),
     "equals_definition": ("formula",), "twins_agree": ("formula",),
     "decision_granularity": ("decision",), "eos_semantics": ("ending",), "no_aliasing": ("memory",),
     "metric_truth": ("metric",), "metric_reach": ("metric",), "metric_reduction": ("metric",),

@@ -15,6 +15,7 @@ from trimtab.errors import TrimtabError, unknown_name
 from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongBinding, WrongShape
 from trimtab.sentinel.batch.directed import SHAPES, directed, random_cases
 from trimtab.sentinel.batch.rest import at_rest
+from trimtab.sentinel.binding.settings import modes
 from trimtab.sentinel.binding.subject import Subject, resolve_inputs, run
 from trimtab.sentinel.invariants.declare import GRADES, INVARIANTS, Effect, Violation
 from trimtab.sentinel.invariants.parallel import close_pools
@@ -90,7 +91,7 @@ def examine(
                 why_not = f"not deterministic: {subject.varies}"
                 yield Verdict(subject.label, name, "could not exercise", 0, reason=why_not)
             else:
-                held = _on_its_own(subject, _held(subject, name, cases), cases)
+                held = _on_its_own(subject, _on_every_path(subject, name, cases), cases)
                 verdict = _graded(subject, _judged(subject, held, cases), cases)
                 yield replace(verdict, seconds=time.perf_counter() - started)
     finally:
@@ -210,6 +211,29 @@ def _held(subject: Subject, name: str, cases: list[Case], *, finite: bool = Fals
         return trial.unviolated()
     case, violation = smallest(*found, attempt)
     return Verdict(subject.label, name, violation.grade, taken, violation, case)
+
+
+def _on_every_path(subject: Subject, name: str, cases: list[Case]) -> Verdict:
+    """The verdict under the options of the binding; or, if it finds nothing, under another text or switch.
+
+    What samples may move one another, and how parts add up, is said for the options of the binding. So only laws that
+    hold for every choice are tried with another one.
+    """
+    found = _held(subject, name, cases)
+    if name not in ON_EVERY_PATH or found.status in ("bug", "suspect", "latent"):
+        return found
+    for told, other in modes(subject):
+        there = _held(other, name, cases[: len(SHAPES)])
+        if there.status in ("bug", "latent") and there.violation is not None:
+            violation = replace(there.violation, what=f"{there.violation.what}, {told}")
+            return replace(there, subject=subject.label, violation=violation)
+    return found
+
+
+ON_EVERY_PATH = (
+    "mask_content", "credit_over_trainable", "permutation", "no_aliasing", "clip_geometry", "on_policy_identity",
+    "mean_is_a_mean", "connected",
+)  # fmt: skip
 
 
 def _mostly_raises(trial: "Trial", cases: list[Case]) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongShape
+from trimtab.sentinel.batch.perturb import LOGPS
 from trimtab.sentinel.binding.subject import Out, Subject, call_subject, same
 
 ROUNDING = 1e-9
@@ -28,8 +29,39 @@ def measured(subject: Subject, cases: list[Case]) -> Subject:
             own = subject.adapt(case)
             known = replace(subject, draws=_draws(subject, own))
             known = replace(known, varies=_varies(known, own))
-            return replace(known, single=not known.varies and _is_single(known, own))
+            known = replace(known, single=not known.varies and _is_single(known, own))
+            return replace(known, coarse=_coarse(known, cases) if known.single else "")
     return subject
+
+
+def _coarse(subject: Subject, cases: list[Case]) -> str:
+    """The log-probs or logits that a body rounds to half precision, on every case that shows it; empty for none."""
+    for name in (n for n in (*LOGPS, "logits") if subject.reads is None or n in subject.reads):
+        for half in (torch.float16, torch.bfloat16):
+            shown = [_rounds(subject, case, name, half) for case in cases]
+            told = [one for one in shown if one is not None]
+            if len(told) >= ENOUGH and all(told):
+                return name
+    return ""
+
+
+ENOUGH = 3
+"""Number of cases that must show the same: on one of them, a share of tokens may be the same by chance."""
+
+
+def _rounds(subject: Subject, case: Case, name: str, half: torch.dtype) -> bool | None:
+    """Whether rounding one field changes no bit although a small change of it does; None where that shows nothing."""
+    with suppress(CannotRepresent, WrongShape, Exception), torch.no_grad():
+        own = subject.adapt(case)
+        values = own.tokens[name]
+        rounded, moved = values.to(half).double(), values * (1 + COARSE)
+        if torch.equal(rounded, values.float().double()):
+            return None
+        base = call_subject(subject, own)
+        if _alike(base, call_subject(subject, own.with_tokens(**{name: moved}))):
+            return None
+        return _alike(base, call_subject(subject, own.with_tokens(**{name: rounded})))
+    return None
 
 
 def _draws(subject: Subject, case: Case) -> bool:
