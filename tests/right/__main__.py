@@ -39,9 +39,9 @@ def collect(chosen: Sequence[Entry], *, jobs: int, columns: Sequence[str], budge
 
 
 def told(entry: Entry, column: str, found: Found) -> list[str]:
-    """Invariants that only the wrong twin breaks."""
+    """Verdicts that only the wrong twin gets: another law, or the same one as a bug where the right one is latent."""
     right, wrong = (found[entry.dialect, entry.name, version, column] for version in VERSIONS)
-    return [name for name in wrong.findings if name not in right.findings]
+    return [name for name in wrong.findings if name not in right.findings or name in set(wrong.bugs) - set(right.bugs)]
 
 
 def latent(entry: Entry, name: str) -> bool:

@@ -78,7 +78,7 @@ class Case:
     @property
     def whole(self) -> "Case":
         """The whole batch, for counts: the case that this one is a part of, or the case itself."""
-        self._note("whole")
+        self.note("whole")
         return self if self.within is None else self.within
 
     @cached_property
@@ -136,7 +136,7 @@ class Case:
 
     def sequence(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
         """One entry per sequence: reward, group, ended, votes, …"""
-        self._note(name)
+        self.note(name)
         if name == "in_use":
             return (self.segments.token_counts > 0).to(dtype or self.mask_dtype)
         if name not in self.sequences:
@@ -241,12 +241,13 @@ class Case:
         shown = [flag[0 if with_prompt else self._prompt(i) :] for i, flag in enumerate(flags)]
         return torch.cat(shown) if shown else self.trainable
 
-    def _note(self, name: str) -> None:
+    def note(self, name: str) -> None:
+        """Remember that a field was asked for, if somebody wants to know."""
         if self.touched is not None:
             self.touched.add(name)
 
     def _field(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        self._note(name)
+        self.note(name)
         if name in MASKS:
             wanted = {"trainable": "a", "attention": "aop", "response": "ao", "chosen": "a"}[name]
             flags = [

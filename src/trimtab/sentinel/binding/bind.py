@@ -154,6 +154,7 @@ def bind(
         call, options=options or {}, role=role, waived=waived,
         boundary=boundary,
         choices={n: v for n, v in (texts | inner_choices(options or {}, texts)).items() if n not in given},
+        said=inspect.getdoc(getattr(fn, "function", fn)) or "",
         defaults={n: v for n, v in _defaults(fn).items() if n not in given and n not in (options or {})},
         **{**preset_facts, **facts},
     )  # fmt: skip

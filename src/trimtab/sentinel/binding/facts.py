@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import agreed
-from trimtab.sentinel.binding.callable import Found, settings_in
+from trimtab.sentinel.binding.callable import Found, Off, settings_in
 from trimtab.sentinel.binding.guess import probes
 from trimtab.sentinel.binding.settings import setting
 from trimtab.sentinel.binding.subject import Out, Subject, call_subject, run, same
@@ -83,6 +83,12 @@ def other_values(found: Found) -> dict[str, tuple[Any, ...]]:
         for n, told in found.choices.items()
     }
     return other | {n: told for n, told in texts.items() if told}
+
+
+def switched_on(found: Found) -> dict[str, tuple[Any, ...]]:
+    """Settings that nothing is known about, as switches that are on."""
+    held = {name: settings_in(value) or {} for name, value in found.options.items()}
+    return {f"{name}.{n}": (True,) for name, inner in held.items() for n, v in inner.items() if isinstance(v, Off)}
 
 
 def _read(found: Found, held: Mapping[str, Any]) -> list[tuple[str, Any]]:

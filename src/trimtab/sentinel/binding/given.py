@@ -38,6 +38,7 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
     if field == "width":
         return max(case.response_lengths, default=0)
     if field in ("eos_id", "pad_id", "stop_ids"):
+        case.note(field)
         return {"eos_id": case.eos_ids[0], "pad_id": case.pad_id, "stop_ids": list(case.eos_ids)}[field]
     if field == "boundaries":
         return case.cu_seqlens
@@ -73,7 +74,7 @@ def _per_row(case: Case, field: str, way: Way, form: Form) -> Any:
     if field == "in_use":
         return case.sequence("in_use")
     if field == "length":
-        _ = case.sequence("length")  # it is read, if only as a count of what the case holds
+        case.note("length")
         lengths = case.response_lengths
         return lengths if form == "list" else torch.tensor(lengths)
     if field == "ended" and way == "padded" and form == "steps":

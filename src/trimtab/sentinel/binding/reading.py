@@ -4,6 +4,7 @@ The only place that decides what an unbound function is.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS, agreed, compacted, without_tokens
 from trimtab.sentinel.binding.bind import ROLES, Role
 from trimtab.sentinel.binding.callable import CannotCall, Found
-from trimtab.sentinel.binding.facts import best_aligned, is_alive, is_whitened, other_values, penalties_of
+from trimtab.sentinel.binding.facts import best_aligned, is_alive, is_whitened, other_values, penalties_of, switched_on
 from trimtab.sentinel.binding.given import ROWS, layouts
 from trimtab.sentinel.binding.guess import Plan, called, plausible, probes
 from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject
@@ -123,7 +124,8 @@ def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size
         facts["waived"] = {**facts.get("waived", {}), **dict.fromkeys(ABOUT_MASKS, NO_MASK)}
     subject = Subject(
         found.name, call, options=dict(found.options), role=role, adapt=adapt, guessed=lines(found, plan, role),
-        invented=found.invented, variants=other_values(found), choices=found.choices, **facts,
+        invented=found.invented, variants=other_values(found), choices={**found.choices, **switched_on(found)},
+        said=inspect.getdoc(found.function) or "", **facts,
     )  # fmt: skip
     subject = replace(subject, penalties=penalties_of(subject, fields, probe))
     return replace(subject, couples="batch") if is_whitened(subject, probe) else subject
@@ -278,7 +280,7 @@ def role_of(
     if "teacher_logits" in fields:
         return "distillation"
     if fields & {"eos_id", "stop_ids"} and "token_id" in fields:
-        return "response_mask" if main.is_flag and "trainable" not in fields else None
+        return None if not main.is_flag else "keep" if "trainable" in fields else "response_mask"
     if "logits" in fields:
         if main.level == "scalar" and "token_id" in fields and main.has_gradient:
             return "kl_in_loss"  # a likelihood: a term of a loss
@@ -287,9 +289,8 @@ def role_of(
         return "value_loss" if main.has_gradient else "metric"
     if "advantage" in fields and policies:
         return "keep" if main.is_flag else "policy_loss" if main.has_gradient else _numeric(main)
-    if fields & {"reward", "token_reward"} and "logp_current" in policies and main.level in ("scalar", "sequence"):
-        if main.has_gradient:
-            return "policy_loss"
+    if fields & {"reward", "token_reward"} and "logp_current" in policies and main.level != "token":
+        return "policy_loss" if main.has_gradient else _numeric(main)
     if fields & {"reward", "token_reward"}:
         if (len(policies) > 1 or "kl" in fields) and main.level == "token" and "value" not in fields:
             return "returns" if _discounted(found) else "kl_in_reward"
@@ -351,6 +352,8 @@ def _result(case: Case, look: Look, plan: Plan, preset: Role | None, role: str |
         if isinstance(look.value, list):
             return Result.token(case, look.value, kind, layout="list", with_prompt=False)
         view = view_of(look.value, case, plan) or {}
+        if preset is not None and preset.level == "cell" and view.get("layout") == "padded":
+            return Result.cell(case, look.value, kind, **{k: v for k, v in view.items() if k != "layout"})
         held = list(look.value.split(case.response_lengths)) if view.get("layout") == "list" else look.value
         return Result.token(case, held, kind, **view)
     values = look.value.reshape(()) if look.level == "scalar" and isinstance(look.value, Tensor) else look.value

@@ -60,11 +60,11 @@ def switches(subject: Subject) -> list[tuple[str, Any]]:
     return [(n, v) for n, v in others(subject) if isinstance(v, bool | str) or setting(own, n) is None]
 
 
-def modes(subject: Subject) -> list[tuple[str, Subject]]:
-    """The same function on each other path through its body, and how to say so."""
+def modes(subject: Subject, *, numbers: bool = False) -> list[tuple[str, Subject]]:
+    """The same function on each other path through its body, and how to say so; `numbers`: also with other numbers."""
     found = [
         (f"with {name} = {value!r}", replace(subject, options=with_setting(subject, name, value)))
-        for name, value in switches(subject)
+        for name, value in (others if numbers else switches)(subject)
     ]
     return found[:MOST]
 

@@ -195,6 +195,8 @@ class Subject:
     """How many neighbours are one group, for a function that takes groups by position."""
     invented: frozenset[str] = frozenset()
     """Options whose values nobody gave: for a binding that nobody wrote."""
+    said: str = ""
+    """What the function says of itself, in its docstring."""
     guessed: str = ""
     """For a binding that nobody wrote: what was chosen."""
     alternatives: "tuple[Subject, ...]" = ()

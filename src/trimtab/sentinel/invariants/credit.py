@@ -63,7 +63,8 @@ def credit_flows_back(subject: Subject, case: Case) -> Violation | None:
         looked = True
         later, earlier = own[1:], own[:-1]
         after, before = (_credit(seen, name, result) for seen in (first, last))
-        assert after is not None and before is not None
+        assert after is not None
+        assert before is not None
         if not same(credit[later], after[later]) and same(credit[earlier], before[earlier]):
             what = f"in {name}, a reward on the first token moves later ones, and one on the last reaches none before"
             return Violation(what, numbers(after), numbers(credit), effect=Effect("value", (), 1.0))

@@ -15,8 +15,9 @@ class Cells:
     Cells without a token hold 0, as most collators leave them.
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, *, by_token: bool = False) -> None:
         self.case = case
+        self._by_token = by_token
         self._held: dict[str, Tensor] = {}
         self._last: tuple[Any, Tensor] = (None, torch.zeros(0))
 
@@ -46,9 +47,11 @@ class Cells:
         """Trained tokens per row, at least 1."""
         return self.mask.sum(1).clamp(min=1)
 
-    @property
+    @cached_property
     def reward(self) -> Tensor:
-        return self.case.sequences["reward"].double()
+        """One per row: its reward, or, where a function is given rewards of tokens only, their sum."""
+        paid = (self["token_reward"] * self.mask).sum(1) if self._by_token else self.case.sequences["reward"]
+        return paid.double()
 
     @property
     def outcome(self) -> Tensor:

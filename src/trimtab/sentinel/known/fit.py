@@ -13,13 +13,15 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.rest import at_rest
+from trimtab.sentinel.binding.settings import named, others, settings_of, with_setting
 from trimtab.sentinel.binding.subject import Result, Subject, call_subject
+from trimtab.sentinel.binding.words import words_of
 from trimtab.sentinel.known import token
 from trimtab.sentinel.known.averages import AVERAGES
 from trimtab.sentinel.known.cells import Cells
+from trimtab.sentinel.known.masks import endings, turns
 from trimtab.sentinel.known.offered import candidates
 from trimtab.sentinel.known.said import told_otherwise
-from trimtab.sentinel.binding.settings import named, others, settings_of, with_setting
 from trimtab.sentinel.known.token import Known
 
 CLOSE = 1e-5
@@ -53,8 +55,20 @@ def fitted(subject: Subject, cases: Sequence[Case]) -> list[Fit]:
             break
         changed = with_setting(subject, option, value)
         told = f" with {option}={value!r}"
-        found += [replace(fit, said=told) for fit in _with(subject, changed, cases) if fit.mistake]
+        there = _with(subject, changed, cases)
+        there = [replace(fit, mistake=fit.mistake or _more_than_asked(option, fit, found)) for fit in there]
+        found += [replace(fit, said=told) for fit in there if fit.mistake]
     return found
+
+
+def _more_than_asked(option: str, fit: Fit, found: Sequence[Fit]) -> str:
+    """A switch about the spread of rewards leaves their centre alone."""
+    before = next((one for one in found if one.result == fit.result), None)
+    about = set(words_of(option)) & {"std", "spread", "deviation"} and not set(words_of(option)) & {"mean", "center"}
+    if not about or before is None or not all(one.formula.startswith("reward") for one in (fit, before)):
+        return ""
+    first, second = (one.formula.partition(", over")[0] for one in (before, fit))
+    return f"{option} is about the spread, and it also turns {first!r} into {second!r}" if first != second else ""
 
 
 MOST = 10
@@ -63,6 +77,8 @@ MOST = 10
 
 def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -> list[Fit]:
     subject = replace(subject, options=options)
+    if subject.reading("eos_id", "stop_ids") and subject.reading("token_id"):
+        cases = turns() if subject.role == "keep" else endings(several=subject.reading("stop_ids"))
     seen: list[tuple[Case, Mapping[str, Result]]] = []
     for case in cases:
         with suppress(Exception), torch.no_grad():  # what does not run on a case says nothing about it
@@ -73,7 +89,7 @@ def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -
     found: list[Fit] = []
     for name, result in seen[0][1].items():
         if all(name in out for _, out in seen):
-            held = [(Cells(case), out[name]) for case, out in seen]
+            held = [(Cells(case, by_token=not subject.reading("reward")), out[name]) for case, out in seen]
             one = _of_result(subject, name, result, held)
             found += [_as_told(subject, one, options)] if one is not None else []
     return found
@@ -82,7 +98,7 @@ def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -
 def _as_told(subject: Subject, fit: Fit, options: Mapping[str, Any]) -> Fit:
     """The fit, with what its settings or its name ask for if that is another formula."""
     known = named({**subject.defaults, **options})
-    told = next(told_otherwise(subject.name, fit.result, known, fit.formula), "")
+    told = next(told_otherwise(subject.name, subject.said, fit.result, known, fit.formula), "")
     return replace(fit, mistake=told) if told and not fit.mistake else fit
 
 
@@ -189,6 +205,8 @@ def _expected(known: Known, cells: Cells, result: Result) -> Tensor | None:
         expected = known.of(cells)
     except (KeyError, RuntimeError, IndexError, ValueError):
         return None
+    if result.level == "cell":
+        return expected if expected.shape == result.value.shape else None
     if result.level == "token" and expected.ndim >= 2:
         expected = cells.case.from_padded(expected, with_prompt=False)
     elif result.level == "token" and expected.ndim == 1:

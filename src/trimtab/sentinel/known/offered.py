@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.perturb import LOGPS
+from trimtab.sentinel.binding.settings import named, settings_of, settled
 from trimtab.sentinel.binding.subject import Result, Subject
-from trimtab.sentinel.known import credit, surrogate, token
+from trimtab.sentinel.known import credit, masks, surrogate, token
 from trimtab.sentinel.known.averages import AVERAGES, EXTREMES, ROW_AVERAGES, Average, with_constant
 from trimtab.sentinel.known.cells import Cells
-from trimtab.sentinel.binding.settings import named, settings_of, settled
 from trimtab.sentinel.known.token import Known
 
 
@@ -36,6 +36,10 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
         yield from token.entropy(numbers)
     elif result.kind == "logp":
         yield from token.scores(numbers)
+    elif result.kind == "mask" and "token_id" in inputs:
+        yield from masks.up_to_the_end()
+    elif result.kind == "keep" and "token_id" in inputs:
+        yield from masks.of_ended_rows()
     elif result.kind == "keep" and len(policies) > 1:
         yield from token.keeps(inputs, numbers)
         if inputs & {"advantage", "outcome"}:

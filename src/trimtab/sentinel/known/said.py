@@ -28,8 +28,9 @@ APART = frozenset({"kl", "diff", "difference", "gap", "drift", "mismatch"})
 WITHOUT_ITSELF = frozenset({"loo", "rloo", "leave"})
 
 
-def told_otherwise(name: str, result: str, options: Mapping[str, Any], formula: str) -> Iterator[str]:
-    """Sentences for every setting, and for the name of the function, that ask for another formula."""
+def told_otherwise(name: str, said: str, result: str, options: Mapping[str, Any], formula: str) -> Iterator[str]:
+    """Sentences for every setting, for the name of the function and for its docstring, that ask for another formula."""
+    yield from _in_words(said.lower(), formula)
     for option, value in options.items():
         if isinstance(value, str):
             wanted = _wanted(set(words_of(option)), value.lower().replace("-", "_").strip("_"), formula)
@@ -42,6 +43,22 @@ def told_otherwise(name: str, result: str, options: Mapping[str, Any], formula: 
         yield f"{result} says how far two policies are apart, and a ratio is 1 where they agree"
     if set(words_of(name)) & WITHOUT_ITSELF and formula.startswith("reward - group mean"):
         yield f"{name} asks for the mean of the others, and the sample itself is in this one"
+
+
+def _in_words(said: str, formula: str) -> Iterator[str]:
+    """What a docstring promises and a formula does not keep. Only words with one meaning count."""
+    if "geometric" in said and "product" in formula:
+        yield "its docstring says that the mean is geometric, and this is the product"
+    others = re.search(r"leave[- ]one[- ]out|\bthe others?\b|\bother (answers|samples|responses|completions)", said)
+    if others and formula.startswith("reward - group mean"):
+        yield "its docstring says that the others are the baseline, and the sample itself is in this one"
+    local = re.search(r"\b(group|prompt)\b", said) and not re.search(r"\b(batch|global|all|whole)\b", said)
+    if local and re.fullmatch(r"reward - group mean, over the batch spread(, n - 1)?", formula):
+        yield "its docstring speaks of the group alone, and the spread is that of the batch"
+    for estimate in ("k1", "k2", "k3"):
+        mentioned = re.findall(r"\bk[123]\b", said)
+        if set(mentioned) == {estimate} and re.search(r"\bk[123] of", formula) and f"{estimate} of" not in formula:
+            yield f"its docstring says {estimate}"
 
 
 def _exchanged(options: Mapping[str, Any], formula: str) -> str:

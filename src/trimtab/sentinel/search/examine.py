@@ -142,6 +142,7 @@ def _graded(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
     sure = (
         bool(others)
         and not subject.invented
+        and verdict.invariant != "options_live"  # which values they are tried with is a guess, too
         and all(_held(one, verdict.invariant, cases).status == "bug" for one in others)
     )
     return verdict if sure else replace(verdict, status="suspect")
@@ -222,7 +223,7 @@ def _on_every_path(subject: Subject, name: str, cases: list[Case]) -> Verdict:
     found = _held(subject, name, cases)
     if name not in ON_EVERY_PATH or found.status in ("bug", "suspect", "latent"):
         return found
-    for told, other in modes(subject):
+    for told, other in modes(subject, numbers=name == "no_aliasing"):
         there = _held(other, name, cases[: len(SHAPES)])
         if there.status in ("bug", "latent") and there.violation is not None:
             violation = replace(there.violation, what=f"{there.violation.what}, {told}")
