@@ -147,6 +147,7 @@ ENTRIES = [
     Entry("prepare", "openrlhf", "whitening",
           "The variance sums over masked positions too.", _prepared, _whitened, neutral=True, pads_finite=True),
     Entry("Correction", "openrlhf", "importance",
-          "The weight compares the current policy with the engine, not the policy at the start of the step.", _corrected,
+          "The weight compares the current policy with the engine, not the policy at the start of the step.",
+          _corrected,
           per_token("importance", "importance", _weight), neutral=True, single=True),
 ]  # fmt: skip
