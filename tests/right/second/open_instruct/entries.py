@@ -46,7 +46,8 @@ ENTRIES = [
           "The lower and the higher clip are exchanged.",
           lambda fn: bind(
               fn, role="policy_loss", view=CUT, args={"loss_denominator": whole_tokens},
-              options={"clip_lower": 0.1, "clip_higher": 0.4}, variants={"clip_lower": (0.03,), "clip_higher": (0.05,)}),
+              options={"clip_lower": 0.1, "clip_higher": 0.4},
+              variants={"clip_lower": (0.03,), "clip_higher": (0.05,)}),
           scalar("loss", "loss", _loss)),
     Entry("filter_zero_std", "open_instruct", "keep",
           "The prompts without a signal are kept, the others are left out.",
@@ -76,7 +77,8 @@ ENTRIES = [
               options={"temperature": 0.7}, variants={"temperature": (1.0,)}, temperature="temperature",
               returns={"logp": at(0, "logp"), "entropy": at(1, "entropy")}),
           together(
-              per_token("logp", "logp", lambda r, t, o: loops.log_softmax(r.logits[t], o["temperature"])[r.token_id[t]]),
+              per_token("logp", "logp",
+                        lambda r, t, o: loops.log_softmax(r.logits[t], o["temperature"])[r.token_id[t]]),
               per_token("entropy", "entropy", lambda r, t, o: loops.entropy(r.logits[t], o["temperature"]))),
           several=True, single=True, unusual=True),
     Entry("calc", "open_instruct", "kl_in_loss",

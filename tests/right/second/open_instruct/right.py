@@ -1,4 +1,4 @@
-"""Functions in the dialect of open-instruct: padded query_responses cut to [:, 1:], scores as arrays, vLLM log-probs."""
+"""Functions in the dialect of open-instruct: padded query_responses cut to [:, 1:], score arrays, vLLM log-probs."""
 
 import numpy as np
 import torch

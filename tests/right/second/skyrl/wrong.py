@@ -90,10 +90,7 @@ def update_batch(data: dict[str, torch.Tensor], cfg: Any) -> dict[str, torch.Ten
     """Takes the penalty from the token rewards of a batch."""
     mask = data["response_mask"].bool()
     log_ratio = torch.where(mask, data["action_log_probs"] - data["base_action_log_probs"], 0.0)
-    if cfg.kl_estimator_type == "k3":
-        kl = torch.exp(-log_ratio) - 1 + log_ratio
-    else:
-        kl = log_ratio
+    kl = torch.exp(-log_ratio) - 1 + log_ratio if cfg.kl_estimator_type == "k3" else log_ratio
     rewards = data["rewards"]
     rewards -= cfg.kl_loss_coef * kl
     return {**data, "rewards": torch.where(mask, rewards, 0.0)}
