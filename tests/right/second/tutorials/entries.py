@@ -85,7 +85,8 @@ ENTRIES = [
     Entry("GRPOLoss", "tutorials", "policy_loss",
           "The better of the two surrogates is taken, so nothing holds the policy back.", _grpo,
           together(scalar("loss", "loss", _grpo_value),
-                   scalar("kl", "metric", lambda rows, o: loops.token_mean(rows, _k3))), several=True, unusual=True, pads_finite=True),
+                   scalar("kl", "metric", lambda rows, o: loops.token_mean(rows, _k3))),
+          several=True, unusual=True, pads_finite=True),
     Entry("fill", "tutorials", "returns",
           "The loop runs forward, so each token is paid for the past.",
           lambda fn: bind(
