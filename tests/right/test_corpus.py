@@ -16,12 +16,12 @@ from trimtab.sentinel.binding.subject import TRAINED, Seen, Subject, resolve_inp
 
 ENTRIES = [entry for corpus in CORPORA for entry in entries(corpus)]
 EACH = [
-    pytest.param(entry, marks=pytest.mark.slow) if entry.corpus == "held" and i % 4 else entry
+    pytest.param(entry, marks=pytest.mark.slow) if entry.corpus != "corpus" and i % 4 else entry
     for i, entry in enumerate(ENTRIES)
 ]
 """A quarter of the entries that were held out are looked at by default."""
 ALL = pytest.mark.parametrize(
-    "entry", EACH, ids=lambda e: f"{'held-' if e.corpus == 'held' else ''}{e.dialect}-{e.name}"
+    "entry", EACH, ids=lambda e: f"{'' if e.corpus == 'corpus' else e.corpus + '-'}{e.dialect}-{e.name}"
 )
 STEP = 1e-6
 DRAWS = 1500
@@ -163,20 +163,28 @@ def test_twins_have_one_signature(entry: Entry) -> None:
     assert inspect.getsource(entry.right) != inspect.getsource(entry.wrong)
 
 
+def _inputs(subject: Subject) -> Any:
+    """The fields that a binding reads; pairs need different rewards, which the first case has."""
+    try:
+        return resolve_inputs(subject, CASES[3]).inputs
+    except CannotRepresent:
+        return resolve_inputs(subject, CASES[0]).inputs
+
+
 def test_a_binding_names_its_role_and_finds_its_inputs() -> None:
     for entry in ENTRIES:
         subject = entry.bound(entry.right)
         assert subject.role == entry.role
         assert replace(subject, definition=entry.definition).definition is not None
-        assert resolve_inputs(subject, CASES[3]).inputs
+        assert _inputs(subject)
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_the_corpus_has_every_kind_of_function(corpus: str) -> None:
     found = entries(corpus)
     per_dialect = {d: sum(e.dialect == d for e in found) for d in DIALECTS}
-    assert len({(e.dialect, e.name) for e in found}) == len(found) >= {"corpus": 66, "held": 60}[corpus]
-    assert min(per_dialect.values()) >= {"corpus": 6, "held": 5}[corpus], per_dialect
+    assert len({(e.dialect, e.name) for e in found}) == len(found) >= {"corpus": 66, "held": 60, "second": 66}[corpus]
+    assert min(per_dialect.values()) >= {"corpus": 6, "held": 5, "second": 6}[corpus], per_dialect
     wanted = {
         "modules": (sum(e.is_module for e in found), 5),
         "config objects": (sum(e.takes_config for e in found), 5),
