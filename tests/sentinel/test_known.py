@@ -1,11 +1,15 @@
 """Formulas that nobody declared: what a function equals, what it is called, and what it is silent about."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from trimtab.sentinel import Subject, bind, check
 from trimtab.sentinel.batch.directed import directed, ordinary
+from trimtab.sentinel.binding.callable import of_function
+from trimtab.sentinel.binding.reading import subject_of
 from trimtab.sentinel.known import fitted
 from trimtab.sentinel.known.said import told_otherwise
 from trimtab.sentinel.search import ready
@@ -105,3 +109,84 @@ def test_names_and_settings_ask_for_formulas(
     found = list(told_otherwise(name, result, options, formula))
     assert bool(found) == bool(told)
     assert not told or found[0].startswith(told)
+
+
+def ends(responses: Tensor, eos_token_id: int, pad_token_id: int, *, drop: int = 0) -> Tensor:
+    is_end = responses.eq(eos_token_id).long()
+    return ((is_end.cumsum(1) - is_end * (1 - drop) == 0) & responses.ne(pad_token_id)).long()
+
+
+def without_its_end(responses: Tensor, eos_token_id: int, pad_token_id: int) -> Tensor:
+    return ends(responses, eos_token_id, pad_token_id, drop=1)
+
+
+def up_to_its_end(responses: Tensor, eos_token_id: int, pad_token_id: int) -> Tensor:
+    return ends(responses, eos_token_id, pad_token_id)
+
+
+@pytest.mark.parametrize(("fn", "told"), [(up_to_its_end, ""), (without_its_end, "the token that ends the answer")])
+def test_a_mask_of_ids_is_compared_in_every_cell(fn: Callable[..., Tensor], told: str) -> None:
+    found = fits(subject_of(lambda bounds=False: of_function(fn, bounds=bounds)))
+    assert [mistake.startswith(told) and bool(mistake) == bool(told) for _, mistake in found] == [True]
+
+
+def kept(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor, low: float = 0.5, high: float = 2.0) -> Tensor:
+    """Sequences whose geometric mean ratio lies in a band."""
+    gap = ((log_probs - old_log_probs) * mask).sum(1)
+    return (((gap.exp() >= low) & (gap.exp() <= high))[:, None] & mask.bool()).double()
+
+
+def test_a_docstring_is_a_statement() -> None:
+    (fit,) = fits(bind(kept, role="keep"))
+    assert fit == (
+        "product of the sequence in [0.5, 2]",
+        "its docstring says that the mean is geometric, and this is the product",
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "formula", "told"),
+    [
+        ("Leave-one-out over the answers of a prompt.", "reward - group mean", "its docstring says that the others"),
+        ("Over the deviation of their prompt.", "reward - group mean, over the batch spread", "its docstring speaks"),
+        ("Over the deviation of the whole batch.", "reward - group mean, over the batch spread", ""),
+        ("The k3 estimate.", "token mean of k1 of KL(a to b)", "its docstring says k3"),
+        ("The k1 or the k3 estimate.", "k1 of KL(a to b)", ""),
+    ],
+)
+def test_what_a_docstring_asks_for(said: str, formula: str, told: str) -> None:
+    found = next(told_otherwise("f", "value", {}, formula, said=said), "")
+    assert found.startswith(told)
+    assert bool(found) == bool(told)
+
+
+def grouped(rewards: Tensor, groups: Tensor, *, norm_by_std: bool = True) -> Tensor:
+    out = torch.zeros_like(rewards)
+    for one in groups.unique():
+        own = rewards[groups == one]
+        out[groups == one] = (own - own.mean()) / (own.std() + 1e-6) if norm_by_std else own
+    return out
+
+
+def test_a_switch_about_the_spread_leaves_the_centre_alone() -> None:
+    subject = bind(
+        grouped, role="reward_normalisation", options={"norm_by_std": True}, variants={"norm_by_std": (False,)}
+    )
+    told = [mistake for _, mistake in fits(subject) if mistake]
+    assert told == ["norm_by_std is about the spread, and it also turns 'reward - group mean' into 'reward'"]
+
+
+def late(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 1.0) -> Tensor:
+    out, after, carry = torch.zeros_like(values), torch.zeros(len(values)), torch.zeros(len(values))
+    for t in reversed(range(values.shape[1])):
+        own = mask[:, t] > 0
+        step = token_rewards[:, t] + gamma * lam * after - values[:, t]  # lambda does not belong here
+        carry = torch.where(own, step + gamma * lam * carry, carry)
+        after = torch.where(own, values[:, t], after)
+        out[:, t] = carry * mask[:, t]
+    return out
+
+
+def test_a_mistake_that_a_factor_of_one_hides_shows_with_another_number() -> None:
+    subject = bind(late, role="returns", args={"token_rewards": "token_reward"}, variants={"lam": (0.5,)})
+    assert any("exchanged" in formula or "twice" in formula for formula, mistake in fits(subject) if mistake)

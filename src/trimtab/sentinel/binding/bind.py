@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from trimtab.errors import TrimtabError, unknown_name
 from trimtab.sentinel.batch.case import MASKS, Case
@@ -263,16 +262,10 @@ def _kind(preset: Role | None, level: Level) -> Kind:
 
 def _level(case: Case, value: Any, layout: Layout, view: Mapping[str, Any]) -> Level:
     """The level from the shape: a number, one entry per sequence, or the layout of the inputs."""
-    if (
-        layout == "list"
-        and isinstance(value, list | tuple)
-        and value
-        and isinstance(value[0], Tensor)
-        and value[0].ndim
-    ):
+    if layout == "list" and isinstance(value, list | tuple) and value and getattr(value[0], "ndim", 0):
         return "token"
     shape: tuple[int, ...] = ()
-    if isinstance(value, Tensor):
+    if hasattr(value, "shape"):
         shape = tuple(value.shape)  # a 0-d tensor has no length
     elif hasattr(value, "__len__"):
         shape = (len(value),)

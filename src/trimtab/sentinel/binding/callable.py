@@ -216,7 +216,7 @@ def asked_for(fn: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(fn))))
     except (OSError, TypeError, SyntaxError):
         return {}
-    found: dict[str, list[list[str]]] = {}
+    found: dict[str, dict[Any, None]] = {}
     for node in ast.walk(tree):
         asked = _asked(node.left) if isinstance(node, ast.Compare) else ""
         if not isinstance(node, ast.Compare) or not asked:
@@ -224,17 +224,8 @@ def asked_for(fn: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
         for other in node.comparators:
             entries = other.elts if isinstance(other, ast.Tuple | ast.List | ast.Set) else [other]
             texts = [one.value for one in entries if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-            found.setdefault(asked, []).append(texts)
-    return {name: told for name, asked in found.items() if (told := _apart(asked))}
-
-
-def _apart(asked: list[list[str]]) -> tuple[str, ...]:
-    """One text per path: texts of one list that are told apart nowhere else are names of one thing."""
-    kept: dict[str, None] = {}
-    for i, texts in enumerate(asked):
-        elsewhere = {text for j, other in enumerate(asked) if j != i for text in other}
-        kept |= dict.fromkeys(texts if len(texts) < 2 or elsewhere & set(texts) else texts[:1])
-    return tuple(kept)
+            found.setdefault(asked, {}).update(dict.fromkeys(texts))
+    return {name: tuple(texts) for name, texts in found.items() if texts}
 
 
 def _asked(node: ast.expr) -> str:

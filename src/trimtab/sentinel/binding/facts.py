@@ -16,7 +16,6 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import agreed
 from trimtab.sentinel.binding.callable import Found, Off, settings_in
 from trimtab.sentinel.binding.guess import probes
-from trimtab.sentinel.binding.settings import setting
 from trimtab.sentinel.binding.subject import Out, Subject, call_subject, run, same
 
 SMALLEST = 1e-3
@@ -68,7 +67,10 @@ def _moves_together(first: Tensor, second: Tensor) -> bool:
 
 
 def other_values(found: Found) -> dict[str, tuple[Any, ...]]:
-    """Other values of settings that are texts, switches or fractions, also inside config objects."""
+    """Other values of settings that are switches or fractions, also inside config objects.
+
+    Each must change something. A text need not: two texts may be two names of one method.
+    """
     other: dict[str, tuple[Any, ...]] = {}
     for name, value in found.options.items():
         held = settings_in(value)
@@ -78,11 +80,7 @@ def other_values(found: Found) -> dict[str, tuple[Any, ...]]:
                 other[told] = (not own,)
             elif isinstance(own, float) and abs(own) >= SMALLEST:
                 other[told] = (own / 2,)
-    texts = {
-        n: tuple(v for v in told if isinstance(v, str) and v != setting(found.options, n))
-        for n, told in found.choices.items()
-    }
-    return other | {n: told for n, told in texts.items() if told}
+    return other
 
 
 def switched_on(found: Found) -> dict[str, tuple[Any, ...]]:

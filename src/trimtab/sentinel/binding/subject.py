@@ -82,6 +82,7 @@ class Result:
     @staticmethod
     def token(case: Case, values: Any, kind: Kind, *, layout: Layout = "padded", **facts: Any) -> "Result":
         """A result in the layout of a view, mapped back to trainable tokens. `facts` may include view arguments."""
+        values = _as_tensors(values)
         view = {k: facts.pop(k) for k in ("with_prompt", "side", "shift", "drop_first") if k in facts}
         outside = None
         if layout == "padded":
@@ -100,6 +101,7 @@ class Result:
     @staticmethod
     def cell(case: Case, values: Any, kind: Kind = "mask", **facts: Any) -> "Result":
         """One entry per cell of the padded view: a mask that must equal the trainable tokens of the case."""
+        values = _as_tensors(values)
         view = {k: facts.pop(k) for k in ("with_prompt", "side", "shift", "drop_first") if k in facts}
         shape = _shape(case, view)
         if tuple(values.shape) != tuple(shape):
@@ -116,6 +118,15 @@ class Result:
         if kind in ("metric", "statistic"):
             facts.setdefault("adds_up", facts.get("reduction") == "sum")
         return Result(_tensor(value), "scalar", kind, **facts)
+
+
+def _as_tensors(values: Any) -> Any:
+    """Arrays of numpy as tensors."""
+    if isinstance(values, np.ndarray):
+        return torch.as_tensor(values)
+    if isinstance(values, list | tuple) and any(isinstance(one, np.ndarray) for one in values):
+        return [torch.as_tensor(one) for one in values]
+    return values
 
 
 def _shape(case: Case, view: Mapping[str, Any]) -> torch.Size:

@@ -98,7 +98,7 @@ def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -
 def _as_told(subject: Subject, fit: Fit, options: Mapping[str, Any]) -> Fit:
     """The fit, with what its settings or its name ask for if that is another formula."""
     known = named({**subject.defaults, **options})
-    told = next(told_otherwise(subject.name, subject.said, fit.result, known, fit.formula), "")
+    told = next(told_otherwise(subject.name, fit.result, known, fit.formula, said=subject.said), "")
     return replace(fit, mistake=told) if told and not fit.mistake else fit
 
 

@@ -28,7 +28,9 @@ APART = frozenset({"kl", "diff", "difference", "gap", "drift", "mismatch"})
 WITHOUT_ITSELF = frozenset({"loo", "rloo", "leave"})
 
 
-def told_otherwise(name: str, said: str, result: str, options: Mapping[str, Any], formula: str) -> Iterator[str]:
+def told_otherwise(
+    name: str, result: str, options: Mapping[str, Any], formula: str, *, said: str = ""
+) -> Iterator[str]:
     """Sentences for every setting, for the name of the function and for its docstring, that ask for another formula."""
     yield from _in_words(said.lower(), formula)
     for option, value in options.items():
