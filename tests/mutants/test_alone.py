@@ -37,6 +37,7 @@ ALONE = {
     "nonfinite_isolation": "average_multiplies_by_the_votes",
     "on_policy_identity": "gate_without_its_factor_four",
     "options_live": "lower_bound_is_forgotten",
+    "options_take_sides": "temperatures_by_the_other_sign",
     "parallel_layout": "sum_that_stays_on_the_rank",
     "penalty_direction": "kl_added_to_the_reward",
     "permutation": "ties_broken_by_position",

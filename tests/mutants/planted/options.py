@@ -124,3 +124,26 @@ plant(
     "return bounded_exp(difference) - difference - 1",
     "return 0.5 * difference.square()",
 )
+
+# --- sides -----------------------------------------------------------------------------------------------------------
+
+gated = replace(
+    undefined(formula("policy_loss.soft_gated", temperature_positive=1.0, temperature_negative=1.05)),
+    variants={"temperature_positive": (2.0,), "temperature_negative": (3.0,)},
+)
+plant(
+    "options_take_sides",
+    "temperatures_by_the_other_sign",
+    gated,
+    losses + "soft_gated",
+    "tau = torch.where(advantage > 0, positive, negative)",
+    "tau = torch.where(advantage > 0, negative, positive)",
+)
+plant(
+    "options_take_sides",
+    "temperatures_handed_over_in_the_wrong_order",
+    gated,
+    losses + "soft_gated",
+    "torch.full_like(ratio, temperature_positive), torch.full_like(ratio, temperature_negative)",
+    "torch.full_like(ratio, temperature_negative), torch.full_like(ratio, temperature_positive)",
+)

@@ -20,6 +20,26 @@ def agreed(case: Case, *, on: str = "logp_rollout") -> Case:
     return case.with_tokens(**tokens)
 
 
+def untied(case: Case) -> Case:
+    """The same case without equal numbers: each is moved by less than anybody would notice, each by another amount."""
+
+    def moved(values: Tensor, place: int) -> Tensor:
+        # Differences and sums of two fields must not be equal either.
+        steps = torch.sin(torch.arange(values.shape[0], dtype=torch.float64) * (1.3 + 0.7 * place)) - 1
+        return values + 1e-6 * steps.reshape(-1, *[1] * (values.ndim - 1))
+
+    fields = {n: v for n, v in {**case.tokens, **case.sequences}.items() if v.dtype == torch.float64 and n != "length"}
+    fresh = {n: moved(v, i) for i, (n, v) in enumerate(fields.items())}
+    tokens = {n: v for n, v in fresh.items() if n in case.tokens}
+    rows = {n: v for n, v in fresh.items() if n not in case.tokens}
+    return case.with_tokens(**tokens).with_sequences(**rows)
+
+
+def voting(case: Case) -> Case:
+    """The same case, with nobody suppressed."""
+    return case.with_sequences(votes=torch.ones(case.num_sequences, dtype=torch.bool))
+
+
 def near(case: Case, reach: float = 10.0) -> Case:
     """The same policies, closer together: over a whole sequence, no two of them are more than `reach` apart."""
     names = [n for n in LOGPS if n in case.tokens]

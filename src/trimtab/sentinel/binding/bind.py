@@ -265,7 +265,7 @@ def _level(case: Case, value: Any, layout: Layout, view: Mapping[str, Any]) -> L
     if layout == "list" and isinstance(value, list | tuple) and value and getattr(value[0], "ndim", 0):
         return "token"
     shape: tuple[int, ...] = ()
-    if hasattr(value, "shape"):
+    if not isinstance(value, list | tuple) and hasattr(value, "shape"):
         shape = tuple(value.shape)  # a 0-d tensor has no length
     elif hasattr(value, "__len__"):
         shape = (len(value),)

@@ -26,13 +26,14 @@ CONFIGS = frozenset({
 class Config:
     """A config object nobody has written: each setting is a text that the code asks for, a number, or off.
 
-    `asked` holds every setting that was read, with its value.
+    `asked` holds every setting that was read, with its value; `made` those that were read while an object was made
+    with it, some of which may be for other methods than the one that is called.
     """
 
     def __init__(
         self, *, bounds: bool = False, texts: Mapping[str, Any] | None = None, held: Mapping[str, Any] | None = None
     ) -> None:
-        self.__dict__.update(_bounds=bounds, _texts=dict(texts or {}), _held=dict(held or {}), asked={})
+        self.__dict__.update(_bounds=bounds, _texts=dict(texts or {}), _held=dict(held or {}), asked={}, made={})
 
     def _setting(self, name: str) -> Any:
         if name in self._held:
@@ -151,7 +152,7 @@ def of_method(cls: type, method: str, *, bounds: bool = False) -> Found:
     choices = asked_for(function)
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n != "self"}
     arguments, own = _sorted(parameters, choices, bounds=bounds)
-    making = inspect.signature(cls).parameters if "__init__" in vars(cls) else {}
+    making = inspect.signature(cls).parameters if _is_made_by_hand(cls) else {}
     needed, settings = _sorted(making, choices, bounds=bounds)
     both = sorted((own.keys() | arguments.keys()) & (settings.keys() | needed.keys()))
     if both:
@@ -162,7 +163,8 @@ def of_method(cls: type, method: str, *, bounds: bool = False) -> Found:
             **{n: v for n, v in chosen.items() if n in settings}, **{n: v for n, v in given.items() if n in needed}
         )
         for held in (v for v in chosen.values() if isinstance(v, Config)):
-            held.asked.clear()  # what is only read when the object is made may be for another method
+            held.made.update(held.asked)
+            held.asked.clear()
         rest = {n: v for n, v in given.items() if n not in needed}
         return getattr(made, method)(**rest, **{n: v for n, v in chosen.items() if n in own})
 
@@ -172,6 +174,11 @@ def of_method(cls: type, method: str, *, bounds: bool = False) -> Found:
         invented=_invented({**making, **parameters}, options),
         choices=_choices(options, choices, bounds=bounds), owner=cls,
     )  # fmt: skip
+
+
+def _is_made_by_hand(cls: type) -> bool:
+    """Whether the class, or one that it is made from, has a constructor of its own."""
+    return cls.__init__ not in (object.__init__, torch.nn.Module.__init__)
 
 
 def _invented(parameters: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> frozenset[str]:
@@ -204,7 +211,7 @@ def settings_in(value: Any) -> dict[str, Any] | None:
     if isinstance(value, Mapping):
         return {str(k): v for k, v in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, Config):
-        return dict(value.asked)
+        return {**value.made, **value.asked}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return dict(vars(value)) if isinstance(value, SimpleNamespace | Namespace) else None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import agreed
-from trimtab.sentinel.binding.callable import Found, Off, settings_in
+from trimtab.sentinel.binding.callable import Config, Found, Off, settings_in
 from trimtab.sentinel.binding.guess import probes
 from trimtab.sentinel.binding.subject import Out, Subject, call_subject, run, same
 
@@ -73,7 +73,9 @@ def other_values(found: Found) -> dict[str, tuple[Any, ...]]:
     """
     other: dict[str, tuple[Any, ...]] = {}
     for name, value in found.options.items():
-        held = settings_in(value)
+        held = dict(value.asked) if isinstance(value, Config) else settings_in(value)
+        if isinstance(value, Config) and _has_one_method(found):
+            held = settings_in(value)
         for inner, own in {name: value}.items() if held is None else _read(found, held):
             told = name if held is None else f"{name}.{inner}"
             if isinstance(own, bool):
@@ -84,9 +86,16 @@ def other_values(found: Found) -> dict[str, tuple[Any, ...]]:
 
 
 def switched_on(found: Found) -> dict[str, tuple[Any, ...]]:
-    """Settings that nothing is known about, as switches that are on."""
-    held = {name: settings_in(value) or {} for name, value in found.options.items()}
-    return {f"{name}.{n}": (True,) for name, inner in held.items() for n, v in inner.items() if isinstance(v, Off)}
+    """Switches of a config object that are off, and settings that nothing is known about, as if they were on."""
+    held = {name: settings_in(value) or {} for name, value in found.options.items() if isinstance(value, Config)}
+    off = [f"{name}.{n}" for name, inner in held.items() for n, v in inner.items() if v is False or isinstance(v, Off)]
+    return dict.fromkeys(off, (True,))
+
+
+def _has_one_method(found: Found) -> bool:
+    """Whether every setting of an object is for the method that is called."""
+    own = [n for n, v in vars(found.owner).items() if inspect.isfunction(v)] if found.owner is not None else []
+    return len([name for name in own if name != "__init__"]) == 1
 
 
 def _read(found: Found, held: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -13,16 +13,18 @@ from torch import Tensor
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.words import field_of
 
-Way = Literal["padded", "row", "list", "joined", "packed", "sliced", "model"]
+Way = Literal["padded", "row", "list", "joined", "packed", "sliced", "model", "whole", "alone"]
 """padded   [rows, width], answers only
 row      one call per row
 list     a list with one tensor per row
 joined   the answers of all rows in one line; lists where the signature says so
 packed   all tokens in one line, prompts included, with boundaries
 sliced   rows with their prompts; log-probs lack the first column, which no model predicts
-model    rows with their prompts, and logits as a model gives them: position t predicts token t + 1"""
+model    rows with their prompts, and logits as a model gives them: position t predicts token t + 1
+whole    rows with their prompts; the function drops the first column itself
+alone    one call per row, with its prompt, and logits as a model gives them"""
 Size = Literal["token", "sequence"]
-Form = Literal["tensor", "numpy", "names", "matrix", "rows", "keys", "steps", "list", "suppressed"]
+Form = Literal["tensor", "numpy", "names", "matrix", "rows", "keys", "steps", "list", "suppressed", "labels"]
 """How groups are named (tensor, numpy, names, matrix), and how a whole batch is held: by keys with one reward per row,
 by keys with rewards per step, or as rows of objects. A mask is `suppressed` beside flags per row: it holds tokens of
 rows whose flag is 0."""
@@ -35,6 +37,8 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
     """One field, in the shape of a way."""
     if field == "count":
         return case.whole.segments.num_tokens
+    if field == "rows":
+        return int((case.whole.segments.token_counts > 0).sum())
     if field == "width":
         return max(case.response_lengths, default=0)
     if field in ("eos_id", "pad_id", "stop_ids"):
@@ -50,6 +54,11 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
         )
     if field in ("ratio", "log_ratio", "minus_log_ratio", "gap_to_ref"):
         return _ratio(case, way, field)
+    if field == "position":
+        counted = [torch.arange(length) for length in case.lengths]
+        case = case.with_tokens(position=torch.cat(counted) if counted else torch.zeros(0, dtype=torch.long))
+    if field == "token_id" and form == "labels":
+        return _labels(case, way)
     if field == "trainable" and form == "suppressed":
         field = "chosen"
     if size == "sequence" or field in ROWS - {"reward"}:
@@ -65,6 +74,11 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
         return rows if form in ("list", "rows") else torch.cat(rows)
     if way == "packed":
         return case.packed(name)
+    if way == "whole":
+        return case.padded(name)
+    if way == "alone":
+        rows = case.list(name)
+        return [torch.cat([one[1:], torch.zeros_like(one[:1])]) for one in rows] if "logits" in name else rows
     if way == "model":
         return case.logits(name, side="both") if "logits" in name else case.padded(name, side="both")
     return case.padded(name, drop_first=name.startswith("logp") and form != "keys")
@@ -95,6 +109,17 @@ def _per_row(case: Case, field: str, way: Way, form: Form) -> Any:
     if form == "matrix":
         return torch.stack([values, values + 1, values * 0], 1)
     return [f"prompt {int(one)}" for one in values]
+
+
+IGNORED = -100
+"""The label of a token that does not count, as losses of torch have it."""
+
+
+def _labels(case: Case, way: Way) -> Any:
+    """Ids where a token trains, and the ignored label elsewhere."""
+    ids = torch.where(case.trainable, case.tokens["token_id"], IGNORED)
+    case.note("trainable")
+    return view(replace(case.with_tokens(token_id=ids), pad_id=IGNORED), "token_id", "token", way)
 
 
 def _ratio(case: Case, way: Way, field: str) -> Any:
@@ -178,7 +203,7 @@ def layouts(case: Case, way: Way, *, shift: bool = False) -> Iterator[tuple[tupl
     if way == "packed":
         yield tuple(case.trainable.shape), {"layout": "packed"}
         return
-    if way in ("sliced", "model"):
+    if way in ("sliced", "model", "whole"):
         side: dict[str, Any] = {"side": "both"} if way == "model" else {}
         if shift:
             yield tuple(case.padded("trainable", **side).shape), {"layout": "padded", "shift": True, **side}

@@ -19,10 +19,15 @@ from trimtab.sentinel.batch.case import CannotRepresent, Case
 from trimtab.sentinel.batch.directed import SHAPES, directed
 from trimtab.sentinel.binding.callable import CannotCall, Found
 from trimtab.sentinel.binding.given import ROWS, Form, Keys, Size, Way, of_row, view
-from trimtab.sentinel.binding.words import field_of, fields_of
+from trimtab.sentinel.binding.words import field_of, fields_of, words_of
 
-BATCHES = frozenset({"data", "inputs", "batch", "experience", "samples", "rollouts", "sample"})
+BATCHES = frozenset({
+    "data", "inputs", "batch", "experience", "samples", "rollouts", "sample", "experiences", "trajectories", "episodes",
+    "items", "records", "minibatch", "micro_batch", "mini_batch",
+})  # fmt: skip
 """Arguments that hold fields by key or attribute."""
+ONE_BY_ONE = ("row", "alone")
+"""Ways that call a function once per row."""
 BOUNDARIES = frozenset({"cu_seqlens", "cu_lens", "offsets"})
 PROBES = ("tool output", "interleaved groups")
 """Shapes with more rows than columns, and more columns than rows: a wrong broadcast raises on one of them."""
@@ -50,7 +55,8 @@ class Plan:
 
     @property
     def takes_a_mask(self) -> bool:
-        return any(one.field in ("trainable", "batch", "attention", "in_use") for one in self.fillings)
+        masks = ("trainable", "batch", "attention", "in_use")
+        return any(one.field in masks or one.form == "labels" for one in self.fillings)
 
     def inputs(self, case: Case) -> dict[str, Any]:
         given = {one.argument: self.given(case, one) for one in self.fillings}
@@ -102,8 +108,8 @@ def probes() -> list[Case]:
     return [case for name, case in zip(SHAPES, directed(), strict=True) if name in PROBES]
 
 
-def plans(found: Found) -> Iterator[Plan]:
-    """Every way to fill the arguments, the most usual first."""
+def plans(found: Found, *, by_size: bool = False) -> Iterator[Plan]:
+    """Every way to fill the arguments, the most usual first; `by_size`: its groups are so many rows in a row."""
     names = list(found.arguments)
     fields = fields_of(names)
     for name in names:
@@ -111,8 +117,11 @@ def plans(found: Found) -> Iterator[Plan]:
             fields[name] = "batch"
         elif name in BOUNDARIES:
             fields[name] = "boundaries"
-    if set(fields.values()) == {"value", "trainable"}:  # a masked mean of any numbers
+    beside = {"trainable", "count", "rows", "in_use", "boundaries"}
+    if set(fields.values()) - beside == {"value"} and "trainable" in fields.values():  # a masked mean of any numbers
         fields = {n: "token_loss" if f == "value" else f for n, f in fields.items()}
+    if by_size and set(fields.values()) == {"token_loss"}:  # any numbers, one per row
+        fields = dict.fromkeys(fields, "reward")
     unknown = [n for n in names if n not in fields and found.arguments[n].default is found.arguments[n].empty]
     if unknown:
         raise CannotCall(f"nothing is known about {', '.join(unknown)}")
@@ -167,7 +176,15 @@ def _fillings(found: Found, name: str, field: str, way: Way) -> Iterator[Filling
         yield from (Filling(name, field, size) for size in about)
     else:
         held: Form = "rows" if way == "joined" and "list" in annotation else as_list
+        if field == "token_id" and _ignores(found):
+            held = "labels"
         yield Filling(name, field, "token", held)
+
+
+def _ignores(found: Found) -> bool:
+    """Whether labels say which tokens count: there is no mask, and a setting names the label to ignore."""
+    masks = {"trainable", "attention", "batch"} & set(fields_of(list(found.arguments)).values())
+    return not masks and any("ignore" in words_of(name) for name in found.options)
 
 
 def _is_about_rows(found: Found) -> bool:
@@ -183,6 +200,8 @@ def _discounts(found: Found) -> bool:
 def _ways(found: Found, fields: Mapping[str, str]) -> Sequence[Way]:
     if set(found.arguments) & BOUNDARIES:
         return ("packed",)
+    if "position" in fields.values():
+        return ("packed", "padded", "row")
     told = [str(one.annotation).lower() for one in found.arguments.values()]
     lists = ["list[torch" in one or "list[tensor" in one or "list[list" in one for one in told]
     if any(lists):
@@ -190,10 +209,10 @@ def _ways(found: Found, fields: Mapping[str, str]) -> Sequence[Way]:
     if "width" in fields.values():
         return ("model",)
     if "logits" in fields.values() and "token_id" in fields.values():
-        return ("padded", "model", "packed")
+        return ("padded", "model", "alone", "packed")
     if "batch" in fields.values():
         return ("padded", "sliced", "list", "packed")
-    return ("padded", "row", "list", "packed")
+    return ("padded", "row", "list", "packed", "whole")
 
 
 def _speaks_numpy(found: Found) -> bool | None:
@@ -203,11 +222,11 @@ def _speaks_numpy(found: Found) -> bool | None:
     return None if has_torch == has_numpy else has_numpy
 
 
-def plausible(found: Found, adapt: Callable[[Case], Case]) -> Iterator[Plan]:
+def plausible(found: Found, adapt: Callable[[Case], Case], *, by_size: bool = False) -> Iterator[Plan]:
     """The plans that run on every probe without an accidental broadcast."""
     kept: list[Plan] = []
     why = ""
-    for plan in plans(found):
+    for plan in plans(found, by_size=by_size):
         if any(_same_but_for_form(plan, other) for other in kept):
             continue
         try:
@@ -242,11 +261,21 @@ def returned_by(found: Found, plan: Plan, case: Case) -> Any:
     return returned
 
 
+def _fresh(returned: Any, inputs: Mapping[str, Any]) -> Any:
+    """What was returned, without the inputs that a function hands on beside its results: `{**batch, "rewards": …}`."""
+    if not isinstance(returned, Mapping):
+        return returned
+    pairs = cast("Mapping[Any, Any]", returned)
+    given = [*inputs.values(), *(one for batch in inputs.values() if isinstance(batch, Keys) for one in batch.values())]
+    kept = {name: value for name, value in pairs.items() if not any(value is one for one in given)}
+    return kept or returned
+
+
 def called(found: Found, plan: Plan, case: Case, options: Mapping[str, Any]) -> Any:
     """One call with all rows, or one call per row."""
     inputs = plan.inputs(case)
-    if plan.way != "row":
-        return found.call(inputs, options)
+    if plan.way not in ONE_BY_ONE:
+        return _fresh(found.call(inputs, options), inputs)
     rows: list[Any] = []
     for row in range(case.num_sequences):
         own = {one.argument: of_row(inputs[one.argument], row, case) for one in plan.fillings}

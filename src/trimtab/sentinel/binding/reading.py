@@ -17,11 +17,11 @@ from torch import Tensor
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS, agreed, compacted, without_tokens
 from trimtab.sentinel.binding.bind import ROLES, Role
-from trimtab.sentinel.binding.callable import CannotCall, Found
+from trimtab.sentinel.binding.callable import CannotCall, Config, Found
 from trimtab.sentinel.binding.facts import best_aligned, is_alive, is_whitened, other_values, penalties_of, switched_on
 from trimtab.sentinel.binding.given import ROWS, layouts
-from trimtab.sentinel.binding.guess import Plan, called, plausible, probes
-from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject
+from trimtab.sentinel.binding.guess import ONE_BY_ONE, Plan, called, plausible, probes
+from trimtab.sentinel.binding.subject import TRAINED, Kind, Level, Out, Result, Subject
 from trimtab.sentinel.binding.words import is_group_size, words_of
 
 SECOND: dict[str, Kind] = {"returns": "return", "group_advantage": "return", "logp": "entropy"}
@@ -62,10 +62,10 @@ def subject_of(find: Callable[..., Found]) -> Subject:
 
 
 def _bindings(found: Found) -> list[Subject]:
-    by_size = any(is_group_size(name) for name in found.options)
+    by_size = any(is_group_size(name) for name in (*found.options, *_mentioned(found)))
     made: list[Subject] = []
     why = ""
-    for plan in plausible(found, in_pairs if by_size else _as_it_is):
+    for plan in plausible(found, in_pairs if by_size else _as_it_is, by_size=by_size):
         adapt = in_pairs if by_size else _as_it_is if plan.takes_a_mask else _adapted(plan)
         try:
             made.append(_subject(found, plan, adapt, by_size=by_size))
@@ -73,12 +73,22 @@ def _bindings(found: Found) -> list[Subject]:
             why = why or str(error)
         except Exception as error:  # foreign code may raise anything
             why = why or f"{type(error).__name__}: {error}"
-        if len(made) == MOST:
+        if len(made) == MOST and made[0].role != "logp":  # those are told apart by what they score
             break
     if not made:
         raise CannotCall(why)
     made = [one for one in made if one.role is not None] or made
     return best_aligned(made)
+
+
+def _mentioned(found: Found) -> list[str]:
+    """Attributes and keys that a function, or the constructor of its class, asks a config object for."""
+    if not any(isinstance(value, Config) for value in found.options.values()):
+        return []
+    codes = [getattr(fn, "__code__", None) for fn in (found.function, getattr(found.owner, "__init__", None))]
+    names = [(*code.co_names, *code.co_consts) for code in codes if code is not None]
+    # A single letter is too short a name to go by.
+    return [name for told in names for name in told if isinstance(name, str) and len(name) > 1]
 
 
 def _as_it_is(case: Case) -> Case:
@@ -118,6 +128,8 @@ def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size
 
     facts: dict[str, Any] = {"couples": preset.couples, "waived": dict(preset.waived)} if preset else {}
     facts |= {"block": 2} if by_size else {}
+    if role == "keep" and "reward" in fields:
+        facts["couples"] = "group"
     if role == "response_mask":
         facts["waived"] = dict.fromkeys(("eos_semantics", "mask_content"), "which ids it is given is a guess")
     if adapt is _full:
@@ -145,6 +157,7 @@ def _fields(found: Found, plan: Plan, probe: Case) -> frozenset[str]:
 def lines(found: Found, plan: Plan, role: str | None) -> str:
     """What was chosen, and the binding that says so."""
     shapes = {
+        "whole": "[rows, width] with prompts", "alone": "one row with its prompt",
         "padded": "[rows, width]", "list": "a list of rows", "packed": "all tokens", "row": "one row",
         "joined": "all answers in one line", "sliced": "[rows, width] with prompts",
         "model": "[rows, width] with prompts",
@@ -172,7 +185,8 @@ def in_pairs(case: Case) -> Case:
 
 
 def _with_leaves(case: Case) -> Case:
-    leaves = {n: v.detach().clone().requires_grad_() for n, v in case.tokens.items() if v.dtype.is_floating_point}
+    """What trains requires a gradient, and nothing else: data without one stays data."""
+    leaves = {n: case.tokens[n].detach().clone().requires_grad_() for n in (*TRAINED, "token_loss", "kl", "advantage")}
     return case.with_tokens(**leaves)
 
 
@@ -182,7 +196,7 @@ def _looks(found: Found, plan: Plan, case: Case) -> list[Look]:
 
 def _looked_at(case: Case, returned: Any, plan: Plan) -> Iterator[Look]:
     case = replace(case, touched=None)  # what is asked about shapes is not read by the function
-    for name, value in _parts(_by_result(returned) if plan.way == "row" else returned, case.response_lengths):
+    for name, value in _parts(_by_result(returned) if plan.way in ONE_BY_ONE else returned, case.response_lengths):
         held = _as_tensors(value)
         if held is None:
             continue
@@ -247,13 +261,20 @@ def _as_tensors(value: Any) -> Tensor | list[Tensor] | None:
 def level_of(value: Tensor | list[Tensor], case: Case, plan: Plan) -> Level | None:
     """The level from the shape; None where no shape of the case fits."""
     if isinstance(value, list):
-        sizes = [len(rows) for rows in (case.list("trainable", with_prompt=False))]
-        return "token" if [one.shape[0] if one.ndim else -1 for one in value] == sizes else None
+        lengths = [one.shape[0] if one.ndim else -1 for one in value]
+        return "token" if any(lengths == sizes for sizes, _ in _lists(case, plan)) else None
     if value.ndim == 0 or (value.numel() == 1 and case.num_sequences > 1):
         return "scalar"
     if view_of(value, case, plan) is not None:
         return "token"
     return "sequence" if value.shape == (case.num_sequences,) else None
+
+
+def _lists(case: Case, plan: Plan) -> list[tuple[list[int], int | None]]:
+    """Lengths that a list of rows can have, and how many tokens of each row come before them; None for its prompt."""
+    if plan.way != "alone":
+        return [(case.response_lengths, None)]
+    return [(case.lengths, 0), ([length - 1 for length in case.lengths], 1)]
 
 
 def view_of(value: Tensor, case: Case, plan: Plan) -> dict[str, Any] | None:
@@ -288,18 +309,22 @@ def role_of(
     if "value" in fields and "returns" in fields and not policies:
         return "value_loss" if main.has_gradient else "metric"
     if "advantage" in fields and policies:
+        if "logp_ref" in fields and not main.has_gradient and main.level == "token" and not main.is_flag:
+            return "kl_in_reward"  # advantages that were paid or charged for a distance
         return "keep" if main.is_flag else "policy_loss" if main.has_gradient else _numeric(main)
     if fields & {"reward", "token_reward"} and "logp_current" in policies and main.level != "token":
         return "policy_loss" if main.has_gradient else _numeric(main)
     if fields & {"reward", "token_reward"}:
         if (len(policies) > 1 or "kl" in fields) and main.level == "token" and "value" not in fields:
             return "returns" if _discounted(found) else "kl_in_reward"
+        if main.is_flag and main.level == "sequence" and ("group" in fields or by_size):
+            return "keep"
         if "group" in fields or by_size:
             return "group_advantage" if main.level == "token" else "reward_normalisation"
         if main.level == "sequence":
             return "reward_normalisation"
         return "returns" if main.level == "token" else "metric"
-    if len(policies) == 2:
+    if len(policies) > 1:
         return _of_two_policies(main, found, plan, probe)
     if fields & {"token_loss", "advantage", "entropy", "kl", "returns"}:
         return "whitening" if main.level == "token" else "aggregation" if main.has_gradient else "statistic"
@@ -318,16 +343,20 @@ def _of_two_policies(main: Look, found: Found, plan: Plan, probe: Case) -> str |
     if main.is_flag:
         return "keep"
     if main.level == "scalar":
-        return "kl_in_loss" if main.has_gradient else "metric"
+        counted = {one.field for one in plan.fillings} & {"count", "rows"}  # only a loss is divided by those
+        return "kl_in_loss" if main.has_gradient or counted else "metric"
     same = next((look for look in _looks(found, plan, agreed(probe)) if look.name == main.name), None)
     held = same.value if same is not None else None
     numbers = torch.cat([one.reshape(-1) for one in held]) if isinstance(held, list) else held
     if not isinstance(numbers, Tensor) or not numbers.numel():
         return None
-    size = numbers.double().abs().max()
-    if float(size) < 1e-6:
+    values = numbers.double()
+    if float(values.abs().max()) < 1e-6:
         return "kl"
-    return "importance" if float((numbers.double() - 1).abs().min()) < 1e-6 else None
+    # A factor is 1 where policies agree; one that is another constant there is a factor with a mistake.
+    even = float((values - values.max()).abs().max()) < 1e-6
+    is_factor = float((values - 1).abs().min()) < 1e-6 or (even and not main.has_gradient and float(values.max()) > 0)
+    return "importance" if is_factor else None
 
 
 def _result(case: Case, look: Look, plan: Plan, preset: Role | None, role: str | None, place: int) -> Result | None:
@@ -335,7 +364,7 @@ def _result(case: Case, look: Look, plan: Plan, preset: Role | None, role: str |
         return None
     case = replace(case, touched=None)
     if place == 0 or look.is_stacked:
-        kind: Kind = "statistic" if look.level != "token" else "term"
+        kind: Kind = "term" if look.level == "token" and look.has_gradient else "statistic"
         if preset is not None:
             kind = preset.token_kind if look.level == "token" and preset.token_kind else preset.kind
     elif look.level == "token" and role in SECOND:
@@ -350,7 +379,10 @@ def _result(case: Case, look: Look, plan: Plan, preset: Role | None, role: str |
         return None
     if look.level == "token":
         if isinstance(look.value, list):
-            return Result.token(case, look.value, kind, layout="list", with_prompt=False)
+            lengths = [one.shape[0] for one in look.value]
+            before = next((n for sizes, n in _lists(case, plan) if sizes == lengths), None)
+            rows = look.value if not before else [torch.cat([torch.zeros_like(r[:1]), r]) for r in look.value]
+            return Result.token(case, rows, kind, layout="list", with_prompt=before is not None)
         view = view_of(look.value, case, plan) or {}
         if preset is not None and preset.level == "cell" and view.get("layout") == "padded":
             return Result.cell(case, look.value, kind, **{k: v for k, v in view.items() if k != "layout"})

@@ -13,11 +13,11 @@ from trimtab.sentinel.binding.names import GROUP_NAMES, KNOWN_ARGUMENTS
 
 LOG_PROB = frozenset({"logp", "logps", "logprob", "logprobs", "lp", "lps", "logpi"})
 WHOSE: dict[str, frozenset[str]] = {
-    "logp_ref": frozenset({"ref", "reference", "base", "sft", "init", "initial", "q"}),
+    "logp_ref": frozenset({"ref", "reference", "base", "sft", "init", "initial", "q", "teacher"}),
     "logp_old": frozenset({"old", "prev", "previous", "prox", "proximal", "anchor"}),
     "logp_rollout": frozenset({
         "rollout", "behav", "behavior", "behaviour", "behave", "mu", "sampling", "sampler", "inference", "infer",
-        "generation", "gen", "generator", "vllm", "sglang", "engine",
+        "generation", "gen", "generator", "vllm", "sglang", "engine", "sampled",
     }),
 }  # fmt: skip
 WORDS: dict[str, frozenset[str]] = {
@@ -30,11 +30,12 @@ WORDS: dict[str, frozenset[str]] = {
     "ended": frozenset({"done", "dones", "ended", "terminated", "finished"}),
     "length": frozenset({"lengths", "lens"}),
     "logits": frozenset({"logits", "logit"}),
-    "token_id": frozenset({"ids", "labels", "actions"}),
-    "reward": frozenset({"reward", "rewards", "score", "scores"}),
-    "value": frozenset({"value", "values", "vpred", "vpreds", "v"}),
+    "token_id": frozenset({"ids", "labels", "label", "actions"}),
+    "reward": frozenset({"reward", "rewards", "score", "scores", "rew", "rews"}),
+    "value": frozenset({"value", "values", "vpred", "vpreds", "v", "val", "vals"}),
     "token_loss": frozenset({"loss", "losses"}),
     "ratio": frozenset({"ratio", "ratios"}),
+    "text": frozenset({"responses", "completions", "tokens"}),
 }
 """Our field, or `ratio`, to words that mean it. Earlier rows win: a `loss_mask` is a mask, a `kl_loss` a KL."""
 GROUP_SIZES: frozenset[str] = frozenset({
@@ -79,6 +80,7 @@ RATIOS = {
 }
 """Ratios of current to old policy whose names do not say so."""
 IDS = {
+    "eos": "eos_id", "eos_token": "eos_id", "pad": "pad_id",
     "eos_token_id": "eos_id", "eos_id": "eos_id", "pad_token_id": "pad_id", "pad_id": "pad_id",
     "stop_token_ids": "stop_ids", "stop_ids": "stop_ids", "eos_token_ids": "stop_ids", "prompt_ids": "group",
 }  # fmt: skip
@@ -115,11 +117,15 @@ def field_of(name: str) -> str | None:
         return RATIOS[name]
     if is_count(name):
         return "count"
+    if is_count_of_rows(name):
+        return "rows"
     if name in WIDTHS:
         return "width"
     if name in IDS:
         return IDS[name]
     words = set(words_of(name))
+    if words & {"position", "positions"}:
+        return "position"
     if words & WORDS["trainable"] and words & {"sample", "samples", "seq", "sequence", "row"}:
         return "in_use"
     fields = {one.ours for one in meanings(name) if one.kind == "field"}
@@ -147,7 +153,7 @@ SHORT: dict[str, frozenset[str]] = {
     "logp_current": frozenset({"new", "lp", "pi", "p"}),
     "reward": frozenset({"r", "rew"}),
     "advantage": frozenset({"a"}),
-    "token_loss": frozenset({"x", "xs", "tensor", "t", "arr", "array", "inp", "per_tok", "vals"}),
+    "token_loss": frozenset({"x", "xs", "tensor", "t", "arr", "array", "inp", "per_tok"}),
 }
 """Short names that tell only beside others: taken where nothing else fills the field."""
 
@@ -172,7 +178,8 @@ def fields_of(names: list[str]) -> dict[str, str]:
         same = [name for name, one in found.items() if one == field]
         if len(same) == 2 and other not in found.values():
             # Beside a proximal policy, the old one is the sampler; beside predictions, the values are the old ones.
-            later = next((n for n in same if not set(words_of(n)) & {"prox", "proximal", "vpred", "vpreds"}), same[1])
+            now = {"prox", "proximal", "vpred", "vpreds", "pred", "preds", "new", "current"}
+            later = next((n for n in same if not set(words_of(n)) & now), same[1])
             found[later] = other
     return found
 
@@ -181,7 +188,15 @@ def is_count(name: str) -> bool:
     """Whether it is a number of tokens in the whole step, which a loss divides by."""
     words = set(words_of(name))
     counted = words & {"tok", "toks", "token", "tokens", "items"} and words & {"num", "count", "total", "global", "n"}
-    return bool(counted) or name in ("loss_scale", "step_total", "normalizer", "denominator")
+    divides = words & {"denominator", "denom", "divisor", "normalizer", "normaliser"} and not words & {"by", "use"}
+    return bool(counted) or bool(divides) or name in ("loss_scale", "step_total")
+
+
+def is_count_of_rows(name: str) -> bool:
+    """Whether it is a number of sequences in the whole step: `global_batch_size`, `global_valid_seqs`."""
+    words = set(words_of(name))
+    counted = words & {"seqs", "sequences", "rows", "samples"} and words & {"num", "total", "global"}
+    return {"global", "batch", "size"} <= words or bool(counted and not words & {"per", "prompt", "group"})
 
 
 def _precisely(field: str, words: set[str]) -> str:
@@ -191,6 +206,8 @@ def _precisely(field: str, words: set[str]) -> str:
         return "teacher_logits"
     if field == "reward" and words & {"token", "tok", "tokens"}:
         return "token_reward"
+    if field == "text":
+        return "token_id"
     return "log_ratio" if field == "ratio" and "log" in words else field
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from trimtab.sentinel.batch.case import CannotRepresent, Case
 from trimtab.sentinel.batch.perturb import coded, without_tokens
 from trimtab.sentinel.binding.subject import Result, Subject, of_kind, run, same
+from trimtab.sentinel.binding.words import words_of
 from trimtab.sentinel.invariants.apart import differing
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
@@ -110,7 +112,10 @@ def eos_semantics(subject: Subject, case: Case) -> Violation | None:
     if any("a" not in row for row in bare.kinds):
         raise case.cannot("a sequence has no answer")
     taken = 0
+    fixed = {held for held in (_ends(value) for n, value in subject.options.items() if set(words_of(n)) & ENDS) if held}
     for eos, pad in (((1,), 0), ((1, 2), 0), ((1,), 1), ((1, 2), 2), ((2, 1), 1)):
+        if fixed and frozenset(eos) not in fixed:
+            continue  # its binding says which ids end a sequence
         for columns in (1, 0):
             one = _ending(replace(bare, eos_ids=eos, pad_id=pad, extra_columns=columns))
             try:
@@ -126,6 +131,17 @@ def eos_semantics(subject: Subject, case: Case) -> Violation | None:
     if not taken:
         raise case.cannot("it accepts none of the combinations of end ids and padding id")
     return None
+
+
+ENDS = frozenset({"eos", "stop", "end"})
+"""Words of a setting that holds ids which end a sequence."""
+
+
+def _ends(value: object) -> frozenset[int]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return frozenset({value})
+    listed = cast("list[object]", value) if isinstance(value, list | tuple | set) else []
+    return frozenset(one for one in listed if isinstance(one, int))
 
 
 def _masked_otherwise(values: Mapping[str, Tensor], masks: list[tuple[str, Result]], case: Case) -> Violation | None:

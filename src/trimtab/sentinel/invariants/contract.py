@@ -1,7 +1,6 @@
 """Requirements on decisions (what to keep) and importances (off-policy factors), each at its own level."""
 
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -50,19 +49,12 @@ def decision_granularity(subject: Subject, case: Case) -> Violation | None:
             ):
                 told = f"{name} is a decision about sequences: declare scope='sequence'"
                 return replace(found, what=told, grade="convention")
-            compares = len(subject.inputs & set(LOGPS)) > 1
-            if found is not None and result.scope == "token" and (not compares or _chooses_as_many(found)):
-                told = f"{name} chooses among all tokens of the batch"
+            if found is not None and result.scope == "token":
+                told = f"{name} chooses among all tokens of the batch, as a quantile or a budget does"
                 return replace(found, what=told, grade="convention")
             if found:
                 return found
     return None
-
-
-def _chooses_as_many(found: Violation) -> bool:
-    """Whether as many are chosen before and after a change: a quantile or the largest few."""
-    before, after = (sum(bool(one) for one in cast("list[object]", held)) for held in (found.expected, found.observed))
-    return abs(before - after) <= 1
 
 
 def _of_other_policies(subject: Subject, case: Case, name: str, base: Result) -> Violation | None:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.case import MASKS, Case
 from trimtab.sentinel.batch.perturb import without_tokens
 from trimtab.sentinel.binding.subject import Result, Seen, Subject, run, same
 from trimtab.sentinel.invariants.apart import Match, apart, trainable_leaves
@@ -24,6 +24,8 @@ def credit_over_trainable(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("the lengths that it reads may count tool output")
     if not any("o" in row for row in case.kinds):
         raise case.cannot("there is no observation in it")
+    if not subject.inputs & {*MASKS, *case.tokens}:
+        raise case.cannot("it is given nothing per token, so tool output reaches it only in counts of its binding")
     bare = without_tokens(case, "o")
     first, second = run(subject, bare), run(subject, case)
     match = Match(leaves=trainable_leaves(bare, case), only=lambda _, result: _about_choices(result))
@@ -38,7 +40,7 @@ def _about_choices(result: Result) -> bool:
 
 @invariant(
     family="I04",
-    statement="Credit flows back in time: a reward reaches the tokens before it. "
+    statement="Credit flows back in time: a reward reaches the tokens before it, and the last one is not lost. "
     "If it reaches only tokens after it, time runs backwards.",
     why="A token cannot have caused a reward that came before it. Returns from the first token on reward what comes "
     "after success, not what led to it.",
@@ -65,6 +67,9 @@ def credit_flows_back(subject: Subject, case: Case) -> Violation | None:
         after, before = (_credit(seen, name, result) for seen in (first, last))
         assert after is not None
         assert before is not None
+        if same(credit, before) and not same(credit, after):
+            what = f"a reward on the last token changes nothing in {name}, and one on the first does"
+            return Violation(what, numbers(before), "another number", effect=Effect("value", (), 1.0))
         if not same(credit[later], after[later]) and same(credit[earlier], before[earlier]):
             what = f"in {name}, a reward on the first token moves later ones, and one on the last reaches none before"
             return Violation(what, numbers(after), numbers(credit), effect=Effect("value", (), 1.0))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.binding.subject import Subject, call_subject, of_kind, same
+from trimtab.sentinel.binding.subject import Subject, call_subject, of_kind, run, same, same_gradient
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
 ACTIONS = torch.tensor([0.3, -0.2, 0.6], dtype=torch.float64)
@@ -29,11 +29,27 @@ def expected_gradient(subject: Subject, case: Case) -> Violation | None:
     if case.num_sequences < 1:
         raise case.cannot("there is no sequence")
     of_kind(call_subject(subject, case), case, "loss", "term")
+    if subject.reading("value"):
+        found = _through_the_baseline(subject, case)
+        if found:
+            return found
     if subject.reading("advantage", "outcome"):
         found = _objective(subject, case, CREDIT, None) or _off_policy(subject, case)
         if found:
             return found
     return _objective(subject, case, (0.0,) * 3, REFERENCE) if subject.reading("logp_ref") else None
+
+
+def _through_the_baseline(subject: Subject, case: Case) -> Violation | None:
+    """What pushes the values must not depend on the policy: a baseline is data."""
+    base = run(subject, case)
+    moved = run(subject, case.with_tokens(logp_current=case.tokens["logp_current"] - 0.25))
+    for name, _ in of_kind(base.results, case, "loss", "term"):
+        first, second = (seen.gradients.get(name, {}).get("value") for seen in (base, moved))
+        if first is not None and second is not None and not same_gradient(first, second, base.results[name]):
+            what = f"d {name} / d value changes with logp_current: the policy gradient trains its own baseline"
+            return Violation(what, numbers(second), numbers(first), effect=Effect("gradient", (), 1.0))
+    return None
 
 
 def _objective(

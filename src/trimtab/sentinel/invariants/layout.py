@@ -1,12 +1,13 @@
 """The same samples, split or ordered differently."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.batch.perturb import parts
+from trimtab.sentinel.batch.perturb import parts, untied
 from trimtab.sentinel.binding.subject import Seen, Subject, run, same, same_gradient
 from trimtab.sentinel.invariants.apart import Match, apart, differing
 from trimtab.sentinel.invariants.declare import Compared, Effect, Violation, invariant, numbers
@@ -104,6 +105,11 @@ def _rules(subject: Subject, values: list[Tensor], pieces: list[Case]) -> Iterat
         "sequences": [float(p.num_sequences) for p in pieces],
         "sequences with a token": [float((p.segments.token_counts > 0).sum()) for p in pieces],
     }
+    if subject.couples == "group":
+        counts |= {
+            "groups": [float(len({int(g) for g in p.sequences["group"]})) for p in pieces],
+            "pairs": [float(len(p.pairs)) for p in pieces],
+        }
     stacked = torch.stack([torch.nan_to_num(value.double()).reshape(()) for value in values])
     for name, count in counts.items():
         weight = torch.tensor(count, dtype=torch.float64) / max(sum(count), 1.0)
@@ -149,6 +155,13 @@ def _gradients(
     repair="Carry index maps with the data instead of relying on position.",
 )
 def permutation(subject: Subject, case: Case) -> Violation | None:
+    found = _reordered(subject, case)
+    if found is None or found.grade != "bug" or _reordered(subject, subject.adapt(untied(case))) is not None:
+        return found
+    return replace(found, what=f"{found.what}, where numbers are equal: ties are broken by position", grade="hygiene")
+
+
+def _reordered(subject: Subject, case: Case) -> Violation | None:
     whole = run(subject, case)
     count = case.num_sequences
     if count < 2:

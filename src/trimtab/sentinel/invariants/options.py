@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from trimtab.sentinel.batch.case import CannotRepresent, Case
-from trimtab.sentinel.batch.perturb import doubled, louder
+from trimtab.sentinel.batch.perturb import doubled, drifted, louder
 from trimtab.sentinel.binding.settings import modes, setting, settled, with_setting
 from trimtab.sentinel.binding.subject import Seen, Subject, run, same
-from trimtab.sentinel.invariants.declare import Violation, invariant
+from trimtab.sentinel.binding.words import words_of
+from trimtab.sentinel.invariants.declare import Effect, Violation, invariant
 
 
 @invariant(
@@ -102,3 +103,56 @@ def impossible_options_refused(subject: Subject, case: Case) -> Violation | None
                 continue
             return Violation(f"{option} = {value!r} is accepted", "a result", "an error")
     return None
+
+
+SIDES: tuple[tuple[frozenset[str], str, int], ...] = (
+    (frozenset({"low", "lower", "lo", "below"}), "ratio", -1),
+    (frozenset({"high", "higher", "upper", "hi", "above"}), "ratio", 1),
+    (frozenset({"pos", "positive"}), "advantage", 1),
+    (frozenset({"neg", "negative"}), "advantage", -1),
+)
+"""Words of a setting, and the side that they speak of: ratios below or above 1, advantages above or below 0."""
+
+
+@invariant(
+    family="I21",
+    statement="A setting acts on the side that its name says: one called low or lower on ratios below 1, one called "
+    "high or upper on ratios above 1, one for positive advantages on those.",
+    why="Exchanged bounds train, and nothing looks wrong: the policy is held back where it should be free.",
+    bug="prime-rl 7d9a34510: the settings for the spread of the group and of the batch were exchanged.",
+    repair="Follow each setting to the line that uses it. Test with every ratio above 1, then with every ratio below.",
+)
+def options_take_sides(subject: Subject, case: Case) -> Violation | None:
+    named = [
+        (option, value, about, side)
+        for option, values in subject.variants.items()
+        for words, about, side in SIDES
+        if set(words_of(option)) & words
+        for value in values[:1]
+    ]
+    if not named or not subject.reading("logp_current") or not bool(case.trainable.any()):
+        raise case.cannot("no setting with another value speaks of a side, or it reads no policy")
+    for option, value, about, side in named:
+        if about == "advantage" and not subject.reading("advantage", "outcome"):
+            continue
+        own, other = (_acts(subject, case, option, value, about, at) for at in (side, -side))
+        if other and not own:
+            where = {"ratio": ("below 1", "above 1"), "advantage": ("below 0", "above 0")}[about]
+            said, found = (where[at > 0] for at in (side, -side))
+            what = f"{option} acts where every {about} is {found}, and never where it is {said}"
+            return Violation(what, f"a difference {found}", f"a difference {said}", effect=Effect("gradient", (), 1.0))
+    return None
+
+
+def _acts(subject: Subject, case: Case, option: str, value: Any, about: str, side: int) -> bool:
+    """Whether another value changes a result where every ratio, or every advantage, is on one side."""
+    for amount in (0.15, 0.4, 1.5, 4.0):
+        for sign in (1, -1):
+            drift, credit = (side, sign) if about == "ratio" else (sign, side)
+            there = drifted(case, amount * drift)
+            there = there.with_tokens(advantage=there.tokens["advantage"].abs().clamp(min=0.25) * credit)
+            there = there.with_sequences(outcome=there.sequences["outcome"].abs().clamp(min=0.25) * credit)
+            there = subject.adapt(there)
+            if not alike(run(subject, there), run(subject, there, with_setting(subject, option, value))):
+                return True
+    return False

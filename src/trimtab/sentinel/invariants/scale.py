@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.batch.perturb import agreed, doubled, lengthened, level, silenced
+from trimtab.sentinel.batch.perturb import agreed, doubled, lengthened, level, silenced, voting
 from trimtab.sentinel.binding.subject import Seen, Subject, of_kind, run
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
@@ -94,6 +94,7 @@ def token_shares(subject: Subject, case: Case) -> tuple[str, Tensor, Case] | Non
     if not bool(case.trainable.any()):
         raise case.cannot("no token trains")
     options = {**subject.options, **dict.fromkeys(subject.penalties, 0.0)}
+    case = replace(voting(case), within=None if case.within is None else voting(case.within))
     if subject.reading("token_loss"):
         seen, divisor, leaf = run(subject, case, options), torch.ones(case.segments.num_tokens).double(), "token_loss"
     elif subject.reading("logp_current") and subject.reading("advantage", "outcome"):
@@ -118,11 +119,7 @@ def _plain(subject: Subject, case: Case) -> Case:
     flags = {n: torch.full_like(case.tokens[n], n == "keep") for n in ("keep", "selected") if n in case.tokens}
     everyone = torch.ones(case.num_sequences, dtype=torch.bool)
     plain = agreed(case).with_tokens(advantage=away, **flags).with_sequences(outcome=outcome, votes=everyone)
-    return subject.adapt(replace(plain, within=None if case.within is None else _all_vote(case.within)))
-
-
-def _all_vote(case: Case) -> Case:
-    return case.with_sequences(votes=torch.ones(case.num_sequences, dtype=torch.bool))
+    return subject.adapt(replace(plain, within=None if case.within is None else voting(case.within)))
 
 
 def _scalar_loss(seen: Seen, case: Case) -> str:

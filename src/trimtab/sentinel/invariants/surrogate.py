@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.batch.perturb import LOGPS, agreed, silenced
+from trimtab.sentinel.batch.perturb import LOGPS, agreed, silenced, voting
 from trimtab.sentinel.binding.subject import TRAINED, Result, Seen, Subject, of_kind, run, same, same_gradient
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
@@ -25,7 +25,7 @@ from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, nu
 def on_policy_identity(subject: Subject, case: Case) -> Violation | None:
     if not subject.reading("advantage", "outcome"):
         raise case.cannot("it reads no advantage")
-    seen = run(subject, agreed(case), off(subject))
+    seen = run(subject, voting(agreed(case)), off(subject))
     for name, result in of_kind(seen.results, case, "term"):
         if name in seen.blocked:
             raise case.cannot(f"the backward pass of {name} raises")
@@ -114,7 +114,7 @@ def _at(subject: Subject, case: Case, sign: float, ratio: float) -> Violation | 
             continue
         if not _follows(subject, there, name, seen):
             continue
-        push = seen.gradients[name]["logp_current"][case.trainable] * sign
+        push = (seen.gradients[name]["logp_current"] - _without_credit(subject, there, name))[case.trainable] * sign
         where = f"at ratio {ratio:g} and A = {sign:+g}"
         if bool((push > 1e-9).any()):
             what = f"{name} pushes against its advantage {where}"
@@ -129,6 +129,14 @@ def _at(subject: Subject, case: Case, sign: float, ratio: float) -> Violation | 
     return None
 
 
+def _without_credit(subject: Subject, there: Case, name: str) -> Tensor:
+    """What pushes where every advantage is 0: a penalty that nobody declared."""
+    idle = there.with_tokens(advantage=torch.zeros_like(there.tokens["advantage"]))
+    idle = idle.with_sequences(outcome=torch.zeros_like(there.sequences["outcome"]))
+    pushes = run(subject, idle, off(subject)).gradients.get(name, {}).get("logp_current")
+    return torch.zeros_like(there.tokens["advantage"]) if pushes is None else pushes
+
+
 def _follows(subject: Subject, there: Case, name: str, seen: Seen) -> bool:
     """Whether a result has anything to do with advantages. A joint loss also returns its value and entropy parts."""
     other = there.with_tokens(advantage=2 * there.tokens["advantage"])
@@ -138,12 +146,13 @@ def _follows(subject: Subject, there: Case, name: str, seen: Seen) -> bool:
 
 def _drops(subject: Subject, there: Case, name: str) -> bool:
     """Whether tokens at this ratio add nothing: no value, and no gradient under either sign of the advantage."""
-    if float(run(subject, there, off(subject)).values[name].double().abs().max()) > 1e-12:
-        return False
     other = there.with_tokens(advantage=-there.tokens["advantage"])
     other = other.with_sequences(outcome=-there.sequences["outcome"])
     seen = run(subject, other, off(subject))
-    return bool((seen.gradients[name]["logp_current"][there.trainable] == 0).all())
+    if not same(run(subject, there, off(subject)).values[name].double(), seen.values[name].double(), tolerance=1e-12):
+        return False
+    push = seen.gradients[name]["logp_current"] - _without_credit(subject, there, name)
+    return bool((push[there.trainable] == 0).all())
 
 
 @invariant(
@@ -262,7 +271,7 @@ def connected(subject: Subject, case: Case) -> Violation | None:
     if not subject.reading("logp_current", "logits", "value", "token_loss"):
         raise case.cannot("it reads nothing that trains")
     with torch.enable_grad():
-        seen = run(subject, agreed(case))
+        seen = run(subject, voting(agreed(case)))
     for name, result in of_kind(seen.results, case, "loss", "term"):
         effect = Effect("gradient")
         if not result.value.requires_grad:

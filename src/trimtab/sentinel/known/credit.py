@@ -9,13 +9,14 @@ from trimtab.sentinel.binding.words import words_of
 from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.token import Known
 
+MIXED = "rewards of other prompts set the centre, although the spread is that of the group"
+
 
 def normalised() -> Iterator[Known]:
     """One number per row: rewards minus a centre, over a spread. Stabilisers are too small to matter here."""
     for centre, subtract in CENTRES.items():
         for spread, divide in SPREADS.items():
-            mixed = "rewards of other prompts set the centre, although the spread is that of the group"
-            wrong = mixed if centre == "batch mean" and spread.startswith("group") else WRONG.get(centre, "")
+            wrong = MIXED if centre == "batch mean" and spread.startswith("group") else WRONG.get(centre, "")
             wrong = wrong or WRONG_SPREADS.get(spread, "")
             name = f"reward - {centre}" if centre != "no centre" else "reward"
             name += "" if spread == "no spread" else f", over the {spread}"
@@ -91,6 +92,9 @@ def carried_back(
         yield Known(
             f"GAE({gammas[0]:g}, {lams[0]:g}), exchanged", lambda c: gae(c, value, lams[0], gammas[0], ""), exchanged
         )
+    yield Known("reward of each token", _rewards)
+    first_one = "the reward is on the first token and not on the last one"
+    yield Known("reward on the first token", lambda c: _on_first(c), first_one)
     for gamma in gammas:
         yield Known(f"return with discount {gamma:g}", lambda c, g=gamma: to_go(c, g))
         late = "a reward is discounted at its own token already"
@@ -141,18 +145,29 @@ def shortened(numbers: Sequence[float]) -> Iterator[Known]:
                 def whole(c: Cells, o: object = over, b: float = buffer) -> Tensor:
                     return torch.floor(o(c) / b).clamp(0, 1)  # type: ignore[operator]
 
+                def uncapped(c: Cells, o: object = over, b: float = buffer) -> Tensor:
+                    return (o(c) / b).clamp(min=0)  # type: ignore[operator]
+
                 def free(c: Cells, o: object = over, b: float = buffer) -> Tensor:
                     return (o(c) / b).clamp(max=1)  # type: ignore[operator]
+
+                def free_to_one(c: Cells, o: object = over, b: float = buffer) -> Tensor:
+                    return (o(c) / b).clamp(min=-1)  # type: ignore[operator]
+
+                def unbounded(c: Cells, o: object = over, b: float = buffer) -> Tensor:
+                    return o(c) / b  # type: ignore[operator]
 
                 yield Known(f"{base}{told}", lambda c, p=paid, s=soft: p(c, s))
                 yield Known(
                     f"{base}{told}, whole steps", lambda c, p=paid, s=whole: p(c, s),
                     "whole division: the penalty is nothing or everything",
                 )  # fmt: skip
-                yield Known(
-                    f"{base}{told}, also below it", lambda c, p=paid, s=free: p(c, s),
-                    "answers that are short enough are paid for it",
-                )  # fmt: skip
+                yield Known(f"{base}{told}, without a largest one", lambda c, p=paid, s=uncapped: p(c, s))
+                for share in (free, free_to_one, unbounded):
+                    yield Known(
+                        f"{base}{told}, also below it", lambda c, p=paid, s=share: p(c, s),
+                        "answers that are short enough are paid for it",
+                    )  # fmt: skip
                 yield Known(
                     f"{base}{told}, added", lambda c, p=paid, s=soft: p(c, lambda c, s=s: -s(c)),
                     "the penalty is added instead of taken off",
@@ -180,6 +195,12 @@ def _whitened_returns(told: str, of: Callable[[Cells], Tensor], value: str = "")
         if value:
             wrong = "returns are made from the whitened advantages"
             yield Known(f"{told}, whitened, + value", lambda c, w=whole: w(c) + c[value], wrong)
+
+
+def _on_first(c: Cells) -> Tensor:
+    """The reward of each row on its first trained token."""
+    first = (c.mask.cumsum(1) == 1) & (c.mask > 0)
+    return torch.where(first, c.rows(c.reward), 0.0)
 
 
 def _from_start(c: Cells, gamma: float) -> Tensor:

@@ -19,7 +19,7 @@ from trimtab.sentinel.binding.words import words_of
 from trimtab.sentinel.known import token
 from trimtab.sentinel.known.averages import AVERAGES
 from trimtab.sentinel.known.cells import Cells
-from trimtab.sentinel.known.masks import endings, turns
+from trimtab.sentinel.known.masks import endings, turns, with_a_constant_group
 from trimtab.sentinel.known.offered import candidates
 from trimtab.sentinel.known.said import told_otherwise
 from trimtab.sentinel.known.token import Known
@@ -50,6 +50,9 @@ def fitted(subject: Subject, cases: Sequence[Case]) -> list[Fit]:
     Every other setting is tried, too: a mistake behind a switch, or hidden by a factor of 1, shows there only.
     """
     found = _with(subject, subject.options, cases)
+    if not found and len(cases) > 2:  # many functions bound their exponents: closer policies may tell
+        cases = cases[:-1]
+        found = _with(subject, subject.options, cases)
     for option, value in others(subject)[:MOST]:
         if found and any(fit.mistake for fit in found):
             break
@@ -79,6 +82,8 @@ def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -
     subject = replace(subject, options=options)
     if subject.reading("eos_id", "stop_ids") and subject.reading("token_id"):
         cases = turns() if subject.role == "keep" else endings(several=subject.reading("stop_ids"))
+    if subject.role == "keep" and subject.reading("reward"):
+        cases = with_a_constant_group(cases)
     seen: list[tuple[Case, Mapping[str, Result]]] = []
     for case in cases:
         with suppress(Exception), torch.no_grad():  # what does not run on a case says nothing about it
@@ -91,14 +96,15 @@ def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -
         if all(name in out for _, out in seen):
             held = [(Cells(case, by_token=not subject.reading("reward")), out[name]) for case, out in seen]
             one = _of_result(subject, name, result, held)
-            found += [_as_told(subject, one, options)] if one is not None else []
+            is_loss = result.kind in ("loss", "term", "statistic", "kl")
+            found += [_as_told(subject, one, options, is_loss=is_loss)] if one is not None else []
     return found
 
 
-def _as_told(subject: Subject, fit: Fit, options: Mapping[str, Any]) -> Fit:
+def _as_told(subject: Subject, fit: Fit, options: Mapping[str, Any], *, is_loss: bool) -> Fit:
     """The fit, with what its settings or its name ask for if that is another formula."""
     known = named({**subject.defaults, **options})
-    told = next(told_otherwise(subject.name, fit.result, known, fit.formula, said=subject.said), "")
+    told = next(told_otherwise(subject.name, fit.result, known, fit.formula, said=subject.said, is_loss=is_loss), "")
     return replace(fit, mistake=told) if told and not fit.mistake else fit
 
 
@@ -108,6 +114,8 @@ Held = list[tuple[Cells, Result]]
 def _of_result(subject: Subject, name: str, result: Result, held: Held) -> Fit | None:
     if all(float(one.value.double().abs().max() if one.value.numel() else 0.0) == 0 for _, one in held):
         return None
+    if result.level == "scalar" and len({float(one.value) for _, one in held}) == 1:
+        return None  # a number that never changes is no formula
     factors = (1.0, *settings_of(subject)) if result.kind in ("loss", "term") else (1.0,)
     known = _first(candidates(subject, result), held, factors)
     if known is None and result.kind == "loss" and "logp_ref" in subject.inputs:

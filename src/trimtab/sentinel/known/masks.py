@@ -1,7 +1,7 @@
 """Masks made of token ids: up to the token that ends an answer, and what people cut instead."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -86,6 +86,11 @@ def up_to_the_end() -> Iterator[Known]:
         "the token after the end trains as well",
     )  # fmt: skip
     yield Known(
+        "mask of everything but the ends",
+        lambda c: (~torch.isin(c["token_id"].long(), torch.tensor(c.case.eos_ids))).double(),
+        "every end is left out, the first too, and what follows it is not",
+    )  # fmt: skip
+    yield Known(
         "mask of everything but padding", lambda c: cut(c, lambda s: s[0] >= 0),
         "what follows the end of an answer trains as well",
     )  # fmt: skip
@@ -110,3 +115,29 @@ def of_ended_rows() -> Iterator[Known]:
         "answers that did not end", lambda c: c.mask * c.rows(1 - last(c)),
         "answers that ended are dropped, and those that were cut off train",
     )  # fmt: skip
+
+
+def of_groups_that_differ() -> Iterator[Known]:
+    """The answers to prompts whose rewards are not all equal."""
+
+    def differ(c: Cells) -> Tensor:
+        found = torch.zeros_like(c.reward)
+        for rows in c.groups:
+            found[rows] = float(c.reward[rows].max() != c.reward[rows].min())
+        return found
+
+    yield Known("answers to prompts whose rewards differ", differ)
+    yield Known(
+        "answers to prompts whose rewards are equal", lambda c: 1 - differ(c),
+        "prompts without a signal are kept, and the others are dropped",
+    )  # fmt: skip
+
+
+def with_a_constant_group(cases: Sequence[Case]) -> list[Case]:
+    """The same batches, in which all answers to one prompt have one reward."""
+    found: list[Case] = []
+    for case in cases:
+        group, reward = case.sequences["group"], case.sequences["reward"].clone()
+        reward[group == int(group[-1])] = 1.0
+        found.append(case.with_sequences(reward=reward))
+    return found

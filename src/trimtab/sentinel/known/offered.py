@@ -1,6 +1,7 @@
 """The formulas that a result can be, from its kind, its level and the fields that its function reads."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -40,16 +41,18 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
         yield from masks.up_to_the_end()
     elif result.kind == "keep" and "token_id" in inputs:
         yield from masks.of_ended_rows()
+    elif result.kind == "keep" and "reward" in inputs and not policies:
+        yield from masks.of_groups_that_differ()
     elif result.kind == "keep" and len(policies) > 1:
         yield from token.keeps(inputs, numbers)
         if inputs & {"advantage", "outcome"}:
             yield from token.left_behind(inputs, numbers)
     elif result.kind in ("advantage", "return", "reward") and inputs & {"reward", "token_reward"}:
         if result.level == "sequence" or "group" in inputs or subject.couples == "group":
-            yield from credit.normalised()
+            yield from _told_apart(subject, credit.normalised())
         if result.level == "token":
             yield from credit.carried_back(inputs, numbers, _by_name(subject))
-        if "length" in inputs:
+        if result.level == "sequence" and "group" not in inputs:
             yield from credit.shortened(numbers)
     elif result.kind == "statistic" and result.level == "sequence" and "reward" in inputs:
         yield from credit.normalised()
@@ -59,6 +62,13 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
         for name in sorted(inputs & {"advantage", "returns", "value", "token_loss"}):
             yield from credit.whitened(name)
             yield credit.by_variance(name)
+
+
+def _told_apart(subject: Subject, offered: Iterator[Known]) -> Iterator[Known]:
+    """Where a setting says "batch", a centre of the batch beside a spread of the group is meant."""
+    asks = any(v in ("batch", "global") for v in named(settled(subject)).values() if isinstance(v, str))
+    for one in offered:
+        yield replace(one, mistake="") if asks and one.mistake == credit.MIXED else one
 
 
 def _by_name(subject: Subject) -> dict[str, float]:

@@ -29,13 +29,14 @@ WITHOUT_ITSELF = frozenset({"loo", "rloo", "leave"})
 
 
 def told_otherwise(
-    name: str, result: str, options: Mapping[str, Any], formula: str, *, said: str = ""
+    name: str, result: str, options: Mapping[str, Any], formula: str, *, said: str = "", is_loss: bool = True
 ) -> Iterator[str]:
     """Sentences for every setting, for the name of the function and for its docstring, that ask for another formula."""
     yield from _in_words(said.lower(), formula)
     for option, value in options.items():
         if isinstance(value, str):
-            wanted = _wanted(set(words_of(option)), value.lower().replace("-", "_").strip("_"), formula)
+            spelled = value.lower().replace("-", "_").strip("_")
+            wanted = _wanted(set(words_of(option)), spelled, formula, is_loss=is_loss)
             if wanted is not None and wanted[0] not in formula:
                 yield f"{option}={value!r} asks for {wanted[1]}"
     exchanged = _exchanged(options, formula)
@@ -51,8 +52,7 @@ def _in_words(said: str, formula: str) -> Iterator[str]:
     """What a docstring promises and a formula does not keep. Only words with one meaning count."""
     if "geometric" in said and "product" in formula:
         yield "its docstring says that the mean is geometric, and this is the product"
-    others = re.search(r"leave[- ]one[- ]out|\bthe others?\b|\bother (answers|samples|responses|completions)", said)
-    if others and formula.startswith("reward - group mean"):
+    if re.search(r"leave[- ]one[- ]out", said) and formula.startswith("reward - group mean"):
         yield "its docstring says that the others are the baseline, and the sample itself is in this one"
     local = re.search(r"\b(group|prompt)\b", said) and not re.search(r"\b(batch|global|all|whole)\b", said)
     if local and re.fullmatch(r"reward - group mean, over the batch spread(, n - 1)?", formula):
@@ -75,11 +75,12 @@ def _exchanged(options: Mapping[str, Any], formula: str) -> str:
     return ""
 
 
-LOW, HIGH = frozenset({"low", "lo", "lower", "min"}), frozenset({"high", "hi", "upper", "max"})
+LOW, HIGH = frozenset({"low", "lo", "lower", "min"}), frozenset({"high", "hi", "upper", "max", "higher"})
 
 
-def _wanted(words: set[str], value: str, formula: str) -> tuple[str, str] | None:
-    if " of token_loss" in formula or "clipped" in formula or " of k" in formula:
+def _wanted(words: set[str], value: str, formula: str, *, is_loss: bool) -> tuple[str, str] | None:
+    # How a loss is averaged says nothing about the metrics beside it.
+    if is_loss and (" of token_loss" in formula or "clipped" in formula or " of k" in formula):
         for pattern, held, told in AVERAGES:
             if pattern.search(value):
                 return held, told

@@ -70,12 +70,15 @@ def _weighted(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Kn
 def _decoupled(one: Known, numbers: Sequence[float]) -> Iterator[Known]:
     """A loss of the update, weighted by how far the old policy is from the one that sampled."""
     wrong = "the weight towards the sampler is that of the current policy, not of the old one"
-    for end, mistake in (("logp_old", ""), ("logp_current", wrong)):
+    turned = "the weight is turned around: sampler over old policy"
+    ends = (("logp_old", "logp_rollout", ""), ("logp_current", "logp_rollout", wrong),
+            ("logp_rollout", "logp_old", turned))  # fmt: skip
+    for end, start, mistake in ends:
 
-        def ratio(c: Cells, end: str = end) -> Tensor:
-            return (c[end] - c["logp_rollout"]).exp()
+        def ratio(c: Cells, end: str = end, start: str = start) -> Tensor:
+            return (c[end] - c[start]).exp()
 
-        told = f"{one.name}, times {end} / logp_rollout"
+        told = f"{one.name}, times {end} / {start}"
         yield Known(told, lambda c, o=one, r=ratio: r(c) * o.of(c), mistake)
         for cap in (n for n in numbers if n > 1):
             logs = "the cap is compared with the logarithm of the weight"

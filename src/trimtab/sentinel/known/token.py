@@ -95,6 +95,11 @@ def importance(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
                             return r(c).exp().clamp(a, b)
 
                         yield Known(f"{told} {level}{held}", bounded, mistake or wrong)
+                    below = "the bound is a lower one: large weights pass, and small ones are raised"
+                    yield Known(
+                        f"{told} {level}, at least {cap:g}", lambda c, r=log_ratio, k=cap: r(c).exp().clamp(min=k),
+                        mistake or wrong or below,
+                    )  # fmt: skip
 
 
 def keeps(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
@@ -139,10 +144,18 @@ def left_behind(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kn
 
                 def kept(c: Cells, old: str = old, d: float = delta, s: float = sign) -> Tensor:
                     drift = c.rows((s * (c[old] - c["logp_current"]) * c.mask).sum(1) / c.count)
-                    bad = (c.rows(c.outcome) if credit == "outcome" else c[credit]) < 0
+                    bad = c.rows(c.outcome if credit == "outcome" else (c[credit] * c.mask).sum(1) / c.count) < 0
                     return 1 - (bad & (drift > d)).double()
 
-                yield Known(f"sequences not left behind {old} by {delta:g}", kept, mistake)
+                def mixed(c: Cells, old: str = old, d: float = delta, s: float = sign) -> Tensor:
+                    drift = c.rows((s * (c[old] - c["logp_current"]) * c.mask).sum(1) / c.count)
+                    return 1 - ((c["advantage"] < 0) & (drift > d)).double()
+
+                told = f"sequences not left behind {old} by {delta:g}"
+                yield Known(told, kept, mistake)
+                if credit == "advantage":
+                    each = "the sign of the advantage is asked token by token, so a rejected sequence keeps some tokens"
+                    yield Known(f"{told}, token by token", mixed, each)
 
 
 def scores(temperatures: Sequence[float]) -> Iterator[Known]:
@@ -227,6 +240,14 @@ def squared_errors(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator
                     f * (c["value"].clamp(c["returns"] - r, c["returns"] + r) - c["returns"]) ** 2,
                     f * (c["value"] - c["returns"]) ** 2 * 0,
                 ), around,
+            )  # fmt: skip
+            new = "the clip is around the new value, so that inside the band the old value is trained, which is nothing"
+            yield Known(
+                f"{told}, around the new value",
+                lambda c, r=reach, f=factor: torch.maximum(
+                    f * (c["value"] - c["returns"]) ** 2,
+                    f * (c["value"] + (c["value_old"] - c["value"]).clamp(-r, r) - c["returns"]) ** 2,
+                ), new,
             )  # fmt: skip
             step = "the clipped step away from the old value stands for the error of the clipped value"
             yield Known(

@@ -67,6 +67,7 @@ OF_INVARIANT: Mapping[str, tuple[str, ...]] = {
     "equals_definition": ("formula",), "twins_agree": ("formula",),
     "decision_granularity": ("decision",), "eos_semantics": ("ending",), "no_aliasing": ("memory",),
     "metric_truth": ("metric",), "metric_reach": ("metric",), "metric_reduction": ("metric",),
+    "options_take_sides": ("options",),
     "options_live": ("options",), "impossible_options_refused": ("options",), "declared_conventions": ("options",),
     "temperature_consistency": ("temperature",), "half_precision": ("precision",),
 }  # fmt: skip

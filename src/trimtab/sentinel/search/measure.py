@@ -18,6 +18,8 @@ from trimtab.sentinel.binding.subject import Out, Subject, call_subject, same
 
 ROUNDING = 1e-9
 """Another order of a sum changes it by less."""
+UNSEEN = 1e-12
+"""A relative change that single precision cannot show."""
 COARSE = 0.01
 """A change that single precision cannot miss."""
 
@@ -96,19 +98,22 @@ def _close(first: Out, second: Out) -> bool:
 
 
 def _is_single(subject: Subject, case: Case) -> bool:
-    """Whether rounding an input that matters to single precision changes no bit of any result."""
+    """Whether a change of an input that matters is lost in single precision: no bit of any result changes."""
     with torch.no_grad():
         base = call_subject(subject, case)
         if not any(result.value.dtype == torch.float64 for result in base.values()):
             return False
-        for rounded, moved in _changes(case, subject.reads):
-            if _alike(base, call_subject(subject, rounded)) and not _alike(base, call_subject(subject, moved)):
+        for unseen, moved in _changes(case, subject.reads):
+            if not _alike(base, call_subject(subject, moved)) and any(
+                _alike(base, call_subject(subject, one)) for one in unseen
+            ):
                 return True
     return False
 
 
-def _changes(case: Case, reads: frozenset[str] | None) -> Iterator[tuple[Case, Case]]:
-    """Each float field rounded to single precision, and the same field changed so that nobody can miss it."""
+def _changes(case: Case, reads: frozenset[str] | None) -> Iterator[tuple[tuple[Case, ...], Case]]:
+    """Each float field rounded to single precision, and moved by less than that (for a body that rounds differences and
+    not inputs); and the same field changed so that nobody can miss it."""
     for name, values in (*case.tokens.items(), *case.sequences.items()):
         if not values.dtype.is_floating_point or (reads is not None and name not in reads):
             continue
@@ -116,7 +121,8 @@ def _changes(case: Case, reads: frozenset[str] | None) -> Iterator[tuple[Case, C
         if torch.equal(rounded, values):
             continue
         change = case.with_tokens if name in case.tokens else case.with_sequences
-        yield change(**{name: rounded}), change(**{name: moved})
+        nudged = values * (1 + UNSEEN)
+        yield (change(**{name: rounded}), change(**{name: nudged})), change(**{name: moved})
 
 
 def _alike(first: Out, second: Out) -> bool:
