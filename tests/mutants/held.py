@@ -20,6 +20,7 @@ def findings(subject: Subject, cases: Sequence[Case], names: Iterable[str] | Non
             return {"could not run": why}
         cases = [at_rest(case, known.fields) for case in cases]
         held = [n for n in (INVARIANTS if names is None else names) if n not in subject.waived]
+        held = [n for n in held if not known.varies or INVARIANTS[n].alone]
         return {name: what for name in held if (what := _finding(known, name, cases))}
     finally:
         close_pools()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.batch.perturb import LOGPS, agreed
+from trimtab.sentinel.batch.perturb import LOGPS, agreed, untied
 from trimtab.sentinel.binding.settings import modes, settings_of
 from trimtab.sentinel.binding.subject import Result, Subject, of_kind, run, same
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
@@ -49,12 +49,21 @@ def decision_granularity(subject: Subject, case: Case) -> Violation | None:
             ):
                 told = f"{name} is a decision about sequences: declare scope='sequence'"
                 return replace(found, what=told, grade="convention")
-            if found is not None and result.scope == "token":
+            if found is not None and result.scope == "token" and _is_even_handed(subject, untied(case), name):
                 told = f"{name} chooses among all tokens of the batch, as a quantile or a budget does"
                 return replace(found, what=told, grade="convention")
             if found:
                 return found
     return None
+
+
+def _is_even_handed(subject: Subject, case: Case, name: str) -> bool:
+    """Whether a decision about all tokens is the same in another order of the sequences."""
+    order = list(reversed(range(case.num_sequences)))
+    decided = run(subject, subject.adapt(case)).values[name]
+    turned = run(subject, subject.adapt(case.taken(order, as_part=False))).values[name]
+    places_of = case.token_places(order) if len(decided) == case.segments.num_tokens else torch.tensor(order)
+    return same(decided[places_of].double(), turned.double())
 
 
 def _of_other_policies(subject: Subject, case: Case, name: str, base: Result) -> Violation | None:
@@ -117,11 +126,12 @@ def importance_contract(subject: Subject, case: Case) -> Violation | None:
             return Violation(f"{name} carries gradient", "gradient", "detached", effect=Effect("gradient"))
         low, high = result.range or subject.options.get("band", (0.0, float("inf")))
         # Tokens masked out below a bound show as importance 0. That is allowed only where the binding declares it.
-        if bool((value < 0).any()) or not bool(torch.isfinite(value).all()) or (low > 0 and bool((value == 0).any())):
+        clamps = low > 0 or (result.range is None and "band" in subject.options)
+        if bool((value < 0).any()) or not bool(torch.isfinite(value).all()) or (clamps and bool((value == 0).any())):
             return Violation(
                 f"{name} is not above zero and finite", numbers(value), "> 0: use a keep decision to drop a token"
             )
-        if result.range is None and bool((value == 0).any()):
+        if result.range is None and "band" not in subject.options and bool((value == 0).any()):
             weaker = weaker or Violation(
                 f"{name} is 0 at some tokens: a decision to drop them is part of it", numbers(value),
                 "> 0: use a keep decision to drop a token", grade="convention",
