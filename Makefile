@@ -21,6 +21,10 @@ test-all: ## run every test, with every extra; more than an hour
 	@sh scripts/setup.sh dev all oracle
 	@$(PYTEST) -m "" $(ARGS)
 
+right: ## check right functions and their wrong twins; about an hour on two cores; ARGS="--corpus held" for one corpus
+	@sh scripts/setup.sh dev
+	@OMP_NUM_THREADS=1 .venv/bin/python -m tests.right $(ARGS)
+
 lint: ## check format, style, types and the direction of imports
 	@sh scripts/setup.sh dev
 	@status=0; \
@@ -42,4 +46,4 @@ format: ## format the code and repair what ruff can
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
 
-.PHONY: help train test test-all lint package matrix format
+.PHONY: help train test test-all right lint package matrix format

@@ -3,13 +3,13 @@
 import time
 
 import pytest
-from tests.right.__main__ import Found, told, totals
+from tests.right.__main__ import Found, key, told, totals
 from tests.right.entry import Entry, entries
 from tests.right.measure import Measured, OutOfTime, limited
 
 
 def found(entry: Entry, right: Measured, wrong: Measured) -> Found:
-    return {(entry.dialect, entry.name, version, "bound"): m for version, m in (("right", right), ("wrong", wrong))}
+    return {key(entry, "right", "bound"): right, key(entry, "wrong", "bound"): wrong}
 
 
 def test_a_verdict_that_both_twins_get_tells_nothing() -> None:
@@ -20,23 +20,22 @@ def test_a_verdict_that_both_twins_get_tells_nothing() -> None:
     assert told(entry, "bound", found(entry, right, right)) == []
 
 
-def test_totals_keep_finite_padding_apart_from_other_false_alarms() -> None:
-    entry = next(e for e in entries() if e.pads_finite)
-    right = Measured({"bug": ["nonfinite_isolation"]})
-    counted = totals([entry], ["bound"], found(entry, right, Measured({"bug": ["split"]})))["bound"]
-    assert counted["right: functions with a false alarm"] == 1
-    assert counted["right: … besides NaN in padding"] == 0
-    assert counted["wrong: told apart, right one silent"] == 1
-
-
-def test_a_subject_that_was_never_exercised_is_not_silent() -> None:
+def test_a_bug_tells_where_the_right_twin_is_latent_and_a_suspect_does_not() -> None:
     entry = entries()[0]
-    counted = totals([entry], ["bound"], found(entry, Measured({"could not exercise": ["split"]}), Measured()))["bound"]
-    assert counted["right: nothing exercised"] == 1
-    assert counted["right: silent and exercised"] == 0
-    assert counted["wrong: missed"] == 1
+    right = Measured({"latent": ["eos_semantics"]})
+    assert told(entry, "bound", found(entry, right, Measured({"bug": ["eos_semantics"]}))) == ["eos_semantics"]
+    assert told(entry, "bound", found(entry, right, Measured({"suspect": ["eos_semantics"]}))) == []
+
+
+def test_totals_count_false_alarms_and_subjects_that_were_never_exercised() -> None:
+    entry = entries()[0]
+    alarmed = totals([entry], ["bound"], found(entry, Measured({"bug": ["split"]}), Measured()))["bound"]
+    assert alarmed["right: with a bug verdict (false alarm)"] == 1
+    assert alarmed["wrong: missed"] == 1
+    idle = totals([entry], ["bound"], found(entry, Measured({"could not exercise": ["split"]}), Measured()))["bound"]
+    assert idle["right: not bound or nothing exercised"] == 1
 
 
 def test_a_subject_that_does_not_end_is_stopped() -> None:
-    with pytest.raises(OutOfTime), limited(1):
-        time.sleep(5)
+    with pytest.raises(OutOfTime, match="more than 1 s"), limited(1):
+        time.sleep(30)
