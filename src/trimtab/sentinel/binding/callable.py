@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from trimtab.sentinel.binding.words import field_of, is_group_size, number_of, words_of
+from trimtab.sentinel.binding.words import field_of, fields_of, is_group_size, number_of, words_of
 
 CONFIGS = frozenset({
     "config", "cfg", "args", "settings", "conf", "hparams", "opts", "options", "ctrl", "controller",
@@ -140,6 +140,7 @@ def of_function(fn: Callable[..., Any], *, bounds: bool = False) -> Found:
     parameters = inspect.signature(fn).parameters
     choices = asked_for(fn)
     arguments, options = _sorted(parameters, choices, bounds=bounds)
+    options = _stabilised(arguments, options, parameters)
     return Found(
         fn.__name__, inspect.unwrap(fn), arguments, options, lambda given, chosen: fn(**given, **chosen),
         invented=_invented(parameters, options), choices=_choices(options, choices, bounds=bounds),
@@ -168,12 +169,33 @@ def of_method(cls: type, method: str, *, bounds: bool = False) -> Found:
         rest = {n: v for n, v in given.items() if n not in needed}
         return getattr(made, method)(**rest, **{n: v for n, v in chosen.items() if n in own})
 
-    options = {**settings, **own}
+    options = _stabilised({**needed, **arguments}, {**settings, **own}, {**making, **parameters})
     return Found(
         f"{cls.__name__}.{method}", function, {**needed, **arguments}, options, call,
         invented=_invented({**making, **parameters}, options),
         choices=_choices(options, choices, bounds=bounds), owner=cls,
     )  # fmt: skip
+
+
+STABILISERS = ("eps", "epsilon")
+SMALL = 1e-6
+
+
+def _stabilised(
+    arguments: Mapping[str, Any], options: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
+) -> dict[str, Any]:
+    """Where no policy is read, an epsilon is a stabiliser and not the reach of a clip."""
+    told = fields_of(list(arguments))
+    fields = [told.get(name, "batch") for name in arguments]
+    if not fields or any(f.startswith("logp") or "ratio" in f or f in ("batch", "value") for f in fields):
+        return dict(options)
+    found = dict(options)
+    for name, value in options.items():
+        if isinstance(value, Config):
+            found[name] = value.with_setting("eps", SMALL).with_setting("epsilon", SMALL)
+        elif name in STABILISERS and parameters[name].default is inspect.Parameter.empty:
+            found[name] = SMALL
+    return found
 
 
 def _is_made_by_hand(cls: type) -> bool:

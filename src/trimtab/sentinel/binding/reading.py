@@ -354,7 +354,8 @@ def _of_two_policies(main: Look, found: Found, plan: Plan, probe: Case) -> str |
     if float(values.abs().max()) < 1e-6:
         return "kl"
     # A factor is 1 where policies agree; one that is another constant there is a factor with a mistake.
-    even = float((values - values.max()).abs().max()) < 1e-6
+    some = values[values != 0]  # a mask may have made others 0
+    even = bool(some.numel()) and float((some - some.max()).abs().max()) < 1e-6
     is_factor = float((values - 1).abs().min()) < 1e-6 or (even and not main.has_gradient and float(values.max()) > 0)
     return "importance" if is_factor else None
 

@@ -121,6 +121,7 @@ SIDES: tuple[tuple[frozenset[str], str, int], ...] = (
     why="Exchanged bounds train, and nothing looks wrong: the policy is held back where it should be free.",
     bug="prime-rl 7d9a34510: the settings for the spread of the group and of the batch were exchanged.",
     repair="Follow each setting to the line that uses it. Test with every ratio above 1, then with every ratio below.",
+    whole=True,
 )
 def options_take_sides(subject: Subject, case: Case) -> Violation | None:
     named = [
