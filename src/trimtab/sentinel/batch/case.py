@@ -300,10 +300,15 @@ class Case:
     # --- perturbations ---------------------------------------------------------------------------------------
 
     def with_tokens(self, **fields: Tensor) -> "Case":
-        return replace(self, tokens={**self.tokens, **fields})
+        return self._of_this_shape(replace(self, tokens={**self.tokens, **fields}))
 
     def with_sequences(self, **fields: Tensor) -> "Case":
-        return replace(self, sequences={**self.sequences, **fields})
+        return self._of_this_shape(replace(self, sequences={**self.sequences, **fields}))
+
+    def _of_this_shape(self, other: "Case") -> "Case":
+        """The other case, with what follows from the shape alone computed once for both."""
+        other.__dict__.update({name: self.__dict__[name] for name in _OF_SHAPE if name in self.__dict__})
+        return other
 
     def refilled(self, content: float, *, extra_columns: int = 0, side: Side | None = None) -> "Case":
         """Put `content` into every unreadable cell: padding, and untrainable tokens of every float field."""
@@ -370,6 +375,8 @@ class Case:
         )
 
 
+_OF_SHAPE = ("trainable", "owner", "segments", "lengths", "response_lengths", "cu_seqlens", "_grids")
+"""Properties that depend on no number of a case."""
 COUNTED = ("group", "episode", "token_id", "token_key", "position")
 FLAGS = ("keep", "selected", "ended", "votes")
 

@@ -57,6 +57,8 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
     if field == "position":
         counted = [torch.arange(length) for length in case.lengths]
         case = case.with_tokens(position=torch.cat(counted) if counted else torch.zeros(0, dtype=torch.long))
+    if field == "segment":
+        case = case.with_tokens(segment=case.owner)
     if field == "token_id" and form == "labels":
         return _labels(case, way)
     if field == "trainable" and form == "suppressed":

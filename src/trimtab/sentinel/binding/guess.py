@@ -200,7 +200,7 @@ def _discounts(found: Found) -> bool:
 def _ways(found: Found, fields: Mapping[str, str]) -> Sequence[Way]:
     if set(found.arguments) & BOUNDARIES:
         return ("packed",)
-    if "position" in fields.values():
+    if {"position", "segment"} & set(fields.values()):
         return ("packed", "padded", "row")
     told = [str(one.annotation).lower() for one in found.arguments.values()]
     lists = ["list[torch" in one or "list[tensor" in one or "list[list" in one for one in told]

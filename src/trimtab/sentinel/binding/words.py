@@ -16,7 +16,7 @@ WHOSE: dict[str, frozenset[str]] = {
     "logp_ref": frozenset({"ref", "reference", "base", "sft", "init", "initial", "q", "teacher"}),
     "logp_old": frozenset({"old", "prev", "previous", "prox", "proximal", "anchor"}),
     "logp_rollout": frozenset({
-        "rollout", "behav", "behavior", "behaviour", "behave", "mu", "sampling", "sampler", "inference", "infer",
+        "rollout", "behav", "behavior", "behaviour", "behave", "mu", "sampling", "sampler", "inference", "infer", "inf",
         "generation", "gen", "generator", "vllm", "sglang", "engine", "sampled",
     }),
 }  # fmt: skip
@@ -24,23 +24,24 @@ WORDS: dict[str, frozenset[str]] = {
     "trainable": frozenset({"mask", "masks", "m"}),
     "advantage": frozenset({"advantage", "advantages", "adv", "advs", "credit"}),
     "returns": frozenset({"returns", "return", "ret", "rets"}),
-    "entropy": frozenset({"entropy", "entropies", "ent"}),
+    "entropy": frozenset({"entropy", "entropies", "ent", "ents"}),
     "kl": frozenset({"kl", "kls", "kld"}),
     "group": frozenset({"group", "groups", "index", "uid", "uids", "prompt", "prompts", "gid", "gids", "problem"}),
-    "ended": frozenset({"done", "dones", "ended", "terminated", "finished"}),
+    "ended": frozenset({"done", "dones", "ended", "terminated", "finished", "terminal", "terminals"}),
     "length": frozenset({"lengths", "lens"}),
     "logits": frozenset({"logits", "logit"}),
     "token_id": frozenset({"ids", "labels", "label", "actions"}),
     "reward": frozenset({"reward", "rewards", "score", "scores", "rew", "rews"}),
-    "value": frozenset({"value", "values", "vpred", "vpreds", "v", "val", "vals"}),
-    "token_loss": frozenset({"loss", "losses"}),
+    "value": frozenset({"value", "values", "vpred", "vpreds", "v", "val", "vals", "baseline", "baselines"}),
+    "token_loss": frozenset({"loss", "losses", "nll", "nlls"}),
     "ratio": frozenset({"ratio", "ratios"}),
     "text": frozenset({"responses", "completions", "tokens"}),
 }
 """Our field, or `ratio`, to words that mean it. Earlier rows win: a `loss_mask` is a mask, a `kl_loss` a KL."""
 GROUP_SIZES: frozenset[str] = frozenset({
     "num_generations", "group_size", "n", "k", "samples_per_problem", "samples_per_prompt", "n_samples_per_prompt",
-    "num_samples_per_prompt_rollout", "rollout_n", "num_return_sequences",
+    "num_samples_per_prompt_rollout", "rollout_n", "num_return_sequences", "G", "num_samples", "n_samples",
+    "n_rollouts", "num_rollouts", "num_answers", "num_responses", "num_completions",
 })  # fmt: skip
 """How many neighbours are answers to one prompt, where a function takes groups by position."""
 SETTINGS = frozenset({
@@ -52,6 +53,7 @@ NUMBERS: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"gamma", "discount"}), 0.9),
     (frozenset({"lam", "lambd", "lambda"}), 0.95),
     (frozenset({"temperature", "temp", "tau"}), 0.7),
+    (frozenset({"accum", "accumulation", "microbatches", "world"}), 1),
     (frozenset({"size"}), 2),
     (frozenset({"delta"}), 0.1),
     (frozenset({"threshold", "quantile", "percentile"}), 0.5),
@@ -75,6 +77,8 @@ BOUNDS: tuple[tuple[frozenset[str], float], ...] = (
 RATIOS = {
     "coef_1": "ratio",
     "ppo_kl": "minus_log_ratio",
+    "logratio": "log_ratio",
+    "logratios": "log_ratio",
     "log_importance_weights": "log_ratio",
     "log_importance_ratio": "log_ratio",
 }
@@ -126,6 +130,8 @@ def field_of(name: str) -> str | None:
     words = set(words_of(name))
     if words & {"position", "positions"}:
         return "position"
+    if words & {"segment", "segments", "doc", "seq", "sequence"} and words & {"ids", "id"}:
+        return "segment"
     if words & WORDS["trainable"] and words & {"sample", "samples", "seq", "sequence", "row"}:
         return "in_use"
     fields = {one.ours for one in meanings(name) if one.kind == "field"}
@@ -148,7 +154,9 @@ def field_of(name: str) -> str | None:
 NEW = frozenset({"new", "cur", "curr", "current", "policy", "actor", "train", "trainer", "pi"})
 """Whose log-probs are the current ones, where two arguments could be."""
 SHORT: dict[str, frozenset[str]] = {
-    "trainable": frozenset({"keep", "on", "valid", "active", "train"}),
+    "trainable": frozenset({"keep", "on", "valid", "is_valid", "active", "train"}),
+    "group": frozenset({"idx", "g", "gid"}),
+    "entropy": frozenset({"h"}),
     "logp_ref": frozenset({"base", "ref", "q"}),
     "logp_current": frozenset({"new", "lp", "pi", "p"}),
     "reward": frozenset({"r", "rew"}),
@@ -165,6 +173,8 @@ def fields_of(names: list[str]) -> dict[str, str]:
         short = [name for name in names if name not in found and name.lower() in spelled]
         if short and field not in found.values():
             found[short[0]] = field
+    for name in (n for n in names if n not in found and n.lower() in ("target", "targets", "tgt", "y")):
+        found[name] = "token_id" if "logits" in found.values() else "returns"
     current = [name for name, one in found.items() if one == "logp_current"]
     if len(current) == 2 and "logp_old" not in found.values():
         newer = next((n for n in current if set(words_of(n)) & NEW), current[0])
@@ -195,7 +205,8 @@ def is_count(name: str) -> bool:
 def is_count_of_rows(name: str) -> bool:
     """Whether it is a number of sequences in the whole step: `global_batch_size`, `global_valid_seqs`."""
     words = set(words_of(name))
-    counted = words & {"seqs", "sequences", "rows", "samples"} and words & {"num", "total", "global"}
+    counted = words & {"seqs", "sequences", "rows"} and words & {"num", "total", "global"}
+    counted = counted or (words & {"samples"} and words & {"total", "global"})
     return {"global", "batch", "size"} <= words or bool(counted and not words & {"per", "prompt", "group"})
 
 
