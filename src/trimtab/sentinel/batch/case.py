@@ -307,7 +307,7 @@ class Case:
 
     def _of_this_shape(self, other: "Case") -> "Case":
         """The other case, with what follows from the shape alone computed once for both."""
-        other.__dict__.update({name: self.__dict__[name] for name in _OF_SHAPE if name in self.__dict__})
+        other.__dict__.update({name: getattr(self, name) for name in _OF_SHAPE})
         return other
 
     def refilled(self, content: float, *, extra_columns: int = 0, side: Side | None = None) -> "Case":
