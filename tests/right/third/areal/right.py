@@ -36,10 +36,9 @@ def ppo_actor_loss_fn(
 
     behav_kl = torch.where(loss_mask, proximal_logprobs - old_logprobs, 0.0).detach()
     behav_imp_weight = behav_kl.exp()
+    behav_mask = loss_mask
     if behav_imp_weight_cap is not None:
         behav_mask = (behav_imp_weight <= behav_imp_weight_cap) & loss_mask
-    else:
-        behav_mask = loss_mask
     behav_imp_weight = torch.where(behav_mask, behav_imp_weight, 0.0)
     pg_loss = pg_loss * behav_imp_weight
     loss = torch.where(loss_mask, pg_loss, 0.0).sum() / loss_mask_count
