@@ -67,7 +67,8 @@ def _gspo(fn: Any) -> Subject:
 
     return bind(
         loss, role="policy_loss", name="gspo_policy_loss", args={"advantages": _spread},
-        options={"eps_clip_low": 0.3, "eps_clip_high": 0.4}, variants={"eps_clip_low": (0.05,), "eps_clip_high": (0.05,)},
+        options={"eps_clip_low": 0.3, "eps_clip_high": 0.4},
+        variants={"eps_clip_low": (0.05,), "eps_clip_high": (0.05,)},
     )  # fmt: skip
 
 
