@@ -183,8 +183,10 @@ def test_a_binding_names_its_role_and_finds_its_inputs() -> None:
 def test_the_corpus_has_every_kind_of_function(corpus: str) -> None:
     found = entries(corpus)
     per_dialect = {d: sum(e.dialect == d for e in found) for d in DIALECTS}
-    assert len({(e.dialect, e.name) for e in found}) == len(found) >= {"corpus": 66, "held": 60, "second": 66}[corpus]
-    assert min(per_dialect.values()) >= {"corpus": 6, "held": 5, "second": 6}[corpus], per_dialect
+    least = {"corpus": 66, "held": 60, "second": 66, "third": 44}[corpus]
+    assert len({(e.dialect, e.name) for e in found}) == len(found) >= least
+    assert min(per_dialect.values()) >= {"corpus": 6, "held": 5, "second": 6, "third": 4}[corpus], per_dialect
+    share = 2 / 3 if corpus == "third" else 1.0
     wanted = {
         "modules": (sum(e.is_module for e in found), 5),
         "config objects": (sum(e.takes_config for e in found), 5),
@@ -196,5 +198,5 @@ def test_the_corpus_has_every_kind_of_function(corpus: str) -> None:
         "keyword defaults": (sum(e.has_options for e in found), 8),
         "unusual arguments": (sum(e.unusual for e in found), 8),
     }
-    assert all(count >= least for count, least in wanted.values()), wanted
+    assert all(count >= least * share for count, least in wanted.values()), wanted
     assert abs(sum(e.neutral for e in found) - len(found) / 2) <= 0.08 * len(found)
