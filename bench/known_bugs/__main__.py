@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="a row's id, or a framework; may be repeated")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--seconds", type=float, default=240.0, help="time limit of one commit")
+    parser.add_argument("--seconds", type=float, default=600.0, help="time limit of one commit")
     asked = parser.parse_args()
     where = os.environ.get("TRIMTAB_PEER_REPOS")
     if not where or not Path(where).is_dir():

@@ -148,13 +148,26 @@ def from_logits(fn: Boundary) -> Subject:
     return Subject("ClippedPGLossFn", call, combine="sum" if told else "mean", role="policy_loss")
 
 
-def _row(name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: Binding) -> Row:
-    return Row(name, "nemo_rl", TARGET.repository, buggy, fixed, invariants, binding)
+def _row(name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: Binding, **judged: Any) -> Row:
+    return Row(name, "nemo_rl", TARGET.repository, buggy, fixed, invariants, binding, **judged)
+
+
+LOCAL_COUNT = (
+    "nemo_rl/algorithms/loss/loss_functions.py:646: with positive_example_nll_weight > 0 and two micro-batches, the "
+    "likelihood of correct answers is divided by the count of the micro-batch, and the losses are summed"
+)
+LOGGED_RATIO = (
+    "nemo_rl/algorithms/loss/loss_functions.py:654: with disable_ppo_ratio, `ratios` holds log-probs, and any batch "
+    "logs their mean as probs_ratio"
+)
+"""Judged real at the repair of another bug: where, and what reaches it."""
 
 
 WORKER = "nemo_rl/models/policy/dtensor_policy_worker.py"
 ROWS = [
-    _row("NEMO-KL-GRAD", "2369c0aec", "33bce20d7", ("expected_gradient",), _BOUND["ClippedPGLossFn"]),
+    _row("NEMO-KL-GRAD", "2369c0aec", "33bce20d7", ("expected_gradient",), _BOUND["ClippedPGLossFn"],
+         real={"metric_truth": LOGGED_RATIO, "sample_isolation": LOCAL_COUNT, "group_isolation": LOCAL_COUNT,
+               "split": LOCAL_COUNT}),
     _row("NEMO-LOO-EXPLODE", "74b9b1789", "775fc3486", ("degenerate_bounded",),
          Binding("normalize_advantages_with_epsilon", (Spec("normalize_advantages_with_epsilon", file=GRPO),),
                  leave_one_out)),

@@ -19,8 +19,21 @@ from trimtab.sentinel.targets.target import Binding
 _BOUND = {binding.name: binding for binding in TARGET.bindings}
 
 
-def _row(name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: str, note: str = "") -> Row:
-    return Row(name, "slime", TARGET.repository, buggy, fixed, invariants, _BOUND[binding], note)
+def _row(
+    name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: str, note: str = "", **judged: Any
+) -> Row:
+    return Row(name, "slime", TARGET.repository, buggy, fixed, invariants, _BOUND[binding], note, **judged)
+
+
+NO_MASK = (
+    "slime/backends/megatron_utils/loss.py:779: the PPO branch hands no loss mask to get_advantages_and_returns_batch, "
+    "so with tool output in an answer its rewards and values are steps of the recursion"
+)
+ONE_TOKEN = (
+    "slime/backends/megatron_utils/loss.py:1260: with --calculate-per-token-loss, a sample whose loss mask is all 0 "
+    "(an aborted or filtered one) adds one token to the count that the loss is divided by"
+)
+"""Judged real at the repair of another bug: where, and what reaches it."""
 
 
 def _per_token(fn: Boundary) -> Subject:
@@ -71,8 +84,10 @@ ROWS = [
          "compute_policy_loss"),
     _row("SLIME-RFPP-KLMASK", "60bfe04fe", "166441911", ("credit_over_trainable", "mask_content", "equals_definition"),
          "get_reinforce_plus_plus_returns"),
-    _row("SLIME-KL-ALIAS", "a0d6d26a2", "045310b2b", ("metric_truth", "no_aliasing"), "compute_advantages_and_returns"),
-    _row("SLIME-DUALCLIP-WIRE", "351e559f1", "78156c53c", ("options_live",), "policy_loss"),
+    _row("SLIME-KL-ALIAS", "a0d6d26a2", "045310b2b", ("metric_truth", "no_aliasing"), "compute_advantages_and_returns",
+         real={"mask_content": NO_MASK, "credit_over_trainable": NO_MASK}),
+    _row("SLIME-DUALCLIP-WIRE", "351e559f1", "78156c53c", ("options_live",), "policy_loss",
+         real={"mean_is_a_mean": ONE_TOKEN, "denominator": ONE_TOKEN}),
     Row("SLIME-PERTOKEN-SCALE", "slime", TARGET.repository, "4d837ff58", "763f18d5b", ("mean_is_a_mean",),
         replace(_BOUND["policy_loss"], make=_per_token),
         "batches with a fully masked sample are left out: slime counts one token for it, at the fix too"),

@@ -65,9 +65,13 @@ class Case:
     """The dtype of masks, unless a view asks for another one."""
     eos_ids: tuple[int, ...] = (1,)
     pad_id: int = 0
+    quiet: frozenset[str] = frozenset()
+    """Fields that hold 0 in every unreadable cell, whatever the others hold."""
     rank: int = 0
     """The rank, among `world` processes, that gets this case."""
     world: int = 1
+    written: set[str] | None = field(default=None, repr=False, compare=False)
+    """If set, bindings add the names of arguments that a call wrote into."""
     touched: set[str] | None = field(default=None, repr=False, compare=False)
     """If set, views add the names of the fields that they read."""
 
@@ -165,7 +169,7 @@ class Case:
             return source.view(*index.shape, *source.shape[1:])
         held = source[index.clamp(min=0)] if source.shape[0] else source.new_zeros(*index.shape, *source.shape[1:])
         # Only the mask is guaranteed at cells without a token: it is 0 there, never garbage.
-        blank = self.fill if held.dtype.is_floating_point and name not in MASKS else 0
+        blank = self.fill if held.dtype.is_floating_point and name not in (*MASKS, *self.quiet) else 0
         blank = self.pad_id if name == "token_id" else blank
         there = (index >= 0).reshape(*index.shape, *[1] * (held.ndim - 2))
         return torch.where(there, held, torch.full_like(held, blank))
@@ -313,7 +317,7 @@ class Case:
     def refilled(self, content: float, *, extra_columns: int = 0, side: Side | None = None) -> "Case":
         """Put `content` into every unreadable cell: padding, and untrainable tokens of every float field."""
         tokens = {
-            name: torch.where(self._like(values), values, torch.full_like(values, content))
+            name: torch.where(self._like(values), values, torch.full_like(values, 0 if name in self.quiet else content))
             if values.dtype.is_floating_point
             else values
             for name, values in self.tokens.items()

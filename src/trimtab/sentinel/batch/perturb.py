@@ -20,6 +20,12 @@ def agreed(case: Case, *, on: str = "logp_rollout") -> Case:
     return case.with_tokens(**tokens)
 
 
+def paid_where_it_trains(case: Case) -> Case:
+    """The same case, with rewards of tokens only where a token trains."""
+    paid = torch.where(case.trainable, case.tokens["token_reward"], 0.0)
+    return replace(case.with_tokens(token_reward=paid), quiet=case.quiet | {"token_reward"})
+
+
 def untied(case: Case) -> Case:
     """The same case without equal numbers: each is moved by less than anybody would notice, each by another amount."""
 

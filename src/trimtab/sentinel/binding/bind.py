@@ -19,6 +19,7 @@ from trimtab.sentinel.binding.callable import asked_for, inner_choices
 from trimtab.sentinel.binding.names import GROUP_NAMES, KNOWN_ARGUMENTS
 from trimtab.sentinel.binding.strict import check_word
 from trimtab.sentinel.binding.subject import KINDS, LAYOUTS, LEVELS, Kind, Layout, Level, Out, Result, Subject
+from trimtab.sentinel.binding.writes import noting_writes
 
 FIELDS = (*MASKS, *TOKEN_FIELDS, *SEQUENCE_FIELDS)
 """What a case holds, by name."""
@@ -129,7 +130,8 @@ def bind(
     def call(case: Case, chosen: Mapping[str, Any]) -> Out:
         inputs = {argument: _taken(case, where, layout, layout_view, dtype) for argument, where in given.items()}
         turned = {n: (convert or {}).get(n, lambda v: v)(v) for n, v in chosen.items()}
-        returned = fn(**inputs, **turned)
+        with noting_writes(case, inputs):
+            returned = fn(**inputs, **turned)
         wanted = returns or {_main(preset): at((0,) if isinstance(returned, tuple) else (), "loss")}
         found: dict[str, Result] = {}
         for n, where in wanted.items():

@@ -37,6 +37,8 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
     """One field, in the shape of a way."""
     if field == "count":
         return case.whole.segments.num_tokens
+    if field == "reducer":
+        return _sum_of_means(case)
     if field == "rows":
         return int((case.whole.segments.token_counts > 0).sum())
     if field == "width":
@@ -122,6 +124,17 @@ def _labels(case: Case, way: Way) -> Any:
     ids = torch.where(case.trainable, case.tokens["token_id"], IGNORED)
     case.note("trainable")
     return view(replace(case.with_tokens(token_id=ids), pad_id=IGNORED), "token_id", "token", way)
+
+
+def _sum_of_means(case: Case) -> Any:
+    """A function of the numbers of all answers in one line: the sum of one mean per answer."""
+    masks = case.list("trainable", with_prompt=False)
+
+    def reduce(x: Tensor) -> Tensor:
+        parts = x.split(case.response_lengths)
+        return sum(((p * m).sum() / m.sum().clamp(min=1) for p, m in zip(parts, masks, strict=True)), x.sum() * 0)
+
+    return reduce
 
 
 def _ratio(case: Case, way: Way, field: str) -> Any:

@@ -20,6 +20,7 @@ from trimtab.sentinel.batch.directed import SHAPES, directed
 from trimtab.sentinel.binding.callable import CannotCall, Found
 from trimtab.sentinel.binding.given import ROWS, Form, Keys, Size, Way, of_row, view
 from trimtab.sentinel.binding.words import field_of, fields_of, words_of
+from trimtab.sentinel.binding.writes import noting_writes
 
 BATCHES = frozenset({
     "data", "inputs", "batch", "experience", "samples", "rollouts", "sample", "experiences", "trajectories", "episodes",
@@ -55,7 +56,7 @@ class Plan:
 
     @property
     def takes_a_mask(self) -> bool:
-        masks = ("trainable", "batch", "attention", "in_use")
+        masks = ("trainable", "batch", "attention", "in_use", "reducer")
         return any(one.field in masks or one.form == "labels" for one in self.fillings)
 
     def inputs(self, case: Case) -> dict[str, Any]:
@@ -200,6 +201,8 @@ def _discounts(found: Found) -> bool:
 def _ways(found: Found, fields: Mapping[str, str]) -> Sequence[Way]:
     if set(found.arguments) & BOUNDARIES:
         return ("packed",)
+    if "reducer" in fields.values():
+        return ("list", "joined")
     if {"position", "segment"} & set(fields.values()):
         return ("packed", "padded", "row")
     told = [str(one.annotation).lower() for one in found.arguments.values()]
@@ -275,7 +278,9 @@ def called(found: Found, plan: Plan, case: Case, options: Mapping[str, Any]) -> 
     """One call with all rows, or one call per row."""
     inputs = plan.inputs(case)
     if plan.way not in ONE_BY_ONE:
-        return _fresh(found.call(inputs, options), inputs)
+        with noting_writes(case, inputs):
+            returned = found.call(inputs, options)
+        return _fresh(returned, inputs)
     rows: list[Any] = []
     for row in range(case.num_sequences):
         own = {one.argument: of_row(inputs[one.argument], row, case) for one in plan.fillings}

@@ -89,6 +89,8 @@ IDS = {
     "stop_token_ids": "stop_ids", "stop_ids": "stop_ids", "eos_token_ids": "stop_ids", "prompt_ids": "group",
 }  # fmt: skip
 """Ids of tokens with a meaning, and of prompts."""
+REDUCERS = frozenset({"sum_of_sample_mean", "reducer", "reduce_fn", "sum_of_sample_mean_fn"})
+"""Functions that a caller hands over: one number per token of all answers to one number."""
 WIDTHS = frozenset({"logits_to_keep", "response_length", "completion_length"})
 """How many columns belong to the answers."""
 
@@ -125,6 +127,8 @@ def field_of(name: str) -> str | None:
         return "rows"
     if name in WIDTHS:
         return "width"
+    if name in REDUCERS:
+        return "reducer"
     if name in IDS:
         return IDS[name]
     words = set(words_of(name))

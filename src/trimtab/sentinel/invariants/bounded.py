@@ -50,6 +50,7 @@ def degenerate_bounded(subject: Subject, case: Case) -> Violation | None:
 
 
 EMPTY = "a whole batch or micro-batch has no trainable token"
+EMPTY_ROW = "a sequence without a trainable token: an answer that is empty or masked as a whole"
 FAR = 20.0
 """Policies that differ by more than this in the log-prob of one token are a broken run, or a broken sampler."""
 APART = f"two policies are more than {FAR:g} apart in the log-prob of a token"
@@ -70,7 +71,7 @@ def _corners(case: Case) -> Iterator[tuple[str, str, Case]]:
     yield "one reward differs", "", case.with_sequences(reward=winner)
     yield "there is one sequence", "", case.taken([0], as_part=False)
     yield "there is one trainable token", "", silenced(case.taken([0], as_part=False), [0], keep=1)
-    yield "sequence 0 has no trainable token", "", silenced(case, [0])
+    yield "sequence 0 has no trainable token", EMPTY_ROW, silenced(case, [0])
     yield "no token is trainable", EMPTY, silenced(case, everyone)
     for amount in (30.0, -30.0):
         yield f"the policies are {amount:g} apart in log-prob", "", drifted(case, amount)
@@ -85,6 +86,8 @@ def _condition(case: Case, said: str) -> str:
     policies = torch.stack([case.tokens[n][case.trainable].double() for n in LOGPS if n in case.tokens])
     if float((policies.max(0).values - policies.min(0).values).max()) > FAR:
         return APART
+    if any("a" not in row for row in case.kinds):
+        return EMPTY_ROW
     return said
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 
 from trimtab.sentinel.batch.case import Case, Side
-from trimtab.sentinel.batch.perturb import compacted
+from trimtab.sentinel.batch.perturb import compacted, paid_where_it_trains
 from trimtab.sentinel.binding.subject import Result, Seen, Subject, call_subject, run, same
 from trimtab.sentinel.invariants.apart import Match, apart, differing, trainable_leaves
-from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
+from trimtab.sentinel.invariants.declare import Check, Effect, Violation, invariant, numbers
 
 _MASKING = ("keep", "weight", "mask")
 """Kinds that are masks themselves: their values at untrainable positions decide what trains."""
@@ -23,6 +23,25 @@ _MASKING = ("keep", "weight", "mask")
     repair="Gather the trainable tokens first, or apply the mask in both the numerator and the denominator.",
 )
 def mask_content(subject: Subject, case: Case) -> Violation | None:
+    return unless_paid_elsewhere(subject, case, _content)
+
+
+PAID_ELSEWHERE = "a reward on a token that does not train, or in padding"
+"""Most trainers put rewards on trained tokens only, and then a plain sum over the row is right."""
+
+
+def unless_paid_elsewhere(subject: Subject, case: Case, check: Check) -> Violation | None:
+    """What a check finds; latent, if it vanishes where rewards of tokens that do not train are 0."""
+    found = check(subject, case)
+    if not isinstance(found, Violation) or found.grade != "bug" or not subject.reading("token_reward"):
+        return found if isinstance(found, Violation) else None
+    again = check(subject, subject.adapt(paid_where_it_trains(case)))
+    if isinstance(again, Violation) and again.grade == "bug":
+        return found
+    return replace(found, grade="latent", condition=PAID_ELSEWHERE)
+
+
+def _content(subject: Subject, case: Case) -> Violation | None:
     base = _finite(run(subject, case.refilled(0.0)))
     fillings: tuple[tuple[float, int, Side], ...] = ((-0.75, 0, "right"), (3.5, 2, "right"), (1.25, 1, "left"))
     weaker: Violation | None = None
@@ -173,8 +192,14 @@ def no_aliasing(subject: Subject, case: Case) -> Violation | None:
 def _written(subject: Subject, case: Case) -> Violation | None:
     held = case.with_tokens(**{n: v.clone() for n, v in case.tokens.items()})
     held = held.with_sequences(**{n: v.clone() for n, v in case.sequences.items()})
+    written: set[str] = set()
     with torch.no_grad():
-        out = call_subject(subject, held)
+        out = call_subject(subject, replace(held, written=written))
+    if written:
+        name = min(written)
+        return Violation(
+            f"the call wrote into its argument {name}", "another content", "the same", effect=Effect("value")
+        )
     before, after = {**case.tokens, **case.sequences}, {**held.tokens, **held.sequences}
     for name, values in before.items():
         if not same(values, after[name], tolerance=0):

@@ -6,6 +6,7 @@ from trimtab.sentinel.batch.case import MASKS, Case
 from trimtab.sentinel.batch.perturb import without_tokens
 from trimtab.sentinel.binding.subject import Result, Seen, Subject, run, same
 from trimtab.sentinel.invariants.apart import Match, apart, trainable_leaves
+from trimtab.sentinel.invariants.content import unless_paid_elsewhere
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
 
@@ -26,6 +27,10 @@ def credit_over_trainable(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("there is no observation in it")
     if not subject.inputs & {*MASKS, *case.tokens}:
         raise case.cannot("it is given nothing per token, so tool output reaches it only in counts of its binding")
+    return unless_paid_elsewhere(subject, case, _over_observations)
+
+
+def _over_observations(subject: Subject, case: Case) -> Violation | None:
     bare = without_tokens(case, "o")
     first, second = run(subject, bare), run(subject, case)
     match = Match(leaves=trainable_leaves(bare, case), only=lambda _, result: _about_choices(result))

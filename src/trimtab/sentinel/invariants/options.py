@@ -23,10 +23,13 @@ from trimtab.sentinel.invariants.declare import Effect, Violation, invariant
     some=True,
 )
 def options_live(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
-    if not subject.variants and not _owes_counts(subject):
+    credited = subject.reading("advantage", "outcome") and subject.reading("logp_current")
+    if not subject.variants and not _owes_counts(subject) and not credited:
         raise case.cannot("its binding names no other values of its options")
     base = run(subject, case)
     inert: list[Violation] = _dead_counts(subject, case, base) if _owes_counts(subject) else []
+    if credited and alike(base, run(subject, _uncredited(case))):
+        inert.append(Violation("advantages change nothing", "the same", "a difference on some case", grade="suspect"))
     for option, values in subject.variants.items():
         for value in values:
             chosen = with_setting(subject, option, value)
@@ -34,6 +37,12 @@ def options_live(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
                 what = f"{option} = {value!r} gives the same as {option} = {setting(settled(subject), option)!r}"
                 inert.append(Violation(what, "the same on every case", "a difference on some case"))
     return tuple(inert) or None
+
+
+def _uncredited(case: Case) -> Case:
+    """The same case with every advantage turned around."""
+    turned = case.with_tokens(advantage=-case.tokens["advantage"] - 0.5)
+    return turned.with_sequences(outcome=-case.sequences["outcome"] - 0.5)
 
 
 def _shows(subject: Subject, case: Case, option: str, value: Any) -> bool:

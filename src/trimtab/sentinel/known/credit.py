@@ -48,8 +48,12 @@ CENTRES: dict[str, Callable[[Cells], Tensor]] = {
     "batch mean": lambda c: c.reward.mean().expand_as(c.reward),
     "mean of the others": _by_group(lambda r: (r.sum() - r) / max(len(r) - 1, 1)),
     "sum of the others over n": _by_group(lambda r: (r.sum() - r) / len(r)),
+    "group mean times n / (n - 1)": _by_group(lambda r: (r.sum() / max(len(r) - 1, 1)).expand_as(r)),
 }
-WRONG = {"sum of the others over n": "the sum of the others is divided by n, and there are n - 1 of them"}
+WRONG = {
+    "sum of the others over n": "the sum of the others is divided by n, and there are n - 1 of them",
+    "group mean times n / (n - 1)": "the factor n / (n - 1) is on the mean and not on the reward",
+}
 
 
 def _tiled(c: Cells, ddof: int = 0) -> Tensor:
@@ -237,6 +241,7 @@ SLIPS = {
     "no next value": "the value of the next step is left out, although values are subtracted",
     "stopped at tool output": "a token that does not train stops the running advantage",
     "values of tool output": "values of tokens that do not train are used as next values",
+    "own value after the end": "the last step takes its own value for that of the next one, although nothing follows",
     "padding after the end": "the value after the last token is read from beyond the answer",
 }
 
@@ -263,6 +268,7 @@ def gae(c: Cells, value: str, gamma: float, lam: float, slip: str) -> Tensor:
         trains, own = c.mask[:, t] > 0, values[:, t]
         is_last = c.mask[:, t + 1 :].sum(1) == 0
         following = torch.where(is_last, 0.0, own) if slip == "present value as the next one" else after
+        following = torch.where(is_last, own, after) if slip == "own value after the end" else following
         subtracted = after if slip == "next value subtracted" else own
         bootstrap = 0.0 if slip == "no next value" else gamma * following
         bootstrap = bootstrap * lam if slip == "next value discounted twice" else bootstrap
@@ -295,6 +301,17 @@ def whitened(name: str) -> Iterator[Known]:
                     lambda c, d=ddof, f=first, s=second, z=zeroed: _whitened(c, name, f(c), s(c), d, True, zeroed=z),
                     every,
                 )
+
+
+def by_mean_square(name: str) -> Iterator[Known]:
+    """Numbers over the batch, over the root of their mean square, with and without their mean taken off."""
+
+    def of(c: Cells, shift: float) -> Tensor:
+        own = c[name][c.mask > 0]
+        return (c[name] - shift * own.mean()) / own.square().mean().sqrt()
+
+    wrong = "the spread is a root mean square: the mean is not taken off in it"
+    yield Known(f"{name} minus its mean over its root mean square", lambda c: of(c, 1.0), wrong)
 
 
 def by_variance(name: str) -> Known:

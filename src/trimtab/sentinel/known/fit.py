@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import paid_where_it_trains
 from trimtab.sentinel.batch.rest import at_rest
 from trimtab.sentinel.binding.settings import named, others, settings_of, with_setting
 from trimtab.sentinel.binding.subject import Result, Subject, call_subject
@@ -88,6 +89,8 @@ def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -
     for case in cases:
         with suppress(Exception), torch.no_grad():  # what does not run on a case says nothing about it
             own = subject.adapt(at_rest(case, subject.fields))
+            if subject.reading("token_reward") and not subject.reading("reward"):
+                own = paid_where_it_trains(own)
             seen.append((own, call_subject(subject, own, options)))
     if len(seen) < 2:
         return []

@@ -9,6 +9,7 @@ from torch import Tensor
 from trimtab.sentinel.batch.perturb import LOGPS
 from trimtab.sentinel.binding.settings import named, settings_of, settled
 from trimtab.sentinel.binding.subject import Result, Subject
+from trimtab.sentinel.binding.words import words_of
 from trimtab.sentinel.known import credit, masks, surrogate, token
 from trimtab.sentinel.known.averages import AVERAGES, EXTREMES, ROW_AVERAGES, Average, with_constant
 from trimtab.sentinel.known.cells import Cells
@@ -34,9 +35,9 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
     elif result.kind == "term" and "returns" in inputs and "value" in inputs:
         yield from token.squared_errors(inputs, numbers)
     elif result.kind == "entropy":
-        yield from token.entropy(numbers)
+        yield from token.entropy(_temperatures(subject))
     elif result.kind == "logp":
-        yield from token.scores(numbers)
+        yield from token.scores(_temperatures(subject))
     elif result.kind == "mask" and "token_id" in inputs:
         yield from masks.up_to_the_end()
     elif result.kind == "keep" and "token_id" in inputs:
@@ -62,6 +63,7 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
         for name in sorted(inputs & {"advantage", "returns", "value", "token_loss"}):
             yield from credit.whitened(name)
             yield credit.by_variance(name)
+            yield from credit.by_mean_square(name)
 
 
 def _told_apart(subject: Subject, offered: Iterator[Known]) -> Iterator[Known]:
@@ -79,6 +81,13 @@ def _by_name(subject: Subject) -> dict[str, float]:
     }
 
 
+def _temperatures(subject: Subject) -> list[float]:
+    """The numbers of the settings called temperature; all numbers, where none is."""
+    called = {"temperature", "temp", "tau", "t"}
+    found = [value for name, value in _by_name(subject).items() if set(words_of(name)) & called]
+    return found or settings_of(subject)
+
+
 def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iterator[Known]:
     inputs = subject.inputs
     if result.kind != "loss":
@@ -94,10 +103,10 @@ def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iter
         terms += [*token.kl(inputs), *token.gaps(inputs)] if len(policies) > 1 else []
         terms += surrogate.clip_flags(inputs, numbers) if "logp_current" in inputs else []
     if {"logits", "token_id"} <= inputs and result.kind == "loss":
-        for one in token.scores(numbers):
+        for one in token.scores(_temperatures(subject)):
             terms.append(Known(f"minus the {one.name}", lambda c, o=one: -o.of(c), one.mistake, one.partial))
     elif "logits" in inputs and not policies:
-        terms += token.entropy(numbers)
+        terms += token.entropy(_temperatures(subject))
     if not policies:
         terms += [Known(n, lambda c, n=n: c[n]) for n in sorted(inputs & {"token_loss", "entropy", "kl", "advantage"})]
     averages = AVERAGES if result.kind == "loss" else (*AVERAGES, *EXTREMES)

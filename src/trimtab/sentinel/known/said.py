@@ -68,7 +68,8 @@ def _exchanged(options: Mapping[str, Any], formula: str) -> str:
     band = re.search(r"\[([\d.e-]+), ([\d.e-]+)\]", formula)
     numbers = {n: float(v) for n, v in options.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     low, high = (next(((n, v) for n, v in numbers.items() if set(words_of(n)) & words), None) for words in (LOW, HIGH))
-    if band is None or low is None or high is None or low[1] == high[1]:
+    one_sided = re.search(r"\b(below|above) \[", formula)
+    if band is None or one_sided or low is None or high is None or low[1] == high[1]:
         return ""
     if abs(float(band[1]) - (1 - high[1])) < 1e-4 and abs(float(band[2]) - (1 + low[1])) < 1e-4:
         return f"{high[0]}={high[1]:g} bounds it from below and {low[0]}={low[1]:g} from above"

@@ -186,7 +186,7 @@ def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
                 f"clip to {shown} binds above",
                 lambda c, o=outside, name=credit: torch.where(_credit(c, name) > 0, o(c)[1], 0.0),
             )
-            if max(1 - band[0], band[1] - 1) < 1:  # a wider one is the second bound of a dual clip
+            if not any(abs(band[1] - number) < 1e-9 for number in numbers):  # the second bound of a dual clip is one
                 signs = "it counts tokens whose advantage has the other sign, for which this side never binds"
                 yield Known(
                     f"above {shown} for negative advantages",

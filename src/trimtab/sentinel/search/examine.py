@@ -6,7 +6,7 @@ The search is deterministic for a seed. A counter-example has few sequences, few
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -120,7 +120,20 @@ def ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
         return subject, why
     if boundary is not None and not boundary.body_ran:
         return subject, f"the body of {boundary.spec.name} did not run"
-    return measured(found, cases), ""
+    return measured(_with_other_paths(found, cases), cases), ""
+
+
+def _with_other_paths(subject: Subject, cases: list[Case]) -> Subject:
+    """The subject, with the fields that it reads on other paths among those that vary."""
+    if subject.reads is None:
+        return subject
+    reads = subject.reads
+    for _, other in modes(subject):
+        for case in cases[:2]:
+            with suppress(Exception):  # a path that cannot be taken reads nothing
+                known = resolve_inputs(replace(other, inputs=frozenset(), reads=None), subject.adapt(case))
+                reads = reads | (known.reads or frozenset())
+    return replace(subject, reads=reads)
 
 
 def told(error: Exception) -> str:

@@ -27,7 +27,7 @@ def aggregated(fn: Boundary) -> list[Subject]:
     taken = inspect.signature(fn.function).parameters
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
-        whole = case.whole
+        whole = case.whole if {"batch_num_tokens", "global_valid_samples"} & set(taken) else case
         filled = int((whole.segments.token_counts > 0).sum())
         if not filled:
             raise case.cannot("nothing trains in the whole batch")

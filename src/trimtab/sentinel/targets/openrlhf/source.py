@@ -30,6 +30,8 @@ def built(boundary: Boundary, owner: str, settings: Mapping[str, Any]) -> Any:
 
 
 def whole_counts(boundary: Boundary, case: Case) -> dict[str, Any]:
+    if not {"batch_num_tokens", "global_batch_size"} & set(handed.parameters(boundary)):
+        return {}  # this version is not told about the whole batch
     tokens, rows = handed.counts(case)
     return handed.accepted(boundary, batch_num_tokens=float(tokens), global_batch_size=float(rows))
 

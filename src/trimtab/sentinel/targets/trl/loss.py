@@ -80,10 +80,10 @@ def _trainer(boundary: Boundary, case: Case, chosen: Mapping[str, Any]) -> Any:
     return trainer
 
 
-def _inputs(case: Case) -> dict[str, Any]:
+def _inputs(boundary: Boundary, case: Case) -> dict[str, Any]:
     ids, mask = case.padded("token_id", **RIGHT), case.padded("response", dtype=torch.long, **RIGHT)
     old = case.padded("logp_old", **RIGHT)
-    tokens = torch.tensor(float(handed.counts(case)[0]))
+    is_told = '"num_items_in_batch"' in boundary.source  # of the tokens of the whole batch
     return {
         "prompt_ids": torch.zeros(len(ids), 1, dtype=torch.long),
         "prompt_mask": torch.ones(len(ids), 1, dtype=torch.long),
@@ -92,7 +92,7 @@ def _inputs(case: Case) -> dict[str, Any]:
         "tool_mask": case.padded("trainable", **RIGHT),
         "advantages": case.sequence("outcome"),
         "old_per_token_logps": old,
-        "num_items_in_batch": tokens,
+        **({"num_items_in_batch": torch.tensor(float(handed.counts(case)[0]))} if is_told else {}),
         "ref_per_token_logps": case.padded("logp_ref", **RIGHT),
         "old_logps": (old * mask).sum(1),
         "sampling_per_token_logps": case.padded("logp_rollout", **RIGHT),
@@ -126,7 +126,7 @@ def loss(
         if "tool_mask" not in boundary.source and any("o" in row for row in case.kinds):
             raise case.cannot("this version has no tools")
         trainer = _trainer(boundary, case, chosen)
-        found = boundary(trainer, None, _inputs(case))
+        found = boundary(trainer, None, _inputs(boundary, case))
         out = {"loss": Result.scalar(found, "loss")}
         metrics = {n: trainer._metrics["train"][n] for n in read if n in trainer._metrics["train"]}
         facts_of = {n: {**READ[n], "population": population} for n in metrics}
