@@ -62,7 +62,17 @@ def subject_of(find: Callable[..., Found]) -> Subject:
 
 
 def _bindings(found: Found) -> list[Subject]:
-    by_size = any(is_group_size(name) for name in (*found.options, *_mentioned(found)))
+    if any(is_group_size(name) for name in found.options):
+        return _bound(found, by_size=True)
+    if not any(is_group_size(name) for name in _mentioned(found)):
+        return _bound(found, by_size=False)
+    try:  # a size of groups among the settings of an object may be for another method
+        return _bound(found, by_size=False)
+    except CannotCall:
+        return _bound(found, by_size=True)
+
+
+def _bound(found: Found, *, by_size: bool) -> list[Subject]:
     made: list[Subject] = []
     why = ""
     for plan in plausible(found, in_pairs if by_size else _as_it_is, by_size=by_size):

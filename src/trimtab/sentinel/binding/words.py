@@ -84,7 +84,7 @@ RATIOS = {
 }
 """Ratios of current to old policy whose names do not say so."""
 IDS = {
-    "eos": "eos_id", "eos_token": "eos_id", "pad": "pad_id",
+    "eos": "eos_id", "eos_token": "eos_id", "pad": "pad_id", "stop": "eos_id", "stop_id": "eos_id", "end_id": "eos_id",
     "eos_token_id": "eos_id", "eos_id": "eos_id", "pad_token_id": "pad_id", "pad_id": "pad_id",
     "stop_token_ids": "stop_ids", "stop_ids": "stop_ids", "eos_token_ids": "stop_ids", "prompt_ids": "group",
 }  # fmt: skip
@@ -158,7 +158,7 @@ def field_of(name: str) -> str | None:
 NEW = frozenset({"new", "cur", "curr", "current", "policy", "actor", "train", "trainer", "pi"})
 """Whose log-probs are the current ones, where two arguments could be."""
 SHORT: dict[str, frozenset[str]] = {
-    "trainable": frozenset({"keep", "on", "valid", "is_valid", "active", "train"}),
+    "trainable": frozenset({"keep", "on", "valid", "is_valid", "active", "train", "w"}),
     "group": frozenset({"idx", "g", "gid"}),
     "entropy": frozenset({"h"}),
     "logp_ref": frozenset({"base", "ref", "q"}),
@@ -201,7 +201,9 @@ def fields_of(names: list[str]) -> dict[str, str]:
 def is_count(name: str) -> bool:
     """Whether it is a number of tokens in the whole step, which a loss divides by."""
     words = set(words_of(name))
-    counted = words & {"tok", "toks", "token", "tokens", "items"} and words & {"num", "count", "total", "global", "n"}
+    counted = words & {"tok", "toks", "token", "tokens", "items"} and words & {
+        "num", "count", "total", "global", "n", "accumulated", "acc",
+    }  # fmt: skip
     divides = words & {"denominator", "denom", "divisor", "normalizer", "normaliser"} and not words & {"by", "use"}
     return bool(counted) or bool(divides) or name in ("loss_scale", "step_total")
 

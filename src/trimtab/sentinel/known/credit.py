@@ -42,17 +42,32 @@ def _by_group(one: Callable[[Tensor], Tensor]) -> Callable[[Cells], Tensor]:
     return of
 
 
+def _by_length(c: Cells, whole: float) -> Tensor:
+    """The mean of each group, weighted by length; over n once more where it is not whole."""
+    lengths = torch.tensor(c.case.response_lengths, dtype=torch.float64)
+    out = torch.zeros_like(c.reward)
+    for rows in c.groups:
+        own = (c.reward[rows] * lengths[rows]).sum() / lengths[rows].sum().clamp(min=1)
+        out[rows] = own if whole else own / len(rows)
+    return out
+
+
 CENTRES: dict[str, Callable[[Cells], Tensor]] = {
     "no centre": lambda c: torch.zeros_like(c.reward),
     "group mean": _by_group(lambda r: r.mean().expand_as(r)),
     "batch mean": lambda c: c.reward.mean().expand_as(c.reward),
     "mean of the others": _by_group(lambda r: (r.sum() - r) / max(len(r) - 1, 1)),
     "sum of the others over n": _by_group(lambda r: (r.sum() - r) / len(r)),
+    "mean of all others": lambda c: (c.reward.sum() - c.reward) / max(len(c.reward) - 1, 1),
+    "mean by length": lambda c: _by_length(c, 1.0),
+    "mean by length over n": lambda c: _by_length(c, 0.0),
     "group mean times n / (n - 1)": _by_group(lambda r: (r.sum() / max(len(r) - 1, 1)).expand_as(r)),
 }
 WRONG = {
     "sum of the others over n": "the sum of the others is divided by n, and there are n - 1 of them",
     "group mean times n / (n - 1)": "the factor n / (n - 1) is on the mean and not on the reward",
+    "mean of all others": "the others are all other answers of the batch, whatever their prompt",
+    "mean by length over n": "the weights sum to one already, and their sum is divided by n again",
 }
 
 

@@ -91,6 +91,11 @@ def up_to_the_end() -> Iterator[Known]:
         "every end is left out, the first too, and what follows it is not",
     )  # fmt: skip
     yield Known(
+        "mask up to the second end",
+        lambda c: (torch.isin(c["token_id"].long(), torch.tensor(c.case.eos_ids)).long().cumsum(1) <= 1).double(),
+        "what follows the first end trains as well",
+    )  # fmt: skip
+    yield Known(
         "mask of everything but padding", lambda c: cut(c, lambda s: s[0] >= 0),
         "what follows the end of an answer trains as well",
     )  # fmt: skip

@@ -69,8 +69,11 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
 def _told_apart(subject: Subject, offered: Iterator[Known]) -> Iterator[Known]:
     """Where a setting says "batch", a centre of the batch beside a spread of the group is meant."""
     asks = any(v in ("batch", "global") for v in named(settled(subject)).values() if isinstance(v, str))
+    grouped = "group" in subject.inputs or subject.block > 1 or subject.couples == "group"
+    of_others = credit.WRONG["mean of all others"]
     for one in offered:
-        yield replace(one, mistake="") if asks and one.mistake == credit.MIXED else one
+        fine = (asks and one.mistake == credit.MIXED) or (not grouped and one.mistake == of_others)
+        yield replace(one, mistake="") if fine else one
 
 
 def _by_name(subject: Subject) -> dict[str, float]:

@@ -87,6 +87,11 @@ def _decoupled(one: Known, numbers: Sequence[float]) -> Iterator[Known]:
                 lambda c, o=one, r=ratio, k=cap: torch.where(r(c).log() <= k, r(c), 0.0) * o.of(c), mistake or logs,
             )  # fmt: skip
             yield Known(f"{told} up to {cap:g}", lambda c, o=one, r=ratio, k=cap: r(c).clamp(max=k) * o.of(c), mistake)
+            for low in (n for n in numbers if 0 < n < 1):
+                yield Known(
+                    f"{told} in [{low:g}, {cap:g}]",
+                    lambda c, o=one, r=ratio, a=low, k=cap: r(c).clamp(a, k) * o.of(c), mistake,
+                )  # fmt: skip
             yield Known(
                 f"{told} where it is below {cap:g}",
                 lambda c, o=one, r=ratio, k=cap: torch.where(r(c) <= k, r(c), 0.0) * o.of(c), mistake,

@@ -193,6 +193,12 @@ def entropy(temperatures: Sequence[float]) -> Iterator[Known]:
         yield Known(f"entropy at temperature {heat:g}", lambda c, f=terms: -(f(c)[0] * f(c)[1]).sum(-1))
         sign = "the sign is lost: this is the sum of p log p"
         yield Known(f"minus the entropy at temperature {heat:g}", lambda c, f=terms: (f(c)[0] * f(c)[1]).sum(-1), sign)
+        few = "the terms are averaged over the vocabulary and not summed"
+        yield Known(
+            f"entropy at temperature {heat:g} over the vocabulary",
+            lambda c, f=terms: -(f(c)[0] * f(c)[1]).mean(-1),
+            few,
+        )
         flat = "the expected logit is a mean over the vocabulary and not a sum"
         yield Known(
             f"log-sum minus a mean over the vocabulary at temperature {heat:g}",
