@@ -122,3 +122,22 @@ def test_a_field_on_another_device_is_named() -> None:
     elsewhere = Cells((3,), torch.arange(3, device="meta"))
     with pytest.raises(SignalError, match="logp_old is on cpu and trainable on meta"):
         elsewhere.field(torch.zeros(3), "logp_old")
+
+
+def test_every_cell_of_a_padded_batch_belongs_to_the_sequence_of_its_row() -> None:
+    cells, _ = padded_cells(torch.ones(2, 3, dtype=torch.bool))
+    assert cells.owners("token_reward").tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_an_entry_of_a_list_that_is_a_table_is_refused_even_where_it_holds_as_many_numbers(length: int) -> None:
+    trainable = [torch.ones(length, dtype=torch.bool), torch.ones(1, dtype=torch.bool)]
+    logp_old = [torch.full((1, length), -1.0), torch.full((1,), -1.0)]
+    with pytest.raises(SignalError, match="logp_old does not match trainable at entry 0"):
+        SignalBatch.from_list(trainable, reward=[1.0, 0.0], group=[0, 0], logp_old=logp_old)
+
+
+def test_a_list_without_entries_has_no_cells() -> None:
+    cells, segments = list_cells([])
+    assert (cells.shape, cells.lengths, segments.num_sequences) == ((0,), (), 0)
+    assert cells.joined([], "logp_old").shape == (0,)

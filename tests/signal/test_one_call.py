@@ -1,6 +1,7 @@
 """`trimtab.loss` for people with an optimiser loop of their own: one call, several calls, advantages of their own."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 import trimtab
 from trimtab import Counts
 from trimtab.errors import SignalError
-from trimtab.signal import Stage, recipe
+from trimtab.signal import Part, Stage, recipe
 from trimtab.signal import part as part_of
 from trimtab.signal.counts import share_of
 from trimtab.signal.layout import Segments
@@ -87,6 +88,17 @@ def test_a_call_whose_counts_are_its_own_is_the_whole_step() -> None:
 def test_the_share_of_a_call_is_its_part_of_the_step(own: int, whole: int, share: float, weighting: str) -> None:
     segments = Segments.from_counts(torch.ones(own, dtype=torch.long), own)
     assert share_of(part_of(f"weighting.{weighting}"), segments, Counts(whole, whole)) == share
+
+
+def test_a_sequence_without_tokens_has_no_share_in_the_step() -> None:
+    segments = Segments.from_counts(torch.tensor([2, 0, 1]), 3)
+    assert share_of(part_of("weighting.sequence_mean_token_sum"), segments, Counts(6, 4)) == 0.5
+
+
+def test_a_weighting_that_does_not_say_what_it_divides_by_is_not_shared() -> None:
+    silent = Part(replace(part_of("weighting.token_mean").formula, divides_by="unknown"))
+    with pytest.raises(SignalError, match=r"weighting\.token_mean: does not say what it divides by"):
+        share_of(silent, Segments.from_counts(torch.ones(2, dtype=torch.long), 2), Counts(4, 4))
 
 
 def test_without_counts_each_call_is_a_step_of_its_own_and_dividing_is_wrong() -> None:
