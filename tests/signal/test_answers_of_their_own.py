@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 import pytest
+import torch
 from tests.golden.exact import assert_is, lengths, tokens
 from torch import Tensor
 
-from trimtab.signal import advantage
+from trimtab.errors import SignalError
+from trimtab.signal import SignalBatch, advantage, prepare, recipe
 
 CREDITS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
     "broadcast": lambda: advantage.broadcast(tokens(0.5, -2.0), lengths(1, 1)),
@@ -26,3 +28,16 @@ def test_the_sum_over_single_tokens_is_a_copy_of_them() -> None:
     total = advantage.discounted_sum(values, lengths(1, 1), 0.5)
     _ = values.zero_()
     assert_is(total, 0.5, -2.0)
+
+
+def test_an_advantage_that_the_caller_gives_is_copied_and_so_are_its_returns() -> None:
+    batch = SignalBatch.from_padded([[1, 1], [1, 0]], reward=[1.0, 0.0], group=[0, 0])
+    given = torch.tensor([1.0, 2.0, -3.0], dtype=batch.dtype, requires_grad=True)
+    prepared, _ = prepare(batch, recipe("start_on_policy"), advantage=given)
+    assert not prepared.advantage.requires_grad
+    _ = given.detach().zero_()
+    assert_is(prepared.advantage, 1.0, 2.0, -3.0)
+    _ = prepared.advantage.zero_()
+    assert_is(prepared.returns, 1.0, 2.0, -3.0)
+    with pytest.raises(SignalError, match=r"advantage has shape \[2\] for 3 trainable tokens"):
+        prepare(batch, recipe("start_on_policy"), advantage=given[:2])
