@@ -8,7 +8,7 @@ from tests.golden.exact import assert_is, lengths, tokens
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal import SignalBatch, advantage, prepare, recipe
+from trimtab.signal import SignalBatch, advantage, decide, prepare, recipe, step, token_loss
 
 CREDITS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
     "broadcast": lambda: advantage.broadcast(tokens(0.5, -2.0), lengths(1, 1)),
@@ -41,3 +41,12 @@ def test_an_advantage_that_the_caller_gives_is_copied_and_so_are_its_returns() -
     assert_is(prepared.returns, 1.0, 2.0, -3.0)
     with pytest.raises(SignalError, match=r"advantage has shape \[2\] for 3 trainable tokens"):
         prepare(batch, recipe("start_on_policy"), advantage=given[:2])
+
+
+def test_losses_to_look_at_hold_no_graph() -> None:
+    batch = SignalBatch.from_padded([[1, 1], [1, 0]], reward=[1.0, 0.0], group=[0, 0])
+    decided = decide(next(prepare(batch, recipe("start_on_policy"))[0].updates()))
+    found = token_loss(next(iter(decided.split(num=1))), torch.full((3,), -1.0, requires_grad=True))
+    assert found.loss.requires_grad
+    assert not found.token_loss.requires_grad
+    assert not step([found]).loss.requires_grad

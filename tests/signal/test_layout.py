@@ -141,3 +141,8 @@ def test_a_list_without_entries_has_no_cells() -> None:
     cells, segments = list_cells([])
     assert (cells.shape, cells.lengths, segments.num_sequences) == ((0,), (), 0)
     assert cells.joined([], "logp_old").shape == (0,)
+
+
+def test_a_packed_row_is_one_row() -> None:
+    with pytest.raises(SignalError, match=r"trainable has shape \[1, 2\]"):
+        SignalBatch.from_packed([[1, 1]], [0, 2], reward=[1.0], group=[0])
