@@ -7,8 +7,11 @@ import torch
 from tests.golden.exact import assert_is, lengths, tokens
 from torch import Tensor
 
+from trimtab import formula
 from trimtab.errors import SignalError
-from trimtab.signal import SignalBatch, advantage, decide, prepare, recipe, step, token_loss
+from trimtab.signal import Part, SignalBatch, Stage, advantage, decide, prepare, recipe, step, token_loss
+from trimtab.signal.catalogue import of
+from trimtab.signal.layout import PerToken
 
 CREDITS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
     "broadcast": lambda: advantage.broadcast(tokens(0.5, -2.0), lengths(1, 1)),
@@ -50,3 +53,26 @@ def test_losses_to_look_at_hold_no_graph() -> None:
     assert found.loss.requires_grad
     assert not found.token_loss.requires_grad
     assert not step([found]).loss.requires_grad
+
+
+@formula(source="a test", stage="importance", scope="update", promises=())
+def log_prob_itself(logp_current: PerToken) -> tuple[Tensor, dict[str, Tensor]]:
+    """Hands back what it was handed."""
+    return logp_current, {}
+
+
+@formula(source="a test", stage="importance", scope="update", promises=())
+def entropy_itself(entropy: PerToken) -> tuple[Tensor, dict[str, Tensor]]:
+    """Hands back what it was handed."""
+    return entropy, {}
+
+
+@pytest.mark.parametrize("importance", [log_prob_itself, entropy_itself])
+def test_a_decision_holds_no_graph_even_where_a_formula_hands_back_its_input(importance: Callable[..., object]) -> None:
+    batch = SignalBatch.from_padded([[1, 1], [1, 0]], reward=[1.0, 0.0], group=[0, 0])
+    weighed = recipe("start_on_policy", correction=Stage(Part(of(importance))))
+    now = torch.full((3,), 0.0, requires_grad=True)
+    decided = decide(next(prepare(batch, weighed)[0].updates()), now, entropy_now=now)
+    found = {name: value for name, value in decided.whole.fields.items() if name.startswith("decided:")}
+    assert len(found) == 1
+    assert not any(value.requires_grad for value in found.values())

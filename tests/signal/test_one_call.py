@@ -219,3 +219,24 @@ def test_what_one_call_cannot_know_is_refused(changes: dict[str, Any], message: 
     given = {"recipe": "tis", **rows(), **changes}
     with pytest.raises(SignalError, match=message):
         trimtab.loss(given["logp_old"].clone().requires_grad_(), **given)
+
+
+def test_metrics_of_rewards_are_told_where_there_are_rewards() -> None:
+    given = rows()
+    logp = given["logp_old"].clone().requires_grad_()
+    _, numbers = trimtab.loss(logp, recipe="tis", **given)
+    assert numbers["reward/episode_mean"] == pytest.approx(given["reward"].mean().item())
+    assert "advantage/token_mean" in numbers
+    without = {name: value for name, value in given.items() if name not in ("reward", "group")}
+    _, numbers = trimtab.loss(logp, recipe="tis", advantage=given["reward"], **without)
+    assert "reward/episode_mean" not in numbers
+    assert "advantage/token_mean" in numbers
+
+
+def test_a_term_that_is_infinite_is_refused_by_name() -> None:
+    logp = torch.full((2, 1), -1.0, requires_grad=True)
+    with pytest.raises(SignalError, match="loss: loss/entropy is -inf, so the gradient would be undefined"):
+        trimtab.loss(
+            logp, recipe=recipe("start_on_policy", entropy=1e300), mask=[[1], [1]], reward=[1.0, 0.0], group=[0, 0],
+            entropy=torch.ones(2, 1),
+        )  # fmt: skip
