@@ -146,3 +146,9 @@ def test_a_list_without_entries_has_no_cells() -> None:
 def test_a_packed_row_is_one_row() -> None:
     with pytest.raises(SignalError, match=r"trainable has shape \[1, 2\]"):
         SignalBatch.from_packed([[1, 1]], [0, 2], reward=[1.0], group=[0])
+
+
+@pytest.mark.parametrize("episode", [-1, 2])
+def test_an_episode_without_a_reward_is_refused_by_its_number(episode: int) -> None:
+    with pytest.raises(SignalError, match=f"sequence 1 names episode {episode} but there are 2 rewards"):
+        SignalBatch.from_padded([[1], [1]], reward=[1.0, 0.0], group=[4, 4], episode=[0, episode])

@@ -240,3 +240,14 @@ def test_a_term_that_is_infinite_is_refused_by_name() -> None:
             logp, recipe=recipe("start_on_policy", entropy=1e300), mask=[[1], [1]], reward=[1.0, 0.0], group=[0, 0],
             entropy=torch.ones(2, 1),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(("arrives", "said"), [(1e6 + 1, False), (1e6 - 1, False), (1e6 + 1.5, True), (1e6 - 1.5, True)])
+def test_a_gradient_within_a_millionth_of_its_scale_is_the_one_that_was_declared(arrives: float, said: bool) -> None:
+    given = rows()
+    logp = given["logp_old"].clone().requires_grad_()
+    loss, _ = trimtab.loss(logp, recipe="tis", grad_scale=1e6, **given)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        (loss * arrives).backward()
+    assert bool(heard) == said
