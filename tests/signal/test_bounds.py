@@ -75,8 +75,8 @@ def test_a_log_prob_may_lie_1e_4_above_0_for_rounding(name: str) -> None:
     values = torch.full((2, 2), -1.0, dtype=torch.float64)
     values[1, 0] = 1e-4
     assert getattr(two_answers(**{name: values}), name)[2] == 1e-4
-    values[1, 0] = 1.01e-4
-    with pytest.raises(SignalError, match=name):
+    values[0, 1], values[1, 0] = 1e-4, 1.01e-4
+    with pytest.raises(SignalError, match=f"{name} is 0.000101 at token 0 of sequence 1"):
         two_answers(**{name: values})
 
 

@@ -242,7 +242,9 @@ def test_a_term_that_is_infinite_is_refused_by_name() -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize(("arrives", "said"), [(1e6 + 1, False), (1e6 - 1, False), (1e6 + 1.5, True), (1e6 - 1.5, True)])
+@pytest.mark.parametrize(
+    ("arrives", "said"), [(1e6 + 1, False), (1e6 - 1, False), (1e6 + 1.5, True), (1e6 - 1.5, True)]
+)
 def test_a_gradient_within_a_millionth_of_its_scale_is_the_one_that_was_declared(arrives: float, said: bool) -> None:
     given = rows()
     logp = given["logp_old"].clone().requires_grad_()
