@@ -158,3 +158,9 @@ def test_a_step_says_what_its_kept_tokens_weigh_and_how_many_voters_it_rejected(
     numbers = token_loss(micro, torch.tensor([-1.0, -1.0, -1.0, -0.1])).metrics.numbers()
     assert numbers["weight/policy"] == 0.75
     assert numbers["voted_then_rejected/sequence_fraction"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("scale", [0.0, float("inf"), -float("inf"), float("nan")])
+def test_what_was_spent_is_not_compared_at_a_scale_of_0_or_without_end(scale: float) -> None:
+    with pytest.raises(SignalError, match="check_spent: grad_scale = "):
+        decided().check_spent(grad_scale=scale)
