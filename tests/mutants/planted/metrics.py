@@ -113,7 +113,7 @@ plant(
     "deviation_of_the_mean",
     masked_spread(),
     "signal.metrics:Spread.of",
-    "(values.detach().double() - mean).square()",
+    "(values.double() - mean).square()",
     "(mean - mean).square() * values.detach()",
 )
 
