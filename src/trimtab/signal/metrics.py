@@ -147,7 +147,7 @@ class Histogram:
     @classmethod
     def of(cls, logratio: Tensor) -> "Histogram":
         edges = torch.tensor(cls.EDGES, dtype=torch.float64, device=logratio.device)
-        place = torch.bucketize(logratio.double(), edges)
+        place = torch.bucketize(logratio, edges)
         return cls(
             torch.zeros(len(cls.EDGES) + 1, dtype=torch.long, device=logratio.device).index_add(
                 0, place, torch.ones_like(place)
