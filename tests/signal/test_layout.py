@@ -152,3 +152,15 @@ def test_a_packed_row_is_one_row() -> None:
 def test_an_episode_without_a_reward_is_refused_by_its_number(episode: int) -> None:
     with pytest.raises(SignalError, match=f"sequence 1 names episode {episode} but there are 2 rewards"):
         SignalBatch.from_padded([[1], [1]], reward=[1.0, 0.0], group=[4, 4], episode=[0, episode])
+
+
+def test_plain_numbers_beside_a_single_tensor_are_read_in_its_precision() -> None:
+    row = torch.full((2,), -1.0, dtype=torch.float64)
+    batch = SignalBatch.from_list([[1, 1]], reward=[1.0], group=[0], logp_old=[row], logp_rollout=[[-1.0, -1.0]])
+    assert batch.logp_rollout.dtype == batch.dtype == torch.float64
+
+
+@pytest.mark.parametrize("extra", [[("mine", [[1.0]])], {"not a name": [[1.0]]}, {1: [[1.0]]}])
+def test_fields_of_your_own_are_named_as_arguments_are(extra: object) -> None:
+    with pytest.raises(SignalError, match="extra is not a mapping of names to token fields"):
+        SignalBatch.from_padded([[1]], reward=[1.0], group=[0], extra=extra)
