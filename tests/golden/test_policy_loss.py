@@ -153,6 +153,10 @@ def test_clip_cov_does_not_draw_what_the_clip_already_stops() -> None:
     # with a ratio of e^+1 the surrogate is not clipped (A < 0), and it is drawn
     anchor = COV_CURRENT - tokens(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     assert_is(in_band(anchor, fraction=0.4), 1, 0, 1, 0, 0, 0, 0, 0)
+    # token 0 has A = 2: at a ratio of e^0.3 = 1.35 > 1.2 it is stopped, at e^0.1 = 1.11 it is not
+    for apart, drawn in ((0.3, 0), (0.1, 1)):
+        anchor = COV_CURRENT - tokens(apart, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        assert_is(in_band(anchor, fraction=0.4), drawn, 0, 1, 0, 0, 0, 0, 0)
 
 
 def test_select_covariance_largest() -> None:

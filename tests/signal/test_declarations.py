@@ -26,3 +26,8 @@ def test_a_setting_of_the_choosing_formula_is_checked_in_its_own_type() -> None:
         part("policy_loss.covariance_clipped", fraction=2.0)
     with pytest.raises(SignalError, match=r"coef = -1\.0 is not possible: it must be 0 or more"):
         part("policy_loss.covariance_penalised", coef=-1.0)
+
+
+def test_a_setting_that_nothing_compares_with_is_refused() -> None:
+    with pytest.raises(SignalError, match=r"delta = nan is not possible: nothing compares with nan"):
+        part("keep.negative_drift", delta=float("nan"))

@@ -5,7 +5,7 @@ import torch
 
 from trimtab.errors import SignalError
 from trimtab.signal import SignalBatch, prepare, recipe
-from trimtab.signal.layout import Cells, Segments, list_cells, packed_cells, padded_cells
+from trimtab.signal.layout import Cells, Segments, list_cells, packed_cells, padded_cells, renumbered
 from trimtab.signal.reduce import last_token, sequence_any, sequence_mean, sequence_sum, to_tokens
 from trimtab.signal.update import select
 
@@ -141,6 +141,19 @@ def test_a_list_without_entries_has_no_cells() -> None:
     cells, segments = list_cells([])
     assert (cells.shape, cells.lengths, segments.num_sequences) == ((0,), (), 0)
     assert cells.joined([], "logp_old").shape == (0,)
+
+
+def test_a_padded_field_may_be_a_list_and_a_field_beside_a_list_may_be_joined_already() -> None:
+    common = {"reward": [1.0, 0.0], "group": [0, 0]}
+    padded = SignalBatch.from_padded([[1, 1], [0, 1]], logp_old=[[-1.0, -2.0], [-3.0, -4.0]], **common)
+    assert padded.logp_old.tolist() == [-1.0, -2.0, -4.0]
+    listed = SignalBatch.from_list([[1, 1], [1]], logp_old=torch.tensor([-1.0, -2.0, -4.0]), **common)
+    assert listed.logp_old.tolist() == [-1.0, -2.0, -4.0]
+
+
+def test_nobody_is_in_no_group() -> None:
+    assert renumbered(torch.zeros(0, dtype=torch.long))[1] == 0
+    assert renumbered(torch.tensor([7, 3, 7]))[1] == 2
 
 
 def test_a_packed_row_is_one_row() -> None:
