@@ -4,7 +4,7 @@ import pytest
 
 from trimtab import formula
 from trimtab.errors import SignalError
-from trimtab.signal import part
+from trimtab.signal import part, recipe
 from trimtab.signal.catalogue import of
 
 
@@ -31,3 +31,8 @@ def test_a_setting_of_the_choosing_formula_is_checked_in_its_own_type() -> None:
 def test_a_setting_that_nothing_compares_with_is_refused() -> None:
     with pytest.raises(SignalError, match=r"delta = nan is not possible: nothing compares with nan"):
         part("keep.negative_drift", delta=float("nan"))
+
+
+def test_a_correction_that_is_neither_recipe_nor_formula_is_refused_with_both() -> None:
+    with pytest.raises(SignalError, match=r"correction\b.* = 'tiss' is not possible.*Name a recipe that corrects \("):
+        recipe("grpo", correction="tiss")

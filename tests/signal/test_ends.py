@@ -85,6 +85,11 @@ def test_version_0_is_a_version() -> None:
         prepare(batch(), recipe("dr_grpo"), version=-1)
 
 
+def test_without_a_seed_the_seed_is_0() -> None:
+    assert prepare(batch(), recipe("dr_grpo"))[0].seed == 0
+    assert prepare(batch(), recipe("dr_grpo"), seed=3)[0].seed == 3
+
+
 def test_the_spread_of_the_reward_is_over_scored_episodes() -> None:
     metrics = prepare(batch(reward=[1.0, 100.0, 0.5], scored=[1, 0, 1]), recipe("dr_grpo"))[0].metrics
     assert float(metrics["reward/episode_std"].value()[0]) == pytest.approx(0.25)

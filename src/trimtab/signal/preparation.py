@@ -63,7 +63,7 @@ class Prepared:
     voted: Keep
     """Tokens that stood when their episode voted: kept so far, of an episode that votes."""
     warnings: tuple[str, ...]
-    seed: int = 0
+    seed: int
     passes: list[int] = field(default_factory=list[int])
     """How often `updates` has begun; the one thing here that changes."""
 
