@@ -142,6 +142,11 @@ def test_negative_drift_looks_one_way() -> None:
     assert_is(keep, 1)
 
 
+def test_a_sequence_without_tokens_did_not_drift_whatever_the_bound() -> None:
+    _, seen = correction.negative_drift(tokens(-1.0), tokens(-1.0), tokens(-1.0), lengths(1, 0), delta=-0.5)
+    assert_is(seen["drifted_sequences"], 1, 0)
+
+
 def test_corrections_are_flags_a_token() -> None:
     keep, _ = correction.token_band(LOGRATIO, band=(0.0, inf))
     assert keep.equal(flags(1, 1, 1, 1, 1))

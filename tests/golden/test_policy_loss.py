@@ -7,7 +7,8 @@ import torch
 from tests.golden.exact import assert_is, assert_near, flags, index, lengths, tokens
 from tests.golden.exact import log as logp
 
-from trimtab.signal import policy_loss
+from trimtab.errors import SignalError
+from trimtab.signal import part, policy_loss
 
 # ratios 1.5, 1.5, 0.5, 0.5, 1.1 with both signs of the advantage on both sides
 CURRENT = logp(0.6, 0.6, 0.2, 0.2, 0.44)
@@ -152,6 +153,10 @@ def test_clip_cov_does_not_draw_what_the_clip_already_stops() -> None:
     # with a ratio of e^+1 the surrogate is not clipped (A < 0), and it is drawn
     anchor = COV_CURRENT - tokens(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     assert_is(in_band(anchor, fraction=0.4), 1, 0, 1, 0, 0, 0, 0, 0)
+    # token 0 has A = 2: at a ratio of e^0.3 = 1.35 > 1.2 it is stopped, at e^0.1 = 1.11 it is not
+    for apart, drawn in ((0.3, 0), (0.1, 1)):
+        anchor = COV_CURRENT - tokens(apart, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        assert_is(in_band(anchor, fraction=0.4), drawn, 0, 1, 0, 0, 0, 0, 0)
 
 
 def test_select_covariance_largest() -> None:
@@ -204,3 +209,26 @@ def test_a_ratio_is_finite_however_far_the_policies_are_apart() -> None:
     # log-ratio 50 is bounded at 20 just before the exponential
     loss, _ = policy_loss.clipped(tokens(0.0), tokens(-50.0), tokens(-1.0), band=(0.0, inf))
     assert_is(loss, exp(20))
+
+
+def test_a_token_without_advantage_has_no_loss_however_sharp_the_gate_of_the_others() -> None:
+    # 4 / tau is infinite at the smallest tau there is, and 0 * inf would be nan
+    loss, _ = policy_loss.soft_gated(logp(0.5), logp(0.5), tokens(0.0), temperature_positive=5e-324)
+    assert_is(loss, 0.0)
+
+
+def test_many_equal_covariances_are_drawn_by_key() -> None:
+    # every covariance is 1; the keys run backwards, so the last 100 tokens have the smallest
+    sign = tokens(1.0, -1.0).repeat(500)
+    selected = policy_loss.covariance_largest(sign, sign, sign.bool(), torch.arange(1000).flip(0), fraction=0.1)
+    assert selected.nonzero().squeeze(1).tolist() == list(range(900, 1000))
+
+
+def test_nothing_is_drawn_where_nothing_is_kept() -> None:
+    none = (COV_CURRENT, COV_ADVANTAGE, torch.zeros_like(COV_KEEP), KEY)
+    assert_is(policy_loss.covariance_largest(*none, fraction=1.0), 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def test_a_covariance_band_has_a_width() -> None:
+    with pytest.raises(SignalError, match="covariance_low is below covariance_high"):
+        part("policy_loss.covariance_clipped", covariance_low=1.0, covariance_high=1.0)

@@ -60,6 +60,8 @@ def test_an_advantage_is_clipped_at_a_number_above_0(bound: float, fine: bool) -
 def test_a_count_starts_at_its_least() -> None:
     assert as_count(1, "here", "num") == 1
     assert as_count(0, "here", "num", least=0) == 0
+    with pytest.raises(SignalError, match="num = 0 is not possible. Give a whole number, 1 or more"):
+        as_count(0, "here", "num")
     for value, least in ((0, 1), (-1, 0), (True, 0), (1.0, 0)):
         with pytest.raises(SignalError, match=f"Give a whole number, {least} or more"):
             as_count(value, "here", "num", least=least)
@@ -75,8 +77,8 @@ def test_a_log_prob_may_lie_1e_4_above_0_for_rounding(name: str) -> None:
     values = torch.full((2, 2), -1.0, dtype=torch.float64)
     values[1, 0] = 1e-4
     assert getattr(two_answers(**{name: values}), name)[2] == 1e-4
-    values[1, 0] = 1.01e-4
-    with pytest.raises(SignalError, match=name):
+    values[0, 1], values[1, 0] = 1e-4, 1.01e-4
+    with pytest.raises(SignalError, match=f"{name} is 0.000101 at token 0 of sequence 1"):
         two_answers(**{name: values})
 
 

@@ -22,6 +22,12 @@ def test_a_sequence_without_tokens_is_in_no_drift_metric_and_one_with_a_single_t
     assert numbers["ess_engine/sequence"] == pytest.approx((first + 3) ** 2 / (2 * (first**2 + 9)))
 
 
+def test_the_largest_gap_of_a_token_is_a_size_without_a_sign() -> None:
+    numbers = drift("engine", torch.tensor([0.1, -0.25, 0.2], dtype=torch.float64), SEGMENTS).numbers()
+    assert numbers["logratio_engine/token_abs_max"] == 0.25
+    assert numbers["logratio_engine/token_abs_mean"] == pytest.approx(0.55 / 3)
+
+
 def test_drift_of_float32_log_probs_is_computed_in_float64() -> None:
     """In float32 the tiny numbers would vanish beside the large one before they are summed."""
     logratio = torch.tensor([8.0, 1e-8, 1e-8, -8.0])
@@ -56,4 +62,4 @@ def test_the_effective_batch_is_what_trains_is_kept_and_has_an_advantage() -> No
         numbers = Metrics(kept_share(keep, torch.tensor(advantage), trains, SEGMENTS), {}).numbers()
         assert numbers["effective_batch/tokens"] == numbers["effective_batch/sequences"] == tokens
         assert numbers["effective_batch/token_fraction"] == tokens / 2
-        assert numbers["kept/token_fraction"] == 0.5
+        assert numbers["kept/token_fraction"] == numbers["kept/sequence_fraction"] == 0.5

@@ -49,3 +49,9 @@ def test_writing_into_a_field_afterwards_leaves_the_batch_alone(field: str) -> N
         own.copy_(~own if own.dtype == torch.bool else own - 3)
     for name, value in held(batch).items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0, msg=name)
+
+
+def test_lengths_that_nobody_gave_are_a_copy_of_the_counts() -> None:
+    batch = SignalBatch.from_padded(MASK, reward=[1.0, 0.0], group=[4, 4])
+    _ = batch.length.zero_()
+    assert batch.segments.token_counts.tolist() == [2, 1]

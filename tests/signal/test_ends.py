@@ -1,6 +1,7 @@
 """Ends of ranges and quiet corners of the signal, each with the number it must give."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from math import nan
 
@@ -55,14 +56,25 @@ def test_a_length_of_0_is_a_length() -> None:
     assert batch(length=[2, 0, 2]).length.tolist() == [2, 0, 2]
 
 
-def test_a_ratio_on_the_edge_of_its_band_is_not_clipped() -> None:
+@pytest.mark.parametrize("band", [(1.0, 5.0), (0.5, 1.0)])
+def test_a_ratio_on_the_edge_of_its_band_is_not_clipped(band: tuple[float, float]) -> None:
     same = tokens(-1.0)
-    assert_is(policy_loss.clipped_importance(same, same, tokens(1.0), band=(1.0, 5.0))[1]["clipped_tokens"], 0)
+    assert_is(policy_loss.clipped_importance(same, same, tokens(1.0), band=band)[1]["clipped_tokens"], 0)
 
 
-def test_what_was_selected_is_told_in_a_tensor_of_its_own() -> None:
+def test_a_loss_on_its_ceiling_is_not_capped() -> None:
+    same = tokens(-1.0).requires_grad_()
+    loss, seen = policy_loss.dual_clipped(same, tokens(-1.0), tokens(-2.0), cap=1.0)
+    assert_is(loss.detach(), 2.0)
+    assert_is(seen["capped_tokens"], 0)
+    loss.sum().backward()
+    assert_is(same.grad, 2.0)
+
+
+@pytest.mark.parametrize("choosing", [policy_loss.covariance_clipped, policy_loss.covariance_penalised])
+def test_what_was_selected_is_told_in_a_tensor_of_its_own(choosing: Callable[..., policy_loss.Losses]) -> None:
     selected = flags(1, 0)
-    seen = policy_loss.covariance_clipped(tokens(-1.0, -1.0), tokens(-1.0, -1.0), tokens(1.0, 1.0), selected)[1]
+    seen = choosing(tokens(-1.0, -1.0), tokens(-1.0, -1.0), tokens(1.0, 1.0), selected)[1]
     selected.fill_(False)
     assert_is(seen["selected_tokens"], 1, 0)
 
@@ -71,6 +83,11 @@ def test_version_0_is_a_version() -> None:
     assert prepare(batch(), recipe("dr_grpo"), version=0)[0].batch.num_tokens == 4
     with pytest.raises(SignalError, match="version"):
         prepare(batch(), recipe("dr_grpo"), version=-1)
+
+
+def test_without_a_seed_the_seed_is_0() -> None:
+    assert prepare(batch(), recipe("dr_grpo"))[0].seed == 0
+    assert prepare(batch(), recipe("dr_grpo"), seed=3)[0].seed == 3
 
 
 def test_the_spread_of_the_reward_is_over_scored_episodes() -> None:

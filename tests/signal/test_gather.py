@@ -1,5 +1,6 @@
 """Two ranks in two threads: what `gather` gives is the batch that one process would have built."""
 
+import hashlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -128,3 +129,36 @@ def test_a_process_group_returns_what_it_was_given() -> None:
         assert group.sum(local).data_ptr() != local.data_ptr()
     finally:
         dist.destroy_process_group()
+
+
+def test_a_process_group_pads_what_backends_gather_only_in_equal_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = threading.local()
+
+    def all_gather(found: list[Tensor], local: Tensor, group: object) -> None:
+        for place, piece in zip(found, here.meeting.concat(local), strict=True):
+            assert place.shape == piece.shape == local.shape
+            _ = place.copy_(piece)
+
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 3)
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+
+    def work(rank: int, meeting: Meeting) -> list[Tensor]:
+        here.meeting = meeting
+        return ProcessGroup().concat(torch.arange(10 * rank, 11 * rank + 1))
+
+    for found in on_every_rank(work, 3):
+        assert [piece.tolist() for piece in found] == [[0], [10, 11], [20, 21, 22]]
+
+
+def test_names_of_extra_fields_are_compared_by_56_bits_of_their_hash() -> None:
+    names = ("f24633328", "f15468585")
+    digests = [hashlib.sha256(name.encode()).digest() for name in names]
+    assert digests[0][:6] == digests[1][:6]
+    values = torch.zeros(1, 2, dtype=torch.float64)
+
+    def work(rank: int, reducer: Meeting) -> None:
+        batch = SignalBatch.from_padded([[1, 1]], reward=[1.0], group=[0], extra={names[rank]: values})
+        with pytest.raises(SignalError, match="differs from this one in extra"):
+            gather(batch, reducer, rank)
+
+    _ = on_every_rank(work, 2)

@@ -5,7 +5,7 @@ import torch
 
 from trimtab.errors import SignalError
 from trimtab.signal import SignalBatch, prepare, recipe
-from trimtab.signal.layout import Cells, Segments, list_cells, packed_cells, padded_cells
+from trimtab.signal.layout import Cells, Segments, list_cells, packed_cells, padded_cells, renumbered
 from trimtab.signal.reduce import last_token, sequence_any, sequence_mean, sequence_sum, to_tokens
 from trimtab.signal.update import select
 
@@ -122,3 +122,58 @@ def test_a_field_on_another_device_is_named() -> None:
     elsewhere = Cells((3,), torch.arange(3, device="meta"))
     with pytest.raises(SignalError, match="logp_old is on cpu and trainable on meta"):
         elsewhere.field(torch.zeros(3), "logp_old")
+
+
+def test_every_cell_of_a_padded_batch_belongs_to_the_sequence_of_its_row() -> None:
+    cells, _ = padded_cells(torch.ones(2, 3, dtype=torch.bool))
+    assert cells.owners("token_reward").tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_an_entry_of_a_list_that_is_a_table_is_refused_even_where_it_holds_as_many_numbers(length: int) -> None:
+    trainable = [torch.ones(length, dtype=torch.bool), torch.ones(1, dtype=torch.bool)]
+    logp_old = [torch.full((1, length), -1.0), torch.full((1,), -1.0)]
+    with pytest.raises(SignalError, match="logp_old does not match trainable at entry 0"):
+        SignalBatch.from_list(trainable, reward=[1.0, 0.0], group=[0, 0], logp_old=logp_old)
+
+
+def test_a_list_without_entries_has_no_cells() -> None:
+    cells, segments = list_cells([])
+    assert (cells.shape, cells.lengths, segments.num_sequences) == ((0,), (), 0)
+    assert cells.joined([], "logp_old").shape == (0,)
+
+
+def test_a_padded_field_may_be_a_list_and_a_field_beside_a_list_may_be_joined_already() -> None:
+    common = {"reward": [1.0, 0.0], "group": [0, 0]}
+    padded = SignalBatch.from_padded([[1, 1], [0, 1]], logp_old=[[-1.0, -2.0], [-3.0, -4.0]], **common)
+    assert padded.logp_old.tolist() == [-1.0, -2.0, -4.0]
+    listed = SignalBatch.from_list([[1, 1], [1]], logp_old=torch.tensor([-1.0, -2.0, -4.0]), **common)
+    assert listed.logp_old.tolist() == [-1.0, -2.0, -4.0]
+
+
+def test_nobody_is_in_no_group() -> None:
+    assert renumbered(torch.zeros(0, dtype=torch.long))[1] == 0
+    assert renumbered(torch.tensor([7, 3, 7]))[1] == 2
+
+
+def test_a_packed_row_is_one_row() -> None:
+    with pytest.raises(SignalError, match=r"trainable has shape \[1, 2\]"):
+        SignalBatch.from_packed([[1, 1]], [0, 2], reward=[1.0], group=[0])
+
+
+@pytest.mark.parametrize("episode", [-1, 2])
+def test_an_episode_without_a_reward_is_refused_by_its_number(episode: int) -> None:
+    with pytest.raises(SignalError, match=f"sequence 1 names episode {episode} but there are 2 rewards"):
+        SignalBatch.from_padded([[1], [1]], reward=[1.0, 0.0], group=[4, 4], episode=[0, episode])
+
+
+def test_plain_numbers_beside_a_single_tensor_are_read_in_its_precision() -> None:
+    row = torch.full((2,), -1.0, dtype=torch.float64)
+    batch = SignalBatch.from_list([[1, 1]], reward=[1.0], group=[0], logp_old=[row], logp_rollout=[[-1.0, -1.0]])
+    assert batch.logp_rollout.dtype == batch.dtype == torch.float64
+
+
+@pytest.mark.parametrize("extra", [[("mine", [[1.0]])], {"not a name": [[1.0]]}, {1: [[1.0]]}])
+def test_fields_of_your_own_are_named_as_arguments_are(extra: object) -> None:
+    with pytest.raises(SignalError, match="extra is not a mapping of names to token fields"):
+        SignalBatch.from_padded([[1]], reward=[1.0], group=[0], extra=extra)

@@ -226,3 +226,17 @@ def test_votes_and_training_follow_the_table() -> None:
     assert prepared.trains.tolist() == [False, False, True, True, True, True]
     assert prepared.keep.tolist() == [True] * 4 + [False] * 2 + [True] * 4
     assert prepared.metrics.numbers()["groups_without_signal/group_fraction"] == 0.5
+
+
+def test_parts_without_values_do_not_move_a_spread() -> None:
+    nothing = Spread.of(torch.zeros(0))
+    assert (float(nothing.value()[0]), bool(nothing.value()[1])) == (0.0, False)
+    one, other = (Spread.of(torch.tensor([value], dtype=torch.float64)) for value in (3.0, 5.0))
+    for joined in (nothing.merge(nothing).merge(one).merge(other), nothing.merge(one).merge(nothing).merge(other)):
+        assert float(joined.value()[0]) == 1.0
+        assert float(joined.mean) == 4.0
+
+
+def test_a_single_weight_is_the_whole_sample_however_small() -> None:
+    weight = torch.tensor([1.1e-150], dtype=torch.float64)
+    assert float(SampleSize.of(weight).value()[0]) == pytest.approx(1.0)

@@ -19,6 +19,19 @@ def test_numbers_of_a_list_are_read_in_the_dtype_that_is_asked_for() -> None:
     assert as_tensor(given, "here", dtype=torch.float64) is given
 
 
+def test_rows_that_are_tensors_or_arrays_keep_their_dtype_and_leave_their_graph() -> None:
+    arrays = [numpy.array([1.0], dtype="float32"), numpy.array([2.0], dtype="float32")]
+    assert as_tensor(arrays, "here", dtype=torch.float64).dtype == torch.float32
+    tensors = [torch.ones(1, requires_grad=True), torch.ones(1)]
+    assert not as_tensor(tensors, "here").requires_grad
+
+
+def test_an_array_of_other_than_real_numbers_is_refused_by_its_dtype() -> None:
+    for array in (numpy.array([1j]), numpy.array(["2"])):
+        with pytest.raises(SignalError, match=f"an array of {array.dtype}"):
+            as_tensor(array, "here")
+
+
 @pytest.mark.parametrize("entries", [[1.0, None], [1.0, "2"], [b"1", 2.0], [[1.0], [1.0, 2.0]], "12", 3.0, None])
 def test_what_holds_no_numbers_is_refused(entries: object) -> None:
     with pytest.raises(SignalError, match=r"^here: "):

@@ -1,6 +1,7 @@
 """`trimtab.loss` for people with an optimiser loop of their own: one call, several calls, advantages of their own."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 import trimtab
 from trimtab import Counts
 from trimtab.errors import SignalError
-from trimtab.signal import Stage, recipe
+from trimtab.signal import Part, Stage, recipe
 from trimtab.signal import part as part_of
 from trimtab.signal.counts import share_of
 from trimtab.signal.layout import Segments
@@ -87,6 +88,17 @@ def test_a_call_whose_counts_are_its_own_is_the_whole_step() -> None:
 def test_the_share_of_a_call_is_its_part_of_the_step(own: int, whole: int, share: float, weighting: str) -> None:
     segments = Segments.from_counts(torch.ones(own, dtype=torch.long), own)
     assert share_of(part_of(f"weighting.{weighting}"), segments, Counts(whole, whole)) == share
+
+
+def test_a_sequence_without_tokens_has_no_share_in_the_step() -> None:
+    segments = Segments.from_counts(torch.tensor([2, 0, 1]), 3)
+    assert share_of(part_of("weighting.sequence_mean_token_sum"), segments, Counts(6, 4)) == 0.5
+
+
+def test_a_weighting_that_does_not_say_what_it_divides_by_is_not_shared() -> None:
+    silent = Part(replace(part_of("weighting.token_mean").formula, divides_by="unknown"))
+    with pytest.raises(SignalError, match=r"weighting\.token_mean: does not say what it divides by"):
+        share_of(silent, Segments.from_counts(torch.ones(2, dtype=torch.long), 2), Counts(4, 4))
 
 
 def test_without_counts_each_call_is_a_step_of_its_own_and_dividing_is_wrong() -> None:
@@ -207,3 +219,37 @@ def test_what_one_call_cannot_know_is_refused(changes: dict[str, Any], message: 
     given = {"recipe": "tis", **rows(), **changes}
     with pytest.raises(SignalError, match=message):
         trimtab.loss(given["logp_old"].clone().requires_grad_(), **given)
+
+
+def test_metrics_of_rewards_are_told_where_there_are_rewards() -> None:
+    given = rows()
+    logp = given["logp_old"].clone().requires_grad_()
+    _, numbers = trimtab.loss(logp, recipe="tis", **given)
+    assert numbers["reward/episode_mean"] == pytest.approx(given["reward"].mean().item())
+    assert "advantage/token_mean" in numbers
+    without = {name: value for name, value in given.items() if name not in ("reward", "group")}
+    _, numbers = trimtab.loss(logp, recipe="tis", advantage=given["reward"], **without)
+    assert "reward/episode_mean" not in numbers
+    assert "advantage/token_mean" in numbers
+
+
+def test_a_term_that_is_infinite_is_refused_by_name() -> None:
+    logp = torch.full((2, 1), -1.0, requires_grad=True)
+    with pytest.raises(SignalError, match="loss: loss/entropy is -inf, so the gradient would be undefined"):
+        trimtab.loss(
+            logp, recipe=recipe("start_on_policy", entropy=1e300), mask=[[1], [1]], reward=[1.0, 0.0], group=[0, 0],
+            entropy=torch.ones(2, 1),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arrives", "said"), [(1e6 + 1, False), (1e6 - 1, False), (1e6 + 1.5, True), (1e6 - 1.5, True)]
+)
+def test_a_gradient_within_a_millionth_of_its_scale_is_the_one_that_was_declared(arrives: float, said: bool) -> None:
+    given = rows()
+    logp = given["logp_old"].clone().requires_grad_()
+    loss, _ = trimtab.loss(logp, recipe="tis", grad_scale=1e6, **given)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        (loss * arrives).backward()
+    assert bool(heard) == said

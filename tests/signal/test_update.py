@@ -5,7 +5,7 @@ import torch
 from tests.golden.exact import assert_is, index, lengths
 
 from trimtab.errors import SignalError
-from trimtab.signal import SignalBatch, decide, prepare, recipe, token_loss
+from trimtab.signal import SignalBatch, Stage, decide, part, prepare, recipe, token_loss
 from trimtab.signal.update import Decided, Ledger, _cuts, _token_key, total_weight
 
 WORD = 2**64
@@ -145,3 +145,22 @@ def test_the_weight_of_a_step_is_summed_in_double_precision() -> None:
     decided = decide(next(prepare(batch, recipe("start_on_policy", normalize="raw"))[0].updates(1)))
     # 1 / 3 in single precision, three times
     assert total_weight(decided.whole).item() == 3 * float(torch.tensor(1 / 3, dtype=torch.float32))
+
+
+def test_a_step_says_what_its_kept_tokens_weigh_and_how_many_voters_it_rejected() -> None:
+    # the last token has a ratio of e^0.9, above 2, and is the only one of its sequence
+    batch = SignalBatch.from_padded(
+        [[1, 1], [1, 0], [1, 0]], reward=[1.0, 0.0, 0.5], group=[0, 0, 0], logp_rollout=torch.full((3, 2), -1.0)
+    )
+    banded = recipe("start_on_policy", correction=Stage(part("keep.token_band", band=(0.5, 2.0)), ratio="total"))
+    whole = decide(next(prepare(batch, banded)[0].updates()))
+    (micro,) = whole.split(num=1)
+    numbers = token_loss(micro, torch.tensor([-1.0, -1.0, -1.0, -0.1])).metrics.numbers()
+    assert numbers["weight/policy"] == 0.75
+    assert numbers["voted_then_rejected/sequence_fraction"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("scale", [0.0, float("inf"), -float("inf"), float("nan")])
+def test_what_was_spent_is_not_compared_at_a_scale_of_0_or_without_end(scale: float) -> None:
+    with pytest.raises(SignalError, match="check_spent: grad_scale = "):
+        decided().check_spent(grad_scale=scale)

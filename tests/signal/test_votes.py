@@ -32,6 +32,12 @@ def test_a_group_without_voters_is_no_constant_group_in_the_metrics() -> None:
     assert_is(prepared.trains, 0, 0, 1, 1, 0, 0)
 
 
+def test_a_group_with_one_voter_counts_among_the_constant_ones_in_the_metrics() -> None:
+    batch = batch_of([-1.0, -2.0, -1.0, 0.0], [0, 0, 1, 1], scored=[1, 1, 1, 0])
+    numbers = prepare(batch, recipe("start_on_policy"))[0].metrics.numbers()
+    assert numbers["constant_groups/group_fraction"] == 0.5
+
+
 def test_fewer_than_two_voters_are_not_whitened() -> None:
     values = tokens(4.0, 7.0, -3.0)
     assert_is(whiten(values, flags(0, 0, 0)), 0, 0, 0)

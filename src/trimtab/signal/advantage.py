@@ -85,7 +85,7 @@ def discounted_sum(values: PerToken, segments: Segments, discount: float) -> Per
     total: Tensor = values.clone()
     shift, factor = 1, discount
     while shift < longest:
-        ahead = total[(place + shift).clamp(max=max(values.shape[0] - 1, 0))]
+        ahead = total[(place + shift).clamp(max=values.shape[0] - 1)]
         total = torch.where(remaining > shift, total + factor * ahead, total)
         shift, factor = 2 * shift, factor * factor
     return total

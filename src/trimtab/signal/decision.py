@@ -45,7 +45,8 @@ def decide(
     check_given("decide", whole, logp_now=logp_now, entropy_now=entropy_now)
     keep = whole.fields["keep"]
     if recipe.needs_logp_now:
-        available = available_now(whole, _now(update, logp_now), entropy_now)
+        entropy = None if entropy_now is None else entropy_now.detach()
+        available = available_now(whole, _now(update, logp_now).detach(), entropy)
         late = run_stages(late_stages(recipe), available)
         keep = conjunction(keep, late.keeps)
         whole = with_fields(whole, **_settled(late, whole))

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from trimtab.signal.layout import Keep, PerToken, Segments
@@ -17,7 +16,7 @@ def drift(name: str, logratio: PerToken, segments: Segments) -> Metrics:
     logratio = later - earlier policy, on tokens sampled from (near) the earlier, so
     k1 and k3 estimate KL(earlier || later).
     """
-    exact = logratio.detach().double()
+    exact = logratio.double()
     ratio, product = bounded_exp(exact), bounded_exp(sequence_sum(exact, segments))
     filled = segments.token_counts > 0
     entries: dict[str, Metric] = {
@@ -99,11 +98,7 @@ def kept_share(keep: Keep, advantage: PerToken, trains: Keep, segments: Segments
     return {
         "kept/token_fraction": Mean.fraction(keep, trains),
         "kept/sequence_fraction": Mean.fraction(sequence_any(keep & trains, segments), training),
-        "effective_batch/tokens": _count(effective),
-        "effective_batch/sequences": _count(sequence_any(effective, segments)),
+        "effective_batch/tokens": Sum.of(effective),
+        "effective_batch/sequences": Sum.of(sequence_any(effective, segments)),
         "effective_batch/token_fraction": Mean.fraction(effective, trains),
     }
-
-
-def _count(flags: Tensor) -> Metric:
-    return Sum.of(flags.to(torch.float64))

@@ -104,7 +104,7 @@ class Spread:
     def of(cls, values: Tensor, among: Tensor | None = None) -> "Spread":
         total, count = _sums(values, among)
         mean = total / count.clamp(min=1)
-        m2, _ = _sums((values.detach().double() - mean).square(), among)
+        m2, _ = _sums((values.double() - mean).square(), among)
         return cls(count, mean, m2)
 
     def merge(self, other: "Spread") -> "Spread":
@@ -147,7 +147,7 @@ class Histogram:
     @classmethod
     def of(cls, logratio: Tensor) -> "Histogram":
         edges = torch.tensor(cls.EDGES, dtype=torch.float64, device=logratio.device)
-        place = torch.bucketize(logratio.double(), edges)
+        place = torch.bucketize(logratio, edges)
         return cls(
             torch.zeros(len(cls.EDGES) + 1, dtype=torch.long, device=logratio.device).index_add(
                 0, place, torch.ones_like(place)
@@ -189,7 +189,7 @@ class Metrics(Mapping[str, Metric]):
         if not self.entries:
             return {}
         pairs = [metric.value() for metric in self.entries.values()]
-        numbers = cast("list[float]", torch.stack([pair[0].double() for pair in pairs]).tolist())
+        numbers = cast("list[float]", torch.stack([pair[0] for pair in pairs]).tolist())
         present = cast("list[bool]", torch.stack([pair[1] for pair in pairs]).tolist())
         return {name: number for name, number, there in zip(self.entries, numbers, present, strict=True) if there}
 

@@ -139,7 +139,7 @@ def _average(
     # Averaging the distance to the lowest vote, not the value, makes the mean of equal rewards that reward exactly.
     lowest = values.new_zeros(count).scatter_reduce(0, place[votes], values[votes], "amin", include_self=False)[place]
     above = torch.where(votes, values - lowest, torch.zeros_like(values))
-    return lowest + segment_sum(above, place, count)[place] / _voters(votes, index, num_groups, level).clamp(min=1)
+    return lowest + segment_sum(above, place, count)[place] / _voters(votes, index, num_groups, level)
 
 
 def _spread(
@@ -155,7 +155,7 @@ def _spread(
     square = torch.where(votes, centred.square(), torch.zeros_like(centred))
     total = segment_sum(square, place, count)[place]
     voters = _voters(votes, index, num_groups, level)
-    return torch.sqrt(total / (voters - ddof).clamp(min=1))
+    return torch.sqrt(total / (voters - ddof))
 
 
 def _bounded(

@@ -71,7 +71,7 @@ def loss(
     deciding = prepared.recipe.needs_logp_now
     decided = decide(
         update,
-        current["logp"].detach() if deciding else None,
+        current["logp"] if deciding else None,
         entropy_now=current["entropy"] if deciding else None,
         counts=counts,
     )

@@ -92,7 +92,7 @@ def gather(batch: SignalBatch, reducer: Reducer, rank: int) -> tuple[SignalBatch
 def _check_alike(batch: SignalBatch, reducer: Reducer) -> None:
     """Every rank carries the same fields in the same precision: collectives pair up by order, not by name."""
     names = (*TOKENS, *SEQUENCES)
-    carried = [0 if getattr(batch, name) is None else 1 for name in names]
+    carried = [getattr(batch, name) is None for name in names]
     word = int.from_bytes(hashlib.sha256("|".join(sorted(batch.extra)).encode()).digest()[:7])
     mine = torch.tensor([*carried, batch.dtype.itemsize, word], device=batch.reward.device)
     for rank, theirs in enumerate(reducer.concat(mine)):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Part:
     """A formula with its settings, checked: what a recipe is made of."""
 

@@ -273,15 +273,15 @@ def _clip(ratio: PerToken, advantage: PerToken, band: tuple[float, float]) -> Lo
     """-min(r A, clamp(r) A), and where the clip is the smaller of the two: only there is the gradient stopped."""
     fixed = advantage.detach()
     free, bounded = ratio * fixed, ratio.clamp(*band) * fixed
-    return -torch.minimum(free, bounded), {"clipped_tokens": (bounded < free).detach()}
+    return -torch.minimum(free, bounded), {"clipped_tokens": bounded < free}
 
 
 def _covariance(logp_current: PerToken, advantage: PerToken, keep: Keep) -> PerToken:
-    count = keep.sum().clamp(min=1)
+    count = keep.sum()
     nothing = torch.zeros_like(advantage)
     mean_advantage = torch.where(keep, advantage, nothing).sum() / count
     mean_logp = torch.where(keep, logp_current, nothing).sum() / count
-    return ((advantage - mean_advantage) * (logp_current - mean_logp)).detach()
+    return (advantage - mean_advantage) * (logp_current - mean_logp)
 
 
 def _share(keep: Keep, fraction: float) -> Tensor:
@@ -291,7 +291,7 @@ def _share(keep: Keep, fraction: float) -> Tensor:
 
 def _smallest(order: PerToken, eligible: Keep, count: Tensor, token_key: TokenIndex) -> Keep:
     """The `count` eligible tokens that come first in order; ties go by key, so the batch's order does not matter."""
-    by_key = torch.argsort(token_key, stable=True)
+    by_key = torch.argsort(token_key)
     key = torch.where(eligible, order, torch.full_like(order, torch.inf))
     rank = torch.empty_like(token_key)
     rank[by_key[torch.argsort(key[by_key], stable=True)]] = torch.arange(key.shape[0], device=key.device)

@@ -63,7 +63,7 @@ class Prepared:
     voted: Keep
     """Tokens that stood when their episode voted: kept so far, of an episode that votes."""
     warnings: tuple[str, ...]
-    seed: int = 0
+    seed: int
     passes: list[int] = field(default_factory=list[int])
     """How often `updates` has begun; the one thing here that changes."""
 
@@ -173,7 +173,7 @@ def _check_numbers(state: SignalState | None, version: int | None, seed: int) ->
 
 def _taken(advantage: PerToken, batch: SignalBatch) -> PerToken:
     """The caller's advantage, checked like any field of the batch."""
-    values = as_tensor(advantage, "prepare: advantage", dtype=batch.dtype, device=batch.reward.device).detach()
+    values = as_tensor(advantage, "prepare: advantage", dtype=batch.dtype, device=batch.reward.device)
     if values.shape != (batch.num_tokens,):
         raise SignalError(
             f"prepare: advantage has shape {list(values.shape)} for {batch.num_tokens} trainable tokens. "
@@ -316,7 +316,7 @@ def _settle(recipe: Recipe, advantage: PerToken, voting: Keep) -> PerToken:
 def _refuse_varying(advantage: PerToken, batch: SignalBatch, recipe: Recipe) -> None:
     if not batch.num_tokens:
         return
-    first = to_tokens(advantage[batch.segments.first_token.clamp(max=max(advantage.shape[0] - 1, 0))], batch.segments)
+    first = to_tokens(advantage[batch.segments.first_token.clamp(max=advantage.shape[0] - 1)], batch.segments)
     varies = places(sequence_any(advantage != first, batch.segments))
     if varies:
         raise SignalError(

@@ -64,7 +64,7 @@ def _read(values: object, dtype: torch.dtype | None) -> Tensor:
             raise TypeError(f"an array of {array.dtype}")
         return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
     entries = cast("Sequence[object]", values)
-    if entries and all(isinstance(entry, Tensor) or hasattr(entry, "__array__") for entry in entries):
+    if entries and all(hasattr(entry, "__array__") for entry in entries):
         return torch.stack([as_tensor(entry, "entry").detach() for entry in entries])
     _refuse_gaps(entries)
     read = torch.as_tensor(entries)
@@ -95,7 +95,7 @@ def as_flags(values: object, name: str, device: torch.device | None = None) -> T
 
 def as_integers(values: object, name: str, device: torch.device | None = None) -> Tensor:
     """Whole numbers, always a new tensor of int64; 2.7 and True are refused."""
-    numbers = as_tensor(values, name, device=device).detach()
+    numbers = as_tensor(values, name, device=device)
     if numbers.numel() and (numbers.dtype == torch.bool or numbers.dtype.is_floating_point):
         fractions = numbers != numbers.double().floor()
         at = int(fractions.reshape(-1).to(torch.long).argmax())

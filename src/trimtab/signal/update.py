@@ -139,8 +139,8 @@ class Decided:
         _ = as_number(grad_scale, "check_spent", "grad_scale", lambda scale: 0 < abs(scale) < float("inf"), says)
         _ = as_number(tolerance, "check_spent", "tolerance", lambda bound: bound >= 0, "It is a share, 0 or more.")
         expected = total_weight(self.whole).item()
-        spent = sum(((g * w.double()).item() for g, w in self.ledger.entries), 0.0) / grad_scale
-        if not abs(spent - expected) <= tolerance * max(abs(expected), 1e-12):
+        spent = sum(((g * w).item() for g, w in self.ledger.entries), 0.0) / grad_scale
+        if not abs(spent - expected) <= tolerance * abs(expected):
             raise SignalError(
                 f"check_spent: the weights of this optimiser step add up to {expected:.6g} but {spent:.6g} flowed "
                 f"back, so its gradient is off by {spent / expected if expected else float('nan'):.4g}. "

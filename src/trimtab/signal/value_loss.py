@@ -26,4 +26,4 @@ def squared_clipped(value: PerToken, value_old: PerToken, returns: PerToken, *, 
     """
     held = value_old.detach() + (value - value_old.detach()).clamp(-reach, reach)
     free, bounded = (value - returns.detach()).square(), (held - returns.detach()).square()
-    return 0.5 * torch.maximum(free, bounded), {"clipped_tokens": (bounded > free).detach()}
+    return 0.5 * torch.maximum(free, bounded), {"clipped_tokens": bounded > free}

@@ -16,8 +16,8 @@ plant(
     "clip_fraction_counts_both_sides",
     formula("policy_loss.clipped", band=(0.8, 1.2)),
     losses + "_clip",
-    "(bounded < free).detach()",
-    "(ratio.clamp(*band) != ratio)",
+    "bounded < free",
+    "ratio.clamp(*band) != ratio",
 )
 plant(
     "metric_truth",
@@ -40,8 +40,8 @@ plant(
     "drift_of_the_clamped_ratio",
     drift,
     "signal.diagnostics:drift",
-    "exact = logratio.detach().double()",
-    "exact = logratio.detach().double().clamp(-5, 5)",
+    "exact = logratio.double()",
+    "exact = logratio.double().clamp(-5, 5)",
 )
 plant(
     "metric_truth",
@@ -89,7 +89,7 @@ plant(
     "clip_fraction_that_is_always_zero",
     replace(measured, definition=None),
     losses + "_clip",
-    '"clipped_tokens": (bounded < free).detach()',
+    '"clipped_tokens": bounded < free',
     '"clipped_tokens": torch.zeros_like(ratio, dtype=torch.bool)',
 )
 plant(
@@ -113,7 +113,7 @@ plant(
     "deviation_of_the_mean",
     masked_spread(),
     "signal.metrics:Spread.of",
-    "(values.detach().double() - mean).square()",
+    "(values.double() - mean).square()",
     "(mean - mean).square() * values.detach()",
 )
 

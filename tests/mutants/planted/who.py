@@ -160,9 +160,9 @@ plant(
     "ties_broken_by_position",
     largest,
     "signal.policy_loss:_smallest",
-    "by_key = torch.argsort(token_key, stable=True)",
+    "by_key = torch.argsort(token_key)",
     "by_key = torch.arange(len(token_key))",
-    Edit("signal.policy_loss:_covariance", ".detach()", ".detach() * 0"),
+    Edit("signal.policy_loss:_covariance", "(logp_current - mean_logp)", "0 * (logp_current - mean_logp)"),
 )
 plant(
     "permutation",
