@@ -59,6 +59,8 @@ def apart(
 
 def _precise(result: Result, tolerance: float) -> float:
     single = result.value.dtype.is_floating_point and result.value.dtype != torch.float64
+    # A number that .item() read from single precision does not show its dtype.
+    single = single or (result.level == "scalar" and result.kind in ("metric", "statistic"))
     return max(tolerance, SINGLE) if single and tolerance else tolerance
 
 

@@ -46,13 +46,16 @@ def _uncredited(case: Case) -> Case:
 
 
 def _shows(subject: Subject, case: Case, option: str, value: Any) -> bool:
-    """Whether an option acts elsewhere: where numbers are large, since a threshold of 10 is not dead because no number
-    reaches it; or on another path through the body, if the path was not chosen by whoever bound the function."""
+    """Whether an option acts elsewhere: where advantages have the other sign and policies are apart; where numbers are
+    large, since a threshold of 10 is not dead because no number reaches it; or on another path through the body, if the
+    path was not chosen by whoever bound the function."""
     paths = [subject, *(other for _, other in modes(subject))] if subject.guessed else [subject]
-    for factor in (1.0, 10.0, 100.0):
+    turned = _uncredited(case)
+    shifted = [drifted(one, amount) for one in (case, turned) for amount in (1.5, -1.5)]
+    for other in (case, turned, *shifted, louder(case, 10.0), louder(case, 100.0)):
         for path in paths:
             try:
-                there = subject.adapt(louder(case, factor))
+                there = subject.adapt(other)
                 if not alike(run(path, there), run(path, there, with_setting(path, option, value))):
                     return True
             except Exception:  # it may refuse numbers of that size, or that path
