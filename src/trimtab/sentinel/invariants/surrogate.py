@@ -114,8 +114,10 @@ def _at(subject: Subject, case: Case, sign: float, ratio: float) -> Violation | 
             continue
         if not _follows(subject, there, name, seen):
             continue
-        push = (seen.gradients[name]["logp_current"] - _without_credit(subject, there, name))[case.trainable] * sign
+        push = seen.gradients[name]["logp_current"][case.trainable] * sign
         where = f"at ratio {ratio:g} and A = {sign:+g}"
+        if bool((push > 1e-9).any()) or bool((push == 0).all()):
+            push = push - _without_credit(subject, there, name)[case.trainable] * sign
         if bool((push > 1e-9).any()):
             what = f"{name} pushes against its advantage {where}"
             return Violation(what, numbers(push * sign), f"sign {-sign:+g}", effect=Effect("gradient", (), 2.0))

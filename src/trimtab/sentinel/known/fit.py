@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.batch.perturb import paid_where_it_trains
+from trimtab.sentinel.batch.perturb import LOGPS, paid_where_it_trains
 from trimtab.sentinel.batch.rest import at_rest
-from trimtab.sentinel.binding.settings import named, others, settings_of, with_setting
-from trimtab.sentinel.binding.subject import Result, Subject, call_subject
+from trimtab.sentinel.binding.settings import named, others, settings_of, switches, with_setting
+from trimtab.sentinel.binding.subject import Result, Subject, call_subject, same
 from trimtab.sentinel.binding.words import words_of
 from trimtab.sentinel.known import token
 from trimtab.sentinel.known.averages import AVERAGES
@@ -54,7 +54,8 @@ def fitted(subject: Subject, cases: Sequence[Case]) -> list[Fit]:
     if not found and len(cases) > 2:  # many functions bound their exponents: closer policies may tell
         cases = cases[:-1]
         found = _with(subject, subject.options, cases)
-    for option, value in others(subject)[:MOST]:
+    # Where no formula fits at all, another number will not help; another path through the body may.
+    for option, value in (others if found else switches)(subject)[:MOST]:
         if found and any(fit.mistake for fit in found):
             break
         changed = with_setting(subject, option, value)
@@ -75,7 +76,7 @@ def _more_than_asked(option: str, fit: Fit, found: Sequence[Fit]) -> str:
     return f"{option} is about the spread, and it also turns {first!r} into {second!r}" if first != second else ""
 
 
-MOST = 10
+MOST = 8
 """How many other settings are tried."""
 
 
@@ -85,6 +86,7 @@ def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -
         cases = turns() if subject.role == "keep" else endings(several=subject.reading("stop_ids"))
     if subject.role == "keep" and subject.reading("reward"):
         cases = with_a_constant_group(cases)
+    inputs = subject.inputs
     seen: list[tuple[Case, Mapping[str, Result]]] = []
     for case in cases:
         with suppress(Exception), torch.no_grad():  # what does not run on a case says nothing about it
@@ -95,13 +97,28 @@ def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -
     if len(seen) < 2:
         return []
     found: list[Fit] = []
+    idle = _without_influence(subject, *seen[-1])
     for name, result in seen[0][1].items():
         if all(name in out for _, out in seen):
+            subject = replace(subject, inputs=inputs - idle.get(name, frozenset()))
             held = [(Cells(case, by_token=not subject.reading("reward")), out[name]) for case, out in seen]
             one = _of_result(subject, name, result, held)
             is_loss = result.kind in ("loss", "term", "statistic", "kl")
             found += [_as_told(subject, one, options, is_loss=is_loss)] if one is not None else []
     return found
+
+
+def _without_influence(subject: Subject, case: Case, out: Mapping[str, Result]) -> dict[str, frozenset[str]]:
+    """For each result, the policies that it is given and does not follow."""
+    idle: dict[str, set[str]] = {name: set() for name in out}
+    wave = torch.sin(torch.arange(case.trainable.numel(), dtype=torch.float64) * 1.7)
+    for policy in sorted(subject.inputs & set(LOGPS)):
+        with suppress(Exception), torch.no_grad():
+            other = call_subject(subject, case.with_tokens(**{policy: case.tokens[policy] - 0.3 * (1 + wave)}))
+            for name in idle:
+                if name in other and same(out[name].value, other[name].value):
+                    idle[name].add(policy)
+    return {name: frozenset(policies) for name, policies in idle.items()}
 
 
 def _as_told(subject: Subject, fit: Fit, options: Mapping[str, Any], *, is_loss: bool) -> Fit:
