@@ -60,7 +60,7 @@ def test_an_advantage_is_clipped_at_a_number_above_0(bound: float, fine: bool) -
 def test_a_count_starts_at_its_least() -> None:
     assert as_count(1, "here", "num") == 1
     assert as_count(0, "here", "num", least=0) == 0
-    with pytest.raises(SignalError, match="num = 0 is not possible. Give a whole number, 1 or more"):
+    with pytest.raises(SignalError, match=r"num = 0 is not possible\. Give a whole number, 1 or more"):
         as_count(0, "here", "num")
     for value, least in ((0, 1), (-1, 0), (True, 0), (1.0, 0)):
         with pytest.raises(SignalError, match=f"Give a whole number, {least} or more"):

@@ -1,6 +1,9 @@
-"""What a formula declares: refused where nothing could hold it to its word."""
+"""What a formula or a recipe declares: refused where nothing could hold it to its word."""
+
+from dataclasses import replace
 
 import pytest
+from tests.golden.exact import tokens
 
 from trimtab import formula
 from trimtab.errors import SignalError
@@ -36,3 +39,26 @@ def test_a_setting_that_nothing_compares_with_is_refused() -> None:
 def test_a_correction_that_is_neither_recipe_nor_formula_is_refused_with_both() -> None:
     with pytest.raises(SignalError, match=r"correction\b.* = 'tiss' is not possible.*Name a recipe that corrects \("):
         recipe("grpo", correction="tiss")
+
+
+def test_a_formula_without_its_input_says_what_is_there() -> None:
+    with pytest.raises(SignalError, match=r"needs \['advantage'\].* It has \['logp_current'\]"):
+        part("policy_loss.reinforce")({"logp_current": tokens(-1.0), "advantage": None})
+
+
+def test_a_buffer_may_be_as_long_as_the_answer_and_no_longer() -> None:
+    assert part("reward.soft_overlong", max_length=10.0, buffer=10.0).settings["buffer"] == 10.0
+    with pytest.raises(SignalError, match="the buffer fits into max_length"):
+        part("reward.soft_overlong", max_length=10.0, buffer=11.0)
+
+
+def test_a_table_of_settings_has_names_that_are_known() -> None:
+    with pytest.raises(SignalError, match=r"kl.* has the key 1\. Keys are names of settings"):
+        recipe("grpo", kl={1: 0.1})
+    with pytest.raises(SignalError, match=r"entropy: has no setting \['size'\]; it takes coef and on"):
+        recipe("grpo", entropy={"coef": 0.1, "size": 1})
+
+
+def test_a_value_term_keeps_its_formula_when_its_coefficient_changes() -> None:
+    held = recipe("ppo").value
+    assert recipe("ppo", value=0.25).value == replace(held, coef=0.25)

@@ -90,6 +90,13 @@ def test_without_a_seed_the_seed_is_0() -> None:
     assert prepare(batch(), recipe("dr_grpo"), seed=3)[0].seed == 3
 
 
+def test_an_answer_that_was_cut_off_keeps_its_advantage_up_to_the_clip() -> None:
+    # of the two that are scored, 1 and 0.25, the mean is 0.625
+    cut = batch(reward=[1.0, 0.0, 0.25], ended=[0, 1, 1], scored=[1, 0, 1])
+    assert_is(prepare(cut, recipe("dr_grpo"))[0].advantage, 0.375, 0.375, -0.375, -0.375)
+    assert_is(prepare(cut, recipe("dr_grpo", clip_advantage=0.25))[0].advantage, 0.25, 0.25, -0.25, -0.25)
+
+
 def test_the_spread_of_the_reward_is_over_scored_episodes() -> None:
     metrics = prepare(batch(reward=[1.0, 100.0, 0.5], scored=[1, 0, 1]), recipe("dr_grpo"))[0].metrics
     assert float(metrics["reward/episode_std"].value()[0]) == pytest.approx(0.25)

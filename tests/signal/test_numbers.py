@@ -54,6 +54,13 @@ def test_a_value_of_up_to_40_characters_is_shown_whole(length: int) -> None:
     assert f"is {shown}, so it holds no numbers" in str(refusal.value)
 
 
+@pytest.mark.parametrize(("length", "shown"), [(40, repr("x" * 38)), (41, "a str")])
+def test_a_text_of_up_to_40_characters_is_shown_without_its_kind(length: int, shown: str) -> None:
+    with pytest.raises(SignalError) as refusal:
+        as_tensor("x" * (length - 2), "here")
+    assert f"is {shown}, so it holds no numbers" in str(refusal.value)
+
+
 def test_a_mask_holds_0_and_1() -> None:
     assert_is(as_flags([0, 1, 1.0], "here"), 0, 1, 1)
     assert_is(as_flags(torch.tensor([True, False]), "here"), 1, 0)
