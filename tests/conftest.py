@@ -5,5 +5,8 @@ from pathlib import Path
 
 import torch
 
+from trimtab.processor import limit_instructions
+
+limit_instructions()
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench.known_bugs.judge import Judgement, judge_row, rows
 from bench.known_bugs.table import line, markdown
+from trimtab.processor import limit_instructions
 
 
 def main() -> int:
@@ -24,6 +25,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=600.0, help="time limit of one commit")
     asked = parser.parse_args()
+    limit_instructions()
     where = os.environ.get("TRIMTAB_PEER_REPOS")
     if not where or not Path(where).is_dir():
         print("TRIMTAB_PEER_REPOS names no folder; it should hold git directories named owner+name", file=sys.stderr)

@@ -10,11 +10,13 @@ from trimtab.cli import training as _training  # registers its commands
 from trimtab.cli.app import app
 from trimtab.config.plain import cut
 from trimtab.errors import TrimtabError
+from trimtab.processor import limit_instructions
 
 
 def main() -> None:
     """Run the command; a refusal is one message on stderr, never a traceback."""
     warnings.showwarning = _show
+    limit_instructions()
     try:
         app()
     except TrimtabError as error:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import trimtab
 from trimtab import marks
+from trimtab.processor import LIMIT
 
 MAX_EVENT = 1 << 26
 """Bytes of one event, at most."""
@@ -48,7 +49,7 @@ class Child:
                 [sys.executable, "-P", "-m", "trimtab.sentinel.examination.child", str(theirs_out)],
                 stdin=theirs_in, stdout=theirs_words, stderr=theirs_words, pass_fds=(theirs_out,), cwd=work,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path(folder), **own},
+                env={LIMIT[0]: LIMIT[1], **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path(folder), **own},
             )  # fmt: skip
         finally:
             for fd in (theirs_in, theirs_out, theirs_words):
