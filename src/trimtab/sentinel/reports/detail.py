@@ -11,6 +11,7 @@ from trimtab.sentinel.reports.wording import (
     effect_words,
     few,
     happened,
+    labels,
     loaded,
     one_line,
     plural,
@@ -83,14 +84,14 @@ def numbers(verdict: VerdictData) -> str:
     violation = verdict["violation"]
     if violation is None:
         return ""
-    return _against(violation) + facts([("effect", effect_words(violation["effect"]))])
+    return _against(violation, *labels(verdict)) + facts([("effect", effect_words(violation["effect"]))])
 
 
-def _against(violation: ViolationData) -> str:
+def _against(violation: ViolationData, observed: str, expected: str) -> str:
     lined = places(violation)
     if not lined:
         at = differing(violation)
-        pairs = [("observed", words(violation["observed"], at)), ("expected", words(violation["expected"], at))]
+        pairs = [(observed, words(violation["observed"], at)), (expected, words(violation["expected"], at))]
         return facts([*pairs, ("differs at", ", ".join(few([str(place) for place in at])))])
     chosen = _chosen(lined)
     rest = len(lined) - len(chosen)
@@ -100,7 +101,7 @@ def _against(violation: ViolationData) -> str:
     owed = "".join(f"<td{_apart(place)}>{_text(place.expected)}</td>" for place in chosen)
     return (
         f'<div class="scroll"><table class="numbers"><tr><th>position</th>{top}</tr>'
-        f"<tr><th>observed</th>{seen}</tr><tr><th>expected</th>{owed}</tr></table></div>{more}"
+        f"<tr><th>{observed}</th>{seen}</tr><tr><th>{expected}</th>{owed}</tr></table></div>{more}"
     )
 
 

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 
 from trimtab.sentinel.reports.data import CaseData, VerdictData
 from trimtab.sentinel.reports.drawing import Drawing, differing, drawn
-from trimtab.sentinel.reports.wording import changed, effect_words, few, one_line, when_drawn, words
+from trimtab.sentinel.reports.wording import changed, effect_words, few, labels, one_line, when_drawn, words
 
 WIDTH = 110
 LABEL = 10
 """Width of the labels on the left: observed, expected, case."""
+AGREE = " (the two should agree)"
+LEGEND = "p prompt, a trained, o not trained"
 
 
 def evidence(verdict: VerdictData) -> list[str]:
@@ -19,8 +21,9 @@ def evidence(verdict: VerdictData) -> list[str]:
     if violation is not None:
         places = differing(violation)
         lines += _each("changed", changed(violation))
-        lines += said("observed", words(violation["observed"], places))
-        lines += said("expected", words(violation["expected"], places))
+        seen, owed = labels(verdict)
+        lines += said(seen, words(violation["observed"], places))
+        lines += said(owed, words(violation["expected"], places) + (AGREE if owed != "expected" else ""))
         lines += said("differs", f"at {', '.join(few([str(p) for p in places]))}") if places else []
         lines += said("effect", effect_words(violation["effect"]))
     return lines + (_case(verdict["case"], when_drawn(verdict)) if verdict["case"] is not None else [])
@@ -28,7 +31,7 @@ def evidence(verdict: VerdictData) -> list[str]:
 
 def _case(case: CaseData, when: str) -> list[str]:
     drawing = drawn(case)
-    told = [drawing.size, drawing.padding, when]
+    told = [drawing.size, drawing.padding, when, LEGEND]
     lines = said("case", "; ".join(part for part in told if part))
     lines += [" " * LABEL + line for line in drawn_lines(drawing)]
     same = ", ".join(f"{name} {value}" for name, value in drawing.everywhere.items())

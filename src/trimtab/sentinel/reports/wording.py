@@ -173,3 +173,15 @@ def options_words(options: Mapping[str, object]) -> str:
         f"{one_line(name)}={json.dumps(one_line(value)) if isinstance(value, str) else words(value)}"
         for name, value in options.items()
     )
+
+
+IN_PARTS = ("split", "metric_reduction", "parallel_layout")
+"""Laws that compare one call with several."""
+
+
+def labels(verdict: VerdictData) -> tuple[str, str]:
+    """What the two numbers of a violation are. Of two runs that should agree, nobody knows which one is right."""
+    violation = verdict["violation"]
+    if verdict["invariant"] in IN_PARTS:
+        return "in parts", "as one"
+    return ("after", "before") if violation is not None and violation.get("trigger") else ("observed", "expected")
