@@ -167,6 +167,8 @@ def _fillings(found: Found, name: str, field: str, way: Way) -> Iterator[Filling
     elif field == "reward":
         # Beside a discount, rewards are those of one episode, step after step.
         sizes: tuple[Size, ...] = ("token", "sequence") if _discounts(found) else ("sequence", "token")
+        if _discounts(found) and set(fields_of(list(found.arguments)).values()) == {"reward"}:
+            sizes = ("token",)  # nothing else has steps
         yield from (Filling(name, field, size, as_list if size == "sequence" else "tensor") for size in sizes)
     elif field in ROWS:
         yield Filling(name, field, "sequence", as_list)

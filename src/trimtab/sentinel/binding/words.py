@@ -162,6 +162,7 @@ SHORT: dict[str, frozenset[str]] = {
     "group": frozenset({"idx", "g", "gid"}),
     "entropy": frozenset({"h"}),
     "logp_ref": frozenset({"base", "ref", "q"}),
+    "logp_old": frozenset({"behind", "old", "prev"}),
     "logp_current": frozenset({"new", "lp", "pi", "p"}),
     "reward": frozenset({"r", "rew"}),
     "advantage": frozenset({"a"}),
