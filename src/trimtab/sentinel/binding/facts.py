@@ -31,6 +31,15 @@ def is_alive(subject: Subject) -> bool:
     return not pushes or any(bool((push != 0).any()) for push in pushes)
 
 
+def reads_padding(subject: Subject) -> bool:
+    """Whether the content of cells that do not train moves a result."""
+    with suppress(Exception), torch.no_grad():
+        probe = subject.adapt(probes()[0])
+        first, second = (call_subject(subject, probe.refilled(content)) for content in (0.0, 3.5))
+        return not all(same(one.value, second[n].value) for n, one in first.items() if n in second)
+    return False
+
+
 def best_aligned(made: list[Subject]) -> list[Subject]:
     """Log-probs from logits: the reading under which they are those of the tokens comes first, and alone."""
     if made[0].role not in ("logp", "kl_in_loss"):

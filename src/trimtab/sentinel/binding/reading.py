@@ -18,7 +18,15 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS, agreed, compacted, without_tokens
 from trimtab.sentinel.binding.bind import ROLES, Role
 from trimtab.sentinel.binding.callable import CannotCall, Config, Found
-from trimtab.sentinel.binding.facts import best_aligned, is_alive, is_whitened, other_values, penalties_of, switched_on
+from trimtab.sentinel.binding.facts import (
+    best_aligned,
+    is_alive,
+    is_whitened,
+    other_values,
+    penalties_of,
+    reads_padding,
+    switched_on,
+)
 from trimtab.sentinel.binding.given import ROWS, layouts
 from trimtab.sentinel.binding.guess import ONE_BY_ONE, Plan, called, plausible, probes
 from trimtab.sentinel.binding.subject import TRAINED, Kind, Level, Out, Result, Subject
@@ -74,11 +82,13 @@ def _bindings(found: Found) -> list[Subject]:
 
 def _bound(found: Found, *, by_size: bool) -> list[Subject]:
     made: list[Subject] = []
+    sizes: list[Plan] = []
     why = ""
     for plan in plausible(found, in_pairs if by_size else _as_it_is, by_size=by_size):
         adapt = in_pairs if by_size else _as_it_is if plan.takes_a_mask else _adapted(plan)
         try:
             made.append(_subject(found, plan, adapt, by_size=by_size))
+            sizes.append(plan)
         except CannotCall as error:
             why = why or str(error)
         except Exception as error:  # foreign code may raise anything
@@ -87,8 +97,21 @@ def _bound(found: Found, *, by_size: bool) -> list[Subject]:
             break
     if not made:
         raise CannotCall(why)
+    if (
+        len(made) > 1
+        and _differ_in_credit(sizes[0], sizes[1])
+        and reads_padding(made[0])
+        and not reads_padding(made[1])
+    ):
+        made[:2] = made[1::-1]  # one advantage per sequence was meant: as a row of tokens it meets padding
     made = [one for one in made if one.role is not None] or made
     return best_aligned(made)
+
+
+def _differ_in_credit(first: Plan, second: Plan) -> bool:
+    """Whether two plans differ only in the size of the advantages."""
+    rest = [[one for one in plan.fillings if one.field != "advantage"] for plan in (first, second)]
+    return first.way == second.way and rest[0] == rest[1] and first.fillings != second.fillings
 
 
 def _mentioned(found: Found) -> list[str]:
