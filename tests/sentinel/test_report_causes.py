@@ -10,7 +10,7 @@ from trimtab.sentinel import INVARIANTS
 from trimtab.sentinel.reports import RENDERERS, compare, exit_code, findings
 from trimtab.sentinel.reports.causes import OF_INVARIANT, TRIGGERS, result_of
 from trimtab.sentinel.reports.replay import binding_lines, chosen, command_of, place_of
-from trimtab.sentinel.reports.summary import found_line
+from trimtab.sentinel.reports.summary import found_line, meaning
 
 
 def broken(
@@ -253,3 +253,14 @@ def test_a_binding_is_told_once_per_function() -> None:
     found = [broken("split", label="my_loss", status="suspect"), broken("mask_content", label="my_loss")]
     said = RENDERERS["text"](sample(found, subjects=[guess], target=at(name="losses.py")), TEACHING, None)
     assert said.count("from losses import my_loss") == 1
+
+
+def test_the_first_screen_says_what_its_words_mean_and_whether_the_update_is_touched() -> None:
+    quiet = report_of(broken("metric_truth", severity="low"), broken("no_aliasing", status="hygiene"))
+    assert meaning(quiet) == (
+        "a bug is wrong on batches that every run meets; hygiene is harmless as long as every caller is careful. "
+        "The bug is in numbers that people read: no update is touched."
+    )
+    assert "no update is touched" not in meaning(report_of(broken("mask_content")))
+    assert meaning(report_of()) == ""
+    assert "no update is touched" in RENDERERS["html"](quiet, TEACHING, None)

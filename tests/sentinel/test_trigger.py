@@ -96,7 +96,9 @@ def test_a_verdict_holds_its_trigger_and_reports_draw_it_before_the_numbers() ->
     assert (first["field"], first["before"]) == ("content", 0.0)
     for name in ("text", "markdown", "junit"):
         said = RENDERERS[name](sample([found]), TEACHING, None)
-        places = [said.index(word) for word in ("changed   content of padding", "before    ", "drawn before the change")]
+        places = [
+            said.index(word) for word in ("changed   content of padding", "before    ", "drawn before the change")
+        ]
         assert places == sorted(places)
     (run,) = json.loads(RENDERERS["sarif"](sample([found]), TEACHING, None))["runs"]
     assert "Changed: content of padding and untrainable tokens: 0 →" in run["results"][0]["message"]["text"]

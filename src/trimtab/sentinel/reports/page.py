@@ -15,7 +15,7 @@ from trimtab.sentinel.reports.matrix import is_drawn, matrix, names, shown
 from trimtab.sentinel.reports.outcome import grouped, with_status
 from trimtab.sentinel.reports.quiet import conventions_found
 from trimtab.sentinel.reports.style import CSS
-from trimtab.sentinel.reports.summary import found_line, ran_line
+from trimtab.sentinel.reports.summary import found_line, meaning, ran_line
 from trimtab.sentinel.reports.wording import few, loaded, options_words, plural, ran, target_name, words
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -62,13 +62,15 @@ def _head(report: Report, comparison: Comparison | None) -> str:
     where = f" · commit {commit[:12]}" if commit else ""
     name = f"{target_name(report)}: "
     found, did = found_line(report).removeprefix(name), ran_line(report).removeprefix(name)
+    meant = meaning(report)
     worst = next((finding.status for finding in findings(report)), "holds")
     against = f" {shown(comparison.line()[:1].upper() + comparison.line()[1:])}." if comparison else ""
     return (
         f'<header><p class="over">trimtab check · seed {report["seed"]}{shown(where)}</p>'
         f"<h1>{shown(target_name(report))}</h1>"
         f'<p class="said {worst}">{shown(found[:1].upper() + found[1:])}.{against}</p>'
-        f'<p class="lead">{shown(did[:1].upper() + did[1:])}.</p></header>\n'
+        f'<p class="lead">{shown(did[:1].upper() + did[1:])}.</p>'
+        f'<p class="note">{shown(meant[:1].upper() + meant[1:])}</p></header>\n'
     )
 
 

@@ -57,3 +57,23 @@ def _ran(report: Report) -> str:
         f"{plural(len(functions), 'function')} held to {plural(len(invariants), 'invariant')}: {', '.join(checks)} "
         f"({plural(cases, 'case')}, seed {report['seed']}, {report['seconds']:.1f} s)"
     )
+
+
+MEANT = {
+    "bug": "a bug is wrong on batches that every run meets",
+    "suspect": "a suspect is wrong if it was meant as its names suggest",
+    "latent": "a latent bug is wrong once a run meets the condition it names",
+    "hygiene": "hygiene is harmless as long as every caller is careful",
+}
+
+
+def meaning(report: Report) -> str:
+    """What the words of the first line mean, for those that occur; and whether a bug touches the update at all."""
+    found = findings(report)
+    told = [said for status, said in MEANT.items() if any(one.status == status for one in found)]
+    bugs = [one for one in found if one.status == "bug"]
+    sentences = [f"{'; '.join(told)}."] if told else []
+    if bugs and all(one.severity == "low" for one in bugs):
+        which = "The bug is" if len(bugs) == 1 else "All bugs are"
+        sentences.append(f"{which} in numbers that people read: no update is touched.")
+    return " ".join(sentences)

@@ -11,7 +11,7 @@ from trimtab.sentinel.reports.evidence import LABEL, WIDTH, evidence, said
 from trimtab.sentinel.reports.outcome import grouped, subject_of, with_status
 from trimtab.sentinel.reports.quiet import counts, listed_quietly
 from trimtab.sentinel.reports.replay import binding_lines, chosen, command_of, place_of
-from trimtab.sentinel.reports.summary import found_line, ran_line
+from trimtab.sentinel.reports.summary import found_line, meaning, ran_line
 from trimtab.sentinel.reports.wording import changed, few, happened, one_line, plural
 
 _COLOURS = {"bug": "\033[1;31m", "suspect": "\033[1;33m", "latent": "\033[1;33m", "hygiene": "\033[1;33m"}
@@ -44,7 +44,8 @@ def render(
     order = sorted((f for f in worst_last if f.status in ("bug", "suspect")), key=lambda f: f.status == "bug")
     first = {finding.function: finding for finding in reversed(order)}
     setting = Setting(report, invariants, fresh, colour, first)
-    blocks = [[ran_line(report), *counts(report, verbose=verbose)]]
+    meant = meaning(report)
+    blocks = [[ran_line(report), *counts(report, verbose=verbose), *([meant] if meant else [])]]
     blocks += [listed(title, lines) for title, lines in listed_quietly(report) if verbose]
     blocks += [_unbound(report), _failed(report), _compared(comparison)]
     for status in ("hygiene", "latent", "suspect"):
