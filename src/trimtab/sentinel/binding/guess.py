@@ -217,6 +217,8 @@ def _ways(found: Found, fields: Mapping[str, str]) -> Sequence[Way]:
         return ("padded", "model", "alone", "packed")
     if "batch" in fields.values():
         return ("padded", "sliced", "list", "packed")
+    if _discounts(found) and "trainable" not in fields.values():
+        return ("row", "padded", "list", "packed", "whole")  # one episode, step after step
     return ("padded", "row", "list", "packed", "whole")
 
 

@@ -32,7 +32,12 @@ from trimtab.sentinel.binding.guess import ONE_BY_ONE, Plan, called, plausible, 
 from trimtab.sentinel.binding.subject import TRAINED, Kind, Level, Out, Result, Subject
 from trimtab.sentinel.binding.words import is_group_size, words_of
 
-SECOND: dict[str, Kind] = {"returns": "return", "group_advantage": "return", "logp": "entropy"}
+SECOND: dict[str, Kind] = {
+    "returns": "return",
+    "group_advantage": "return",
+    "logp": "entropy",
+    "importance": "importance",
+}
 """The kind of a second result, by role: estimators return advantages and returns, scores come with entropies."""
 
 

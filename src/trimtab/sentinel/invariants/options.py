@@ -47,12 +47,12 @@ def _uncredited(case: Case) -> Case:
 
 def _shows(subject: Subject, case: Case, option: str, value: Any) -> bool:
     """Whether an option acts elsewhere: where advantages have the other sign and policies are apart; where numbers are
-    large, since a threshold of 10 is not dead because no number reaches it; or on another path through the body, if the
+    large or small, since a threshold is not dead because no number or every number is beyond it; or on another path through the body, if the
     path was not chosen by whoever bound the function."""
     paths = [subject, *(other for _, other in modes(subject))] if subject.guessed else [subject]
     turned = _uncredited(case)
     shifted = [drifted(one, amount) for one in (case, turned) for amount in (1.5, -1.5)]
-    for other in (case, turned, *shifted, louder(case, 10.0), louder(case, 100.0)):
+    for other in (case, turned, *shifted, *(louder(case, factor) for factor in (10.0, 100.0, 0.01))):
         for path in paths:
             try:
                 there = subject.adapt(other)
