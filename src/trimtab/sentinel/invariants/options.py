@@ -47,8 +47,8 @@ def _uncredited(case: Case) -> Case:
 
 def _shows(subject: Subject, case: Case, option: str, value: Any) -> bool:
     """Whether an option acts elsewhere: where advantages have the other sign and policies are apart; where numbers are
-    large or small, since a threshold is not dead because no number or every number is beyond it; or on another path through the body, if the
-    path was not chosen by whoever bound the function."""
+    large or small, since a threshold is not dead because no number, or every number, is beyond it; or on another path
+    through the body, if the path was not chosen by whoever bound the function."""
     paths = [subject, *(other for _, other in modes(subject))] if subject.guessed else [subject]
     turned = _uncredited(case)
     shifted = [drifted(one, amount) for one in (case, turned) for amount in (1.5, -1.5)]
