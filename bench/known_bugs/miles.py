@@ -1,5 +1,7 @@
 """Known bugs of miles."""
 
+from typing import Any
+
 from bench.known_bugs import two_ranks
 from bench.known_bugs.row import Row
 from trimtab.sentinel.loading import Spec
@@ -9,14 +11,28 @@ from trimtab.sentinel.targets.target import Binding
 _BOUND = {binding.name: binding for binding in TARGET.bindings}
 
 
-def _row(name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: str, note: str = "") -> Row:
-    return Row(name, "miles", TARGET.repository, buggy, fixed, invariants, _BOUND[binding], note)
+def _row(
+    name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], binding: str, note: str = "", **judged: Any
+) -> Row:
+    return Row(name, "miles", TARGET.repository, buggy, fixed, invariants, _BOUND[binding], note, **judged)
+
+
+ONE_TOKEN = (
+    "miles/backends/training_utils/loss.py:1003: with --calculate-per-token-loss, a sample whose loss mask is all 0 "
+    "adds one token to the count that the loss is divided by"
+)
+NOT_PASSED = (
+    "miles/backends/training_utils/loss.py:681: compute_policy_loss is called without eps_clip_c, so any run with "
+    "--eps-clip-c trains without a dual clip"
+)
+"""Judged real at the repair of another bug: where, and what reaches it."""
 
 
 ROWS = [
     _row("MILES-FANOUT-NORM", "34d01b7a3", "63d2190ae", ("group_isolation",), "_post_process_rewards"),
     _row("MILES-METRIC-EXTREMA", "319716c02", "862ac1ea1", ("metric_truth",), "reduce_gathered_log_dict"),
-    _row("MILES-SCOREDLP", "7a6cf48e6", "2b5b7fc1f", ("metric_truth",), "policy_loss"),
+    _row("MILES-SCOREDLP", "7a6cf48e6", "2b5b7fc1f", ("metric_truth",), "policy_loss",
+         real={"mean_is_a_mean": ONE_TOKEN, "denominator": ONE_TOKEN, "options_live": NOT_PASSED}),
     _row("HEAD-MILES-KL-ALIAS", "31f1ca961", None, ("no_aliasing",), "compute_advantages"),
     _row("HEAD-MILES-RFPP-KL", "31f1ca961", None, ("credit_over_trainable", "mask_content"),
          "get_reinforce_plus_plus_returns"),
