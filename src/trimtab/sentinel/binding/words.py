@@ -7,6 +7,7 @@ Known spellings come first. Then the words decide: a log-prob is the current one
 """
 
 import re
+from functools import cache
 
 from trimtab.lexicon import meanings
 from trimtab.sentinel.binding.names import GROUP_NAMES, KNOWN_ARGUMENTS
@@ -101,8 +102,13 @@ STEMS = ("logprobs", "logprob", "logps", "logp", "values", "value", "advantages"
 
 def words_of(name: str) -> list[str]:
     """`oldLogProbs_v2` in words: old, log, probs, v, 2. `newlogprob` is new and logprob."""
+    return list(_words(name))
+
+
+@cache
+def _words(name: str) -> tuple[str, ...]:
     words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
-    return [part for word in words for part in _parted(word)]
+    return tuple(part for word in words for part in _parted(word))
 
 
 def _parted(word: str) -> list[str]:

@@ -4,13 +4,13 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.directed import ordinary
 from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.invariants.declare import Compared, Effect, Violation, invariant
-from trimtab.sentinel.known import fitted
+from trimtab.sentinel.known import fitted, repaired
 
 
 @invariant(
     family="I24",
-    statement="A function that equals a published formula but for one known mistake, number for number on every "
-    "batch, has that mistake.",
+    statement="A function that equals a published formula but for one known mistake, or for one small change of its "
+    "source, number for number on every batch, has that mistake.",
     why="A reversed log-ratio, a smaller instead of a larger error or a sum over n instead of n - 1 breaks no law of "
     "masks and batches. It is only another formula than the one that was meant.",
     bug="Several frameworks: k3 from the reversed log-ratio, which estimates the KL of the other policy.",
@@ -22,19 +22,21 @@ def known_mistake(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
     if subject.definition is not None:
         raise case.cannot("its binding says what it computes")
     fits = fitted(subject, ordinary())
-    if not fits:
+    repairs = repaired(subject, ordinary(), known={fit.result for fit in fits})
+    if not fits and not repairs:
         raise case.cannot("it equals no formula that is known here")
+    told = [(fit, f"{fit.result}{fit.said} is the {fit.formula}: {fit.mistake}") for fit in fits if fit.mistake]
+    told += [(one, f"{one.result} would be the {one.formula} if {one.change} ({one.place})") for one in repairs]
     return tuple(
         Violation(
-            f"{fit.result}{fit.said} is the {fit.formula}: {fit.mistake}",
-            fit.observed,
+            what,
+            one.observed,
             "the published formula",
             grade="suspect",
             effect=Effect("value", (), 1.0),
-            compared=Compared(fit.result, None, fit.case),
+            compared=Compared(one.result, None, one.case),
         )
-        for fit in fits
-        if fit.mistake
+        for one, what in told
     )
 
 

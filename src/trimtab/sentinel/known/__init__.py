@@ -1,5 +1,6 @@
-"""Published formulas and their known mistakes, to recognise what a function computes without being told."""
+"""Published formulas and the mistakes that are made in them, for functions that nobody has described."""
 
-from trimtab.sentinel.known.fit import Fit, fitted
+from trimtab.sentinel.known.fit import fitted
+from trimtab.sentinel.known.repair import repaired
 
-__all__ = ["Fit", "fitted"]
+__all__ = ["fitted", "repaired"]

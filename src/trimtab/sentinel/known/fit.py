@@ -3,9 +3,10 @@
 The only place that compares a function with formulas that nobody declared.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -80,13 +81,16 @@ MOST = 8
 """How many other settings are tried."""
 
 
-def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -> list[Fit]:
-    subject = replace(subject, options=options)
+Seen = Sequence[tuple[Case, Mapping[str, Result]]]
+"""Cases, and what a function gave on them."""
+
+
+def answers(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -> Seen:
+    """What the function gives on ordinary cases that suit it."""
     if subject.reading("eos_id", "stop_ids") and subject.reading("token_id"):
         cases = turns() if subject.role == "keep" else endings(several=subject.reading("stop_ids"))
     if subject.role == "keep" and subject.reading("reward"):
         cases = with_a_constant_group(cases)
-    inputs = subject.inputs
     seen: list[tuple[Case, Mapping[str, Result]]] = []
     for case in cases:
         with suppress(Exception), torch.no_grad():  # what does not run on a case says nothing about it
@@ -94,10 +98,17 @@ def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -
             if subject.reading("token_reward") and not subject.reading("reward"):
                 own = paid_where_it_trains(own)
             seen.append((own, call_subject(subject, own, options)))
+    return seen
+
+
+def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -> list[Fit]:
+    subject = replace(subject, options=options)
+    inputs = subject.inputs
+    seen = answers(subject, options, cases)
     if len(seen) < 2:
         return []
     found: list[Fit] = []
-    idle = _without_influence(subject, *seen[-1])
+    idle = _idle_policies(subject, seen)
     for name, result in seen[0][1].items():
         if all(name in out for _, out in seen):
             subject = replace(subject, inputs=inputs - idle.get(name, frozenset()))
@@ -108,16 +119,18 @@ def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -
     return found
 
 
-def _without_influence(subject: Subject, case: Case, out: Mapping[str, Result]) -> dict[str, frozenset[str]]:
-    """For each result, the policies that it is given and does not follow."""
-    idle: dict[str, set[str]] = {name: set() for name in out}
-    wave = torch.sin(torch.arange(case.trainable.numel(), dtype=torch.float64) * 1.7)
-    for policy in sorted(subject.inputs & set(LOGPS)):
-        with suppress(Exception), torch.no_grad():
-            other = call_subject(subject, case.with_tokens(**{policy: case.tokens[policy] - 0.3 * (1 + wave)}))
-            for name in idle:
-                if name in other and same(out[name].value, other[name].value):
-                    idle[name].add(policy)
+def _idle_policies(subject: Subject, seen: Seen) -> dict[str, frozenset[str]]:
+    """For each result, the policies that it is given and does not follow on any case."""
+    idle = {name: set(subject.inputs & set(LOGPS)) for name in seen[-1][1]}
+    for case, out in reversed(seen):
+        wave = torch.sin(torch.arange(case.trainable.numel(), dtype=torch.float64) * 1.7)
+        open_ones = sorted({one for policies in idle.values() for one in policies})
+        for policy, far in product(open_ones, (0.3, 2.0)):
+            with suppress(Exception), torch.no_grad():
+                other = call_subject(subject, case.with_tokens(**{policy: case.tokens[policy] - far * (1 + wave)}))
+                for name in idle:
+                    if name in other and name in out and not same(out[name].value, other[name].value):
+                        idle[name].discard(policy)
     return {name: frozenset(policies) for name, policies in idle.items()}
 
 
@@ -162,16 +175,12 @@ def _error(known: Known, held: Held, factors: Sequence[float]) -> float | None:
     """The largest difference on any case, with the factor that fits; None where it is too large."""
     left: dict[float, float] = dict.fromkeys(factors, 0.0)
     for cells, one in held:
-        expected = _expected(known, cells, one)
+        expected = as_shaped(known, cells, one)
         if expected is None:
             return None
-        observed = one.value.double()
-        there = torch.isfinite(expected)
-        if known.partial and int(there.sum()) * 2 >= expected.numel():
-            expected, observed = expected[there], observed[there]
-        size = max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
+        size, apart = _apart(known, expected, one.value)
         for factor in list(left):
-            error = float((factor * expected - observed).abs().max()) if expected.numel() else 0.0
+            error = apart(factor)
             # A small coefficient must not make everything equal.
             if not error <= _tolerance(one) * size * min(1.0, abs(factor)):
                 del left[factor]
@@ -180,6 +189,20 @@ def _error(known: Known, held: Held, factors: Sequence[float]) -> float | None:
         if not left:
             return None
     return min(left.values())
+
+
+def _apart(known: Known, expected: Tensor, observed: Tensor) -> tuple[float, Callable[[float], float]]:
+    """The size of the numbers, and how far they are from a multiple of a formula."""
+    if not expected.ndim:  # by far the most: thousands of averages are tried for one loss
+        told, seen = float(expected), float(observed)
+        return max(1.0, abs(told)), lambda factor: abs(factor * told - seen)
+    there = torch.isfinite(expected)
+    observed = observed.double()
+    if known.partial and int(there.sum()) * 2 >= expected.numel():
+        expected, observed = expected[there], observed[there]
+    if not expected.numel():
+        return 1.0, lambda _: 0.0
+    return max(1.0, float(expected.abs().max())), lambda factor: float((factor * expected - observed).abs().max())
 
 
 def _with_penalty(subject: Subject, result: Result, held: Held) -> Known | None:
@@ -227,7 +250,7 @@ def _tolerance(result: Result) -> float:
 _ROUGHLY = ("advantage", "reward", "return")
 
 
-def _expected(known: Known, cells: Cells, result: Result) -> Tensor | None:
+def as_shaped(known: Known, cells: Cells, result: Result) -> Tensor | None:
     """The numbers of a formula in the shape of a result; None where it has none there."""
     try:
         expected = known.of(cells)

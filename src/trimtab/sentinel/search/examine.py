@@ -13,13 +13,14 @@ from typing import Literal
 
 from trimtab.errors import TrimtabError, unknown_name
 from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongBinding, WrongShape
-from trimtab.sentinel.batch.directed import SHAPES, directed, random_cases
+from trimtab.sentinel.batch.directed import SHAPES, directed, ordinary, random_cases
 from trimtab.sentinel.batch.rest import at_rest
 from trimtab.sentinel.binding.settings import modes
 from trimtab.sentinel.binding.subject import Subject, resolve_inputs, run
 from trimtab.sentinel.invariants.declare import GRADES, INVARIANTS, Effect, Violation
 from trimtab.sentinel.invariants.parallel import close_pools
 from trimtab.sentinel.search.consequence import OWN, REPORTS_NONFINITE, condition_of_sources, passes_on
+from trimtab.sentinel.search.corner import corner_of
 from trimtab.sentinel.search.declared import COMPARISONS, as_subject
 from trimtab.sentinel.search.measure import measured
 from trimtab.sentinel.search.shrink import smallest
@@ -91,7 +92,7 @@ def examine(
                 why_not = f"not deterministic: {subject.varies}"
                 yield Verdict(subject.label, name, "could not exercise", 0, reason=why_not)
             else:
-                held = _on_its_own(subject, _on_every_path(subject, name, cases), cases)
+                held = _in_corners(subject, _on_its_own(subject, _on_every_path(subject, name, cases), cases), cases)
                 verdict = _graded(subject, _judged(subject, held, cases), cases)
                 yield replace(verdict, seconds=time.perf_counter() - started)
     finally:
@@ -195,6 +196,25 @@ def _on_its_own(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdic
         return verdict
     violation = replace(found, grade="latent", condition=condition)
     return replace(verdict, status="latent", violation=violation, consequence_of=REPORTS_NONFINITE)
+
+
+def _in_corners(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
+    """A bug that no ordinary batch shows is latent, if all batches that show it have one thing in common."""
+    known = INVARIANTS[verdict.invariant]
+    found = verdict.violation
+    if verdict.status != "bug" or found is None or known.some or known.whole or verdict.case is None:
+        return verdict
+    trial = Trial(subject, verdict.invariant)
+
+    def shown(case: Case) -> bool | None:
+        claims = trial.claims(case)
+        return None if claims is None else any(claim.grade == "bug" for claim in claims)
+
+    at_work = (at_rest(case, subject.fields) for case in ordinary())
+    condition = corner_of(shown, [*cases, verdict.case], at_work)
+    if not condition:
+        return verdict
+    return replace(verdict, status="latent", violation=replace(found, grade="latent", condition=condition))
 
 
 def _held(subject: Subject, name: str, cases: list[Case], *, finite: bool = False) -> Verdict:

@@ -1,0 +1,262 @@
+"""Small changes to the source of a function, of the kind that turns a right function into a wrong one, or back.
+
+Every edit is one slip of a hand: an operand on the wrong side, `min` for `max`, another variable of the same shape, a
+mask that was left out, a step too far. Nothing here takes a whole feature away: a method that does more than a
+published one is no mistake.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+Alike = Mapping[str, tuple[str, ...]]
+"""A variable, and the others that held something of the same type and shape."""
+
+OPERATORS: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
+    ast.Add: (ast.Sub,), ast.Sub: (ast.Add,), ast.Mult: (ast.Div,), ast.Div: (ast.Mult,),
+    ast.FloorDiv: (ast.Mod,), ast.Mod: (ast.FloorDiv,), ast.BitAnd: (ast.BitOr,), ast.BitOr: (ast.BitAnd,),
+}  # fmt: skip
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE,
+}  # fmt: skip
+PAIRS = (
+    ("min", "max"), ("minimum", "maximum"), ("amin", "amax"), ("argmin", "argmax"), ("nanmin", "nanmax"),
+    ("std", "var"), ("any", "all"), ("repeat", "repeat_interleave"), ("zeros_like", "ones_like"),
+    ("softmax", "log_softmax"), ("sigmoid", "logsigmoid"), ("clamp_min", "clamp_max"), ("first", "last"),
+    ("cumsum", "cumprod"), ("tile", "repeat"), ("log", "log2"), ("scatter", "scatter_add"),
+)  # fmt: skip
+OTHERS: dict[str, tuple[str, ...]] = {}
+for _one, _other in PAIRS:
+    OTHERS[_one] = (*OTHERS.get(_one, ()), _other)
+    OTHERS[_other] = (*OTHERS.get(_other, ()), _one)
+KEYWORDS = {"min": "max", "max": "min", "a_min": "a_max", "a_max": "a_min"}
+REDUCTIONS = frozenset({"sum", "mean", "std", "var", "max", "min", "amax", "amin"})
+FREE = frozenset({"torch", "np", "numpy", "F", "math", "self", "nn"})
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change, made in place: `hold()` puts it in, `release()` takes it out."""
+
+    owner: ast.AST
+    field: str
+    index: int | None
+    old: ast.AST
+    new: ast.AST
+
+    def hold(self) -> None:
+        self._put(self.new)
+
+    def release(self) -> None:
+        self._put(self.old)
+
+    def _put(self, node: ast.AST) -> None:
+        if self.index is None:
+            setattr(self.owner, self.field, node)
+        else:
+            getattr(self.owner, self.field)[self.index] = node
+
+    @property
+    def line(self) -> int:
+        return getattr(self.old, "lineno", 0)
+
+    def text(self) -> str:
+        return f"`{ast.unparse(self.old)}` were `{ast.unparse(self.new)}`"
+
+
+def edits(function: ast.AST, alike: Alike, masks: tuple[str, ...]) -> Iterator[Edit]:
+    """Every small change to the body of a function, the likely ones first."""
+    slots = list(_slots(function))
+    for kinds in (_turned, _renamed, _masked, _numbers):
+        for owner, field, index, node in slots:
+            if kinds is _renamed and isinstance(owner, ast.Return | ast.Tuple | ast.Dict):
+                continue  # another result, and not another formula
+            for new in kinds(node, alike, masks):
+                yield Edit(owner, field, index, node, ast.copy_location(ast.fix_missing_locations(new), node))
+
+
+def _slots(function: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.expr]]:
+    """Every expression inside the body, with the place where it stands."""
+    for owner in ast.walk(function):
+        if isinstance(owner, ast.arguments):  # defaults are options, which the search varies anyway
+            continue
+        for field, value in ast.iter_fields(owner):
+            if owner is function and field != "body":
+                continue
+            if field in ("annotation", "decorator_list", "returns"):
+                continue
+            if isinstance(value, ast.expr):
+                yield owner, field, None, value
+            elif isinstance(value, list):
+                for i, one in enumerate(value):
+                    if isinstance(one, ast.expr):
+                        yield owner, field, i, one
+
+
+# --- an operand, a sign, a side -----------------------------------------------------------------------------------
+
+
+def _turned(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
+    if isinstance(node, ast.BinOp):
+        if isinstance(node.op, ast.Sub | ast.Div | ast.FloorDiv):
+            yield ast.BinOp(node.right, node.op, node.left)
+        for other in OPERATORS.get(type(node.op), ()):
+            yield ast.BinOp(node.left, other(), node.right)
+        if isinstance(node.op, ast.Add | ast.Sub) and _is_one(node.right):
+            yield node.left
+    elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+        other = COMPARISONS.get(type(node.ops[0]))
+        if other is not None:
+            yield ast.Compare(node.left, [other()], node.comparators)
+    elif isinstance(node, ast.BoolOp) and all(isinstance(one, ast.Compare) for one in node.values):
+        yield ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
+    elif isinstance(node, ast.UnaryOp):
+        yield node.operand
+    elif isinstance(node, ast.Call):
+        yield from _called(node)
+    elif isinstance(node, ast.Subscript):
+        yield from _cut(node)
+    if isinstance(node, ast.Call | ast.BinOp | ast.Name) and not (isinstance(node, ast.Name) and node.id in FREE):
+        yield ast.UnaryOp(ast.USub(), node)
+
+
+def _called(node: ast.Call) -> Iterator[ast.expr]:
+    """Another function, two arguments in the other order, the other bound."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    for other in OTHERS.get(name, ()):
+        func = (
+            ast.Attribute(node.func.value, other, ast.Load())
+            if isinstance(node.func, ast.Attribute)
+            else ast.Name(other, ast.Load())
+        )
+        yield ast.Call(func, node.args, node.keywords)
+    if name == "reversed" and len(node.args) == 1:
+        yield node.args[0]
+    if name == "range" and len(node.args) <= 2 and not node.keywords:
+        yield ast.Call(ast.Name("reversed", ast.Load()), [node], [])
+    for i, j in ((0, 1), (1, 2)):
+        if len(node.args) > j and not isinstance(node.args[i], ast.Starred):
+            swapped = list(node.args)
+            swapped[i], swapped[j] = swapped[j], swapped[i]
+            yield ast.Call(node.func, swapped, node.keywords)
+    for i, keyword in enumerate(node.keywords):
+        if keyword.arg in KEYWORDS and not any(k.arg == KEYWORDS[keyword.arg] for k in node.keywords):
+            turned = ast.keyword(KEYWORDS[keyword.arg], keyword.value)
+            yield ast.Call(node.func, node.args, [*node.keywords[:i], turned, *node.keywords[i + 1 :]])
+
+
+def _cut(node: ast.Subscript) -> Iterator[ast.expr]:
+    """`[:, 1:]` and `[:, :-1]` are one column apart, `[0]` and `[-1]` are the two ends."""
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    for i, part in enumerate(parts):
+        for other in _other_slices(part):
+            changed = [*parts[:i], other, *parts[i + 1 :]]
+            whole = ast.Tuple(changed, ast.Load()) if isinstance(node.slice, ast.Tuple) else other
+            yield ast.Subscript(node.value, whole, node.ctx)
+
+
+def _other_slices(part: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(part, ast.Slice) and part.step is None:
+        if part.upper is None and part.lower is not None:
+            if _is_one(part.lower):
+                yield ast.Slice(None, _minus_one(), None)
+            yield ast.Slice(None, part.lower, None)
+        elif part.lower is None and part.upper is not None:
+            if _is_minus_one(part.upper):
+                yield ast.Slice(ast.Constant(1), None, None)
+            yield ast.Slice(part.upper, None, None)
+    elif isinstance(part, ast.Constant) and part.value == 0:
+        yield _minus_one()
+    elif _is_minus_one(part):
+        yield ast.Constant(0)
+
+
+# --- another variable, another setting ----------------------------------------------------------------------------
+
+
+def _renamed(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
+    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+        for other in alike.get(ast.unparse(node), ()):
+            yield ast.parse(other, mode="eval").body
+    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        for other in alike.get(ast.unparse(node), ()):
+            yield ast.parse(other, mode="eval").body
+
+
+# --- a mask that was left out --------------------------------------------------------------------------------------
+
+
+def _masked(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
+    if not masks:
+        return
+    if isinstance(node, ast.Call):
+        inside, rest = _reduced(node)
+        if inside is not None and not any(mask in ast.unparse(inside) for mask in masks):
+            for mask in masks:
+                yield rest(ast.BinOp(inside, ast.Mult(), ast.Name(mask, ast.Load())))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        for mask in masks:
+            for text in (f"{mask}.sum()", f"{mask}.sum(-1)", f"{mask}.shape[0]", f"{mask}.numel()"):
+                if text not in ast.unparse(node.right):
+                    yield ast.BinOp(node.left, ast.Div(), ast.parse(text, mode="eval").body)
+    if isinstance(node, ast.Call) and _name(node) == "mean":
+        inside, rest = _reduced(node)
+        if inside is not None:
+            where = [*node.args[1:], *(k.value for k in node.keywords if k.arg in ("dim", "axis"))]
+            if not isinstance(node.func, ast.Attribute) or _is_free(node.func.value):
+                where = where[:1]
+            else:
+                where = [*node.args, *(k.value for k in node.keywords if k.arg in ("dim", "axis"))][:1]
+            over = f"({', '.join(ast.unparse(one) for one in where)})"
+            for mask in masks:
+                text = f"({ast.unparse(inside)} * {mask}).sum{over} / {mask}.sum{over}"
+                yield ast.parse(text, mode="eval").body
+
+
+def _reduced(node: ast.Call):  # type: ignore[no-untyped-def]
+    """What is summed or averaged, and the call with something else in its place."""
+    if _name(node) not in REDUCTIONS:
+        return None, None
+    if isinstance(node.func, ast.Attribute) and not _is_free(node.func.value):
+        func = node.func
+        return func.value, lambda x: ast.Call(ast.Attribute(x, func.attr, ast.Load()), node.args, node.keywords)
+    if node.args:
+        return node.args[0], lambda x: ast.Call(node.func, [x, *node.args[1:]], node.keywords)
+    return None, None
+
+
+# --- a number ------------------------------------------------------------------------------------------------------
+
+
+def _numbers(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
+    if not isinstance(node, ast.Constant):
+        return
+    value = node.value
+    if isinstance(value, bool):
+        yield ast.Constant(not value)
+    elif isinstance(value, int) and abs(value) <= 3:
+        yield from (ast.Constant(value + step) for step in (1, -1))
+        if value > 1:
+            yield ast.Constant(-value)
+    elif isinstance(value, float) and value in (0.0, 0.5, 1.0, 2.0):
+        yield from (ast.Constant(other) for other in (0.0, 0.5, 1.0, 2.0) if other != value)
+
+
+def _name(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _is_free(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in FREE
+
+
+def _is_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 1 and not isinstance(node.value, bool)
+
+
+def _is_minus_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and _is_one(node.operand)
+
+
+def _minus_one() -> ast.expr:
+    return ast.UnaryOp(ast.USub(), ast.Constant(1))

@@ -1,0 +1,188 @@
+"""Which one small change to a function's source makes it a published formula, number for number.
+
+A function that equals no known formula may be a new one. If `min` for `max` in one line makes it a published one on
+every batch, it is more likely that this was meant. The only place that asks so.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.settings import others, with_setting
+from trimtab.sentinel.binding.subject import Result, Subject, call_subject, same
+from trimtab.sentinel.known.cells import Cells
+from trimtab.sentinel.known.fit import Held, Seen, answers, as_shaped
+from trimtab.sentinel.known.offered import candidates
+from trimtab.sentinel.known.rewrite import Ran, functions_of
+from trimtab.sentinel.known.token import Known
+
+SECONDS = 4.0
+"""How long changes to one function are tried."""
+MOST = 600
+"""How many changes are tried."""
+SETTINGS = 12
+"""How many other settings are asked for."""
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A change, and the formula that the function then is."""
+
+    result: str
+    formula: str
+    change: str
+    place: str
+    case: Case
+    observed: object
+
+
+@dataclass
+class Table:
+    """The published formulas of one result as numbers on the first case, for thousands of look-ups."""
+
+    formulas: list[Known]
+    numbers: Tensor
+    """[formulas, numbers per result]"""
+    held: Held
+
+    @classmethod
+    def of(cls, offered: Iterable[Known], held: Held) -> "Table | None":
+        formulas: list[Known] = []
+        rows: list[Tensor] = []
+        cells, first = held[0]
+        for known in offered:
+            if known.mistake or known.partial:
+                continue
+            expected = as_shaped(known, cells, first)
+            if expected is not None and bool(torch.isfinite(expected).all()) and bool(expected.abs().max() > 1e-6):
+                formulas.append(known)
+                rows.append(expected.reshape(-1))
+        return cls(formulas, torch.stack(rows), held) if rows else None
+
+    def equal_to(self, value: Tensor) -> Iterator[Known]:
+        """The formulas with these numbers on the first case."""
+        seen = value.detach().double().reshape(1, -1)
+        if seen.shape[1] != self.numbers.shape[1] or not bool(torch.isfinite(seen).all()):
+            return
+        size = self.numbers.abs().amax(1).clamp(min=1.0)
+        tolerance = 1e-6 if value.dtype == torch.float64 else 1e-4
+        near = (self.numbers - seen).abs().amax(1) <= tolerance * size
+        yield from (self.formulas[i] for i in near.nonzero().flatten().tolist()[:4])
+
+
+def repaired(subject: Subject, cases: Sequence[Case], *, known: Collection[str] = ()) -> list[Repair]:
+    """For each result that equals no published formula: the first change with which it does.
+
+    Results in `known` are left alone: what they are is known already.
+    """
+    seen = answers(subject, subject.options, cases)
+    if len(seen) < 3:
+        return []
+    tables = _tables(subject, seen, known)
+    if not tables:
+        return []
+    found: dict[str, Repair] = {}
+    case = seen[0][0]
+    stop = time.monotonic() + SECONDS
+    tried = 0
+    for ran in _functions(subject, case):
+        for edit in ran.edits():
+            tried += 1
+            if tried > MOST or time.monotonic() > stop or len(found) == len(tables):
+                return list(found.values())
+            with ran.with_edit(edit) as is_code:
+                if not is_code:
+                    continue
+                out = _called(subject, case)
+                for name, (table, follows) in tables.items():
+                    if name in found or name not in out or same(out[name].value, seen[0][1][name].value):
+                        continue
+                    formula = next((k for k in table.equal_to(out[name].value) if _holds(subject, name, k, seen)), None)
+                    if formula is not None and not follows <= _followed(subject, name, seen[-1][0]):
+                        continue  # it became simpler, and not right
+                    if formula is not None:
+                        value = seen[0][1][name].value.tolist()
+                        place = f"{ran.function.__qualname__}, line {edit.line}"
+                        found[name] = Repair(name, formula.name, edit.text(), place, case, value)
+    return list(found.values())
+
+
+def _functions(subject: Subject, case: Case) -> list[Ran]:
+    with suppress(Exception), torch.no_grad():
+        return functions_of(lambda: call_subject(subject, case))
+    return []
+
+
+def _called(subject: Subject, case: Case) -> Mapping[str, Result]:
+    with suppress(Exception), torch.no_grad():  # most changes raise
+        return call_subject(subject, case)
+    return {}
+
+
+def _tables(subject: Subject, seen: Seen, known: Collection[str]) -> dict[str, tuple[Table, frozenset[str]]]:
+    """The formulas that each unknown result could be, and what that result follows."""
+    found: dict[str, tuple[Table, frozenset[str]]] = {}
+    for name, result in seen[0][1].items():
+        if name in known or result.kind in ("count", "carried") or not all(name in out for _, out in seen):
+            continue
+        held: Held = [(Cells(case, by_token=not subject.reading("reward")), out[name]) for case, out in seen]
+        if len({float(one.value.double().abs().sum()) for _, one in held}) == 1:
+            continue  # a number that never changes is no formula
+        table = Table.of(candidates(subject, result), held)
+        if table is not None:
+            found[name] = table, _followed(subject, name, seen[-1][0])
+    return found
+
+
+def _followed(subject: Subject, name: str, case: Case) -> frozenset[str]:
+    """The fields and the settings whose numbers a result follows."""
+    before = _called(subject, case)
+    found: set[str] = set()
+    for option, value in others(subject)[:SETTINGS]:
+        after = _called(replace(subject, options=with_setting(subject, option, value)), case)
+        if name in before and name in after and not same(before[name].value, after[name].value):
+            found.add(f"{option}={value}")
+    for field in sorted(subject.inputs):
+        for moved in _moved(case, field):
+            after = _called(subject, moved)
+            if name in before and name in after and not same(before[name].value, after[name].value):
+                found.add(field)
+    return frozenset(found)
+
+
+def _moved(case: Case, field: str) -> Iterator[Case]:
+    """The case with other numbers in one field."""
+    if field in case.tokens and case.tokens[field].dtype.is_floating_point:
+        values = case.tokens[field]
+        wave = torch.sin(torch.arange(values.numel(), dtype=torch.float64) * 1.7).reshape(values.shape)
+        yield case.with_tokens(**{field: values - 0.3 * (1 + wave)})
+    elif field in case.sequences and case.sequences[field].dtype.is_floating_point:
+        values = case.sequences[field]
+        yield case.with_sequences(**{field: values + torch.sin(torch.arange(values.numel(), dtype=torch.float64) + 1)})
+    elif field == "group":
+        yield case.with_sequences(group=case.sequences["group"].roll(1))
+
+
+def _holds(subject: Subject, name: str, known: Known, seen: Seen) -> bool:
+    """Whether the changed function equals the formula on every case; it runs with its change here."""
+    values: list[Tensor] = []
+    for case, _ in seen:
+        out: Mapping[str, Any] = _called(subject, case)
+        if name not in out:
+            return False
+        expected = as_shaped(known, Cells(case, by_token=not subject.reading("reward")), out[name])
+        value = out[name].value.detach().double()
+        if expected is None or expected.shape != value.shape:
+            return False
+        tolerance = 1e-6 if out[name].value.dtype == torch.float64 else 1e-4
+        size = max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
+        if not bool(((expected - value).abs() <= tolerance * size).all()):
+            return False
+        values.append(value.reshape(-1))
+    return len({float(value.sum()) for value in values}) > 1
