@@ -4,7 +4,7 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.directed import ordinary
 from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.invariants.declare import Compared, Effect, Violation, invariant
-from trimtab.sentinel.known import fitted, repaired
+from trimtab.sentinel.known import paths, repaired
 
 
 @invariant(
@@ -21,12 +21,15 @@ from trimtab.sentinel.known import fitted, repaired
 def known_mistake(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
     if subject.definition is not None:
         raise case.cannot("its binding says what it computes")
-    fits = fitted(subject, ordinary())
-    repairs = repaired(subject, ordinary(), known={fit.result for fit in fits})
+    walked = paths(subject, ordinary())
+    repairs = repaired(subject, ordinary(), walked)
+    fits = [fit for path in walked for fit in path.fits]
     if not fits and not repairs:
         raise case.cannot("it equals no formula that is known here")
     told = [(fit, f"{fit.result}{fit.said} is the {fit.formula}: {fit.mistake}") for fit in fits if fit.mistake]
-    told += [(one, f"{one.result} would be the {one.formula} if {one.change} ({one.place})") for one in repairs]
+    told += [
+        (one, f"{one.result}{one.said} would be the {one.formula} if {one.change} ({one.place})") for one in repairs
+    ]
     return tuple(
         Violation(
             what,

@@ -1,6 +1,6 @@
-"""Published formulas and the mistakes that are made in them, for functions that nobody has described."""
+"""Published formulas and the mistakes made in them, to recognise what a function computes without being told."""
 
-from trimtab.sentinel.known.fit import fitted
-from trimtab.sentinel.known.repair import repaired
+from trimtab.sentinel.known.fit import Fit, fitted, paths
+from trimtab.sentinel.known.repair import Repair, repaired
 
-__all__ = ["fitted", "repaired"]
+__all__ = ["Fit", "Repair", "fitted", "paths", "repaired"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +10,13 @@ from torch import Tensor
 from trimtab.sentinel.known.cells import Cells
 
 Reduce = Callable[[Cells, Tensor], Tensor]
+
+
+class Formula(Protocol):
+    """Numbers per cell."""
+
+    @property
+    def of(self) -> Callable[[Cells], Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,19 @@ AVERAGES: tuple[Average, ...] = (
         "each row is divided by the count of the whole batch, and by the number of rows once more",
     ),
 )  # fmt: skip
+
+
+def all_averages(c: Cells, formula: Formula) -> Tensor:
+    """Every average of `AVERAGES` of one formula, in their order.
+
+    All of them are weighted sums of cells, so their weights on a case are measured once.
+    """
+    weights = c.weights
+    if weights is None:
+        cells = torch.eye(c.mask.numel(), dtype=torch.float64).reshape(-1, *c.mask.shape)
+        weights = torch.tensor([[float(one.of(c, cell)) for cell in cells] for one in AVERAGES], dtype=torch.float64)
+        c.weights = weights
+    return c.once(formula, lambda values: weights @ values.reshape(-1))
 
 
 def with_constant(constant: float) -> tuple[Average, ...]:

@@ -1,5 +1,6 @@
 """A case as rows of cells, for formulas in the shape that most frameworks write them in."""
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -20,17 +21,24 @@ class Cells:
         self._by_token = by_token
         self._held: dict[str, Tensor] = {}
         self._last: tuple[Any, Tensor] = (None, torch.zeros(0))
+        self._made: tuple[Any, Tensor] = (None, torch.zeros(0))
+        self.weights: Tensor | None = None
+        """The weight of every cell in every average, once they are known."""
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._held:
             self._held[name] = self.case.padded(name, with_prompt=False, dtype=torch.float64).detach()
         return self._held[name]
 
-    def once(self, formula: Any) -> Tensor:
-        """The values of a formula, computed at the first time of asking."""
+    def once(self, formula: Any, further: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """The values of a formula, or what is further made of them, computed at the first time of asking."""
         if self._last[0] is not formula:
             self._last = (formula, formula.of(self))
-        return self._last[1]
+        if further is None:
+            return self._last[1]
+        if self._made[0] is not formula:
+            self._made = (formula, further(self._last[1]))
+        return self._made[1]
 
     @cached_property
     def mask(self) -> Tensor:

@@ -175,10 +175,8 @@ def _other_slices(part: ast.expr) -> Iterator[ast.expr]:
 
 
 def _renamed(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
-    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-        for other in alike.get(ast.unparse(node), ()):
-            yield ast.parse(other, mode="eval").body
-    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+    """Another variable, `self.high` for `self.low`, `batch["ref"]` for `batch["old"]`."""
+    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Load):
         for other in alike.get(ast.unparse(node), ()):
             yield ast.parse(other, mode="eval").body
 
@@ -187,42 +185,34 @@ def _renamed(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[a
 
 
 def _masked(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
-    if not masks:
-        return
-    if isinstance(node, ast.Call):
-        inside, rest = _reduced(node)
-        if inside is not None and not any(mask in ast.unparse(inside) for mask in masks):
-            for mask in masks:
-                yield rest(ast.BinOp(inside, ast.Mult(), ast.Name(mask, ast.Load())))
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+    """A mask before a sum, a mean over what it keeps, and other counts below the line."""
+    if isinstance(node, ast.Call) and _name(node) in REDUCTIONS:
+        yield from _of_what_is_kept(node, masks)
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         for mask in masks:
             for text in (f"{mask}.sum()", f"{mask}.sum(-1)", f"{mask}.shape[0]", f"{mask}.numel()"):
                 if text not in ast.unparse(node.right):
                     yield ast.BinOp(node.left, ast.Div(), ast.parse(text, mode="eval").body)
-    if isinstance(node, ast.Call) and _name(node) == "mean":
-        inside, rest = _reduced(node)
-        if inside is not None:
-            where = [*node.args[1:], *(k.value for k in node.keywords if k.arg in ("dim", "axis"))]
-            if not isinstance(node.func, ast.Attribute) or _is_free(node.func.value):
-                where = where[:1]
-            else:
-                where = [*node.args, *(k.value for k in node.keywords if k.arg in ("dim", "axis"))][:1]
-            over = f"({', '.join(ast.unparse(one) for one in where)})"
-            for mask in masks:
-                text = f"({ast.unparse(inside)} * {mask}).sum{over} / {mask}.sum{over}"
-                yield ast.parse(text, mode="eval").body
 
 
-def _reduced(node: ast.Call):  # type: ignore[no-untyped-def]
-    """What is summed or averaged, and the call with something else in its place."""
-    if _name(node) not in REDUCTIONS:
-        return None, None
-    if isinstance(node.func, ast.Attribute) and not _is_free(node.func.value):
-        func = node.func
-        return func.value, lambda x: ast.Call(ast.Attribute(x, func.attr, ast.Load()), node.args, node.keywords)
-    if node.args:
-        return node.args[0], lambda x: ast.Call(node.func, [x, *node.args[1:]], node.keywords)
-    return None, None
+def _of_what_is_kept(node: ast.Call, masks: tuple[str, ...]) -> Iterator[ast.expr]:
+    is_method = isinstance(node.func, ast.Attribute) and not _is_free(node.func.value)
+    if not is_method and not node.args:
+        return
+    inside = node.func.value if isinstance(node.func, ast.Attribute) and is_method else node.args[0]
+    rest = node.args if is_method else node.args[1:]
+    if any(mask in ast.unparse(inside) for mask in masks):
+        return
+    for mask in masks:
+        product = ast.BinOp(inside, ast.Mult(), ast.Name(mask, ast.Load()))
+        if isinstance(node.func, ast.Attribute) and is_method:
+            yield ast.Call(ast.Attribute(product, node.func.attr, ast.Load()), rest, node.keywords)
+        else:
+            yield ast.Call(node.func, [product, *rest], node.keywords)
+        if _name(node) == "mean":
+            over = [*rest, *(k.value for k in node.keywords if k.arg in ("dim", "axis"))][:1]
+            where = f"({', '.join(map(ast.unparse, over))})"
+            yield ast.parse(f"({ast.unparse(product)}).sum{where} / {mask}.sum{where}", mode="eval").body
 
 
 # --- a number ------------------------------------------------------------------------------------------------------

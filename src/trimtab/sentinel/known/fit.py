@@ -46,25 +46,40 @@ class Fit:
     """The setting under which it does, where it is not the default."""
 
 
-def fitted(subject: Subject, cases: Sequence[Case]) -> list[Fit]:
-    """For each result that equals a known formula on every ordinary case: which. A right formula wins.
+@dataclass(frozen=True)
+class Path:
+    """What the results are under some options; `said` tells which, where they are not those of the binding."""
+
+    said: str
+    options: Mapping[str, Any]
+    fits: tuple[Fit, ...]
+
+
+def paths(subject: Subject, cases: Sequence[Case]) -> list[Path]:
+    """What each result is, with the options of the binding first.
 
     Every other setting is tried, too: a mistake behind a switch, or hidden by a factor of 1, shows there only.
     """
-    found = _with(subject, subject.options, cases)
-    if not found and len(cases) > 2:  # many functions bound their exponents: closer policies may tell
-        cases = cases[:-1]
-        found = _with(subject, subject.options, cases)
+    first = _with(subject, subject.options, cases)
+    walked = [Path("", subject.options, tuple(first))]
     # Where no formula fits at all, another number will not help; another path through the body may.
-    for option, value in (others if found else switches)(subject)[:MOST]:
-        if found and any(fit.mistake for fit in found):
+    for option, value in (others if first else switches)(subject)[:MOST]:
+        if any(fit.mistake for path in walked for fit in path.fits):
             break
-        changed = with_setting(subject, option, value)
-        told = f" with {option}={value!r}"
-        there = _with(subject, changed, cases)
-        there = [replace(fit, mistake=fit.mistake or _more_than_asked(option, fit, found)) for fit in there]
-        found += [replace(fit, said=told) for fit in there if fit.mistake]
-    return found
+        said = f" with {option}={value!r}"
+        options = with_setting(subject, option, value)
+        there = [
+            replace(fit, said=said, mistake=fit.mistake or _more_than_asked(option, fit, first))
+            for fit in _with(subject, options, cases)
+        ]
+        walked.append(Path(said, options, tuple(there)))
+    return walked
+
+
+def fitted(subject: Subject, cases: Sequence[Case]) -> list[Fit]:
+    """For each result that equals a known formula on every ordinary case: which. A right formula wins."""
+    first, *rest = paths(subject, cases)
+    return [*first.fits, *(fit for path in rest for fit in path.fits if fit.mistake)]
 
 
 def _more_than_asked(option: str, fit: Fit, found: Sequence[Fit]) -> str:
@@ -102,9 +117,14 @@ def answers(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case])
 
 
 def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -> list[Fit]:
-    subject = replace(subject, options=options)
-    inputs = subject.inputs
+    """The fits under some options. Many functions bound their exponents: closer policies may tell what they are."""
     seen = answers(subject, options, cases)
+    found = _fitting(replace(subject, options=options), seen)
+    return found if found or len(seen) < 3 else _fitting(replace(subject, options=options), seen[:-1])
+
+
+def _fitting(subject: Subject, seen: "Seen") -> list[Fit]:
+    inputs, options = subject.inputs, subject.options
     if len(seen) < 2:
         return []
     found: list[Fit] = []
@@ -179,13 +199,10 @@ def _error(known: Known, held: Held, factors: Sequence[float]) -> float | None:
         if expected is None:
             return None
         size, apart = _apart(known, expected, one.value)
-        for factor in list(left):
-            error = apart(factor)
-            # A small coefficient must not make everything equal.
-            if not error <= _tolerance(one) * size * min(1.0, abs(factor)):
-                del left[factor]
-            else:
-                left[factor] = max(left[factor], error)
+        allowed = _tolerance(one) * size
+        errors = {factor: apart(factor) for factor in left}
+        # A small coefficient must not make everything equal.
+        left = {f: max(left[f], e) for f, e in errors.items() if e <= allowed * min(1.0, abs(f))}
         if not left:
             return None
     return min(left.values())

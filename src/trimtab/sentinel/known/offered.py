@@ -11,7 +11,7 @@ from trimtab.sentinel.binding.settings import named, settings_of, settled
 from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.binding.words import words_of
 from trimtab.sentinel.known import credit, masks, surrogate, token
-from trimtab.sentinel.known.averages import AVERAGES, EXTREMES, ROW_AVERAGES, Average, with_constant
+from trimtab.sentinel.known.averages import AVERAGES, EXTREMES, ROW_AVERAGES, Average, all_averages, with_constant
 from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.token import Known
 
@@ -175,4 +175,9 @@ def _across(c: Cells) -> Tensor:
 
 def averaged(one: Known, average: Average) -> Known:
     """An average of a formula. The formula is computed once per case, however many averages are tried."""
-    return Known(f"{average.name} of {one.name}", lambda c: average.of(c, c.once(one)), one.mistake or average.mistake)
+    place = PLACES.get(average.name)
+    of = (lambda c: average.of(c, c.once(one))) if place is None else (lambda c: all_averages(c, one)[place])
+    return Known(f"{average.name} of {one.name}", of, one.mistake or average.mistake)
+
+
+PLACES = {average.name: place for place, average in enumerate(AVERAGES)}

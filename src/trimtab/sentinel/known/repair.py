@@ -4,7 +4,6 @@ A function that equals no known formula may be a new one. If `min` for `max` in 
 every batch, it is more likely that this was meant. The only place that asks so.
 """
 
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,15 +16,15 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.settings import others, with_setting
 from trimtab.sentinel.binding.subject import Result, Subject, call_subject, same
 from trimtab.sentinel.known.cells import Cells
-from trimtab.sentinel.known.fit import Held, Seen, answers, as_shaped
+from trimtab.sentinel.known.fit import Held, Path, Seen, answers, as_shaped
 from trimtab.sentinel.known.offered import candidates
 from trimtab.sentinel.known.rewrite import Ran, functions_of
 from trimtab.sentinel.known.token import Known
 
-SECONDS = 4.0
-"""How long changes to one function are tried."""
-MOST = 600
+MOST = 500
 """How many changes are tried."""
+LEAST = 3
+"""How many ordinary batches a function must take."""
 SETTINGS = 12
 """How many other settings are asked for."""
 
@@ -40,6 +39,8 @@ class Repair:
     place: str
     case: Case
     observed: object
+    said: str = ""
+    """The setting under which it is, where that is not the default."""
 
 
 @dataclass
@@ -76,41 +77,56 @@ class Table:
         yield from (self.formulas[i] for i in near.nonzero().flatten().tolist()[:4])
 
 
-def repaired(subject: Subject, cases: Sequence[Case], *, known: Collection[str] = ()) -> list[Repair]:
+Unknown = tuple[Table, frozenset[str]]
+"""The formulas that a result could be, and the fields and settings that it follows."""
+
+
+def repaired(subject: Subject, cases: Sequence[Case], walked: Sequence[Path]) -> list[Repair]:
     """For each result that equals no published formula: the first change with which it does.
 
-    Results in `known` are left alone: what they are is known already.
+    Looked for on every path where some result is not known.
     """
-    seen = answers(subject, subject.options, cases)
-    if len(seen) < 3:
-        return []
-    tables = _tables(subject, seen, known)
-    if not tables:
-        return []
     found: dict[str, Repair] = {}
-    case = seen[0][0]
-    stop = time.monotonic() + SECONDS
-    tried = 0
-    for ran in _functions(subject, case):
-        for edit in ran.edits():
-            tried += 1
-            if tried > MOST or time.monotonic() > stop or len(found) == len(tables):
-                return list(found.values())
-            with ran.with_edit(edit) as is_code:
-                if not is_code:
-                    continue
-                out = _called(subject, case)
-                for name, (table, follows) in tables.items():
-                    if name in found or name not in out or same(out[name].value, seen[0][1][name].value):
-                        continue
-                    formula = next((k for k in table.equal_to(out[name].value) if _holds(subject, name, k, seen)), None)
-                    if formula is not None and not follows <= _followed(subject, name, seen[-1][0]):
-                        continue  # it became simpler, and not right
-                    if formula is not None:
-                        value = seen[0][1][name].value.tolist()
-                        place = f"{ran.function.__qualname__}, line {edit.line}"
-                        found[name] = Repair(name, formula.name, edit.text(), place, case, value)
+    left = MOST
+    for path in walked:
+        known = {*found, *(fit.result for fit in path.fits)}
+        there, tried = _on_path(replace(subject, options=path.options), cases, known, left)
+        found |= {one.result: replace(one, said=path.said) for one in there}
+        left -= tried
     return list(found.values())
+
+
+def _on_path(subject: Subject, cases: Sequence[Case], known: Collection[str], most: int) -> tuple[list[Repair], int]:
+    """Repairs of unknown results under the options of a subject, and how many changes were tried."""
+    seen = answers(subject, subject.options, cases)
+    unknown = _unknown(subject, seen, known) if len(seen) >= LEAST else {}
+    found: dict[str, Repair] = {}
+    tried = 0
+    for ran in _functions(subject, seen[0][0]) if unknown else ():
+        for edit in ran.edits():
+            if tried >= most or len(found) == len(unknown):
+                return list(found.values()), tried
+            tried += 1
+            with ran.with_edit(edit) as is_code:
+                place = f"{ran.made.__qualname__}, line {edit.line}"
+                for name, formula in _became(subject, unknown, seen, found) if is_code else ():
+                    value = seen[0][1][name].value.tolist()
+                    found[name] = Repair(name, formula.name, edit.text(), place, seen[0][0], value)
+    return list(found.values()), tried
+
+
+def _became(
+    subject: Subject, unknown: Mapping[str, Unknown], seen: Seen, found: Collection[str]
+) -> Iterator[tuple[str, Known]]:
+    """The unknown results that are published formulas now, while a change is in."""
+    out = _called(subject, seen[0][0])
+    for name, (table, follows) in unknown.items():
+        if name in found or name not in out or same(out[name].value, seen[0][1][name].value):
+            continue
+        formula = next((k for k in table.equal_to(out[name].value) if _holds(subject, name, k, seen)), None)
+        # A change that makes it simpler does not make it right: it must use everything that it used.
+        if formula is not None and follows <= _followed(subject, name, seen[-1][0]):
+            yield name, formula
 
 
 def _functions(subject: Subject, case: Case) -> list[Ran]:
@@ -125,9 +141,9 @@ def _called(subject: Subject, case: Case) -> Mapping[str, Result]:
     return {}
 
 
-def _tables(subject: Subject, seen: Seen, known: Collection[str]) -> dict[str, tuple[Table, frozenset[str]]]:
+def _unknown(subject: Subject, seen: Seen, known: Collection[str]) -> dict[str, Unknown]:
     """The formulas that each unknown result could be, and what that result follows."""
-    found: dict[str, tuple[Table, frozenset[str]]] = {}
+    found: dict[str, Unknown] = {}
     for name, result in seen[0][1].items():
         if name in known or result.kind in ("count", "carried") or not all(name in out for _, out in seen):
             continue

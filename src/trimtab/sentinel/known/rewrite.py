@@ -5,7 +5,6 @@ Nothing on disk changes. The code of the function object is exchanged for one ca
 
 import ast
 import gc
-import inspect
 import linecache
 import sys
 import sysconfig
@@ -33,7 +32,7 @@ FOREIGN = tuple(str(Path(one.__file__ or "").resolve().parent) for one in (torch
 class Ran:
     """A function that ran: its object, its syntax tree, and what its variables held when it returned."""
 
-    function: FunctionType
+    made: FunctionType
     tree: ast.FunctionDef
     held: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -48,18 +47,18 @@ class Ran:
         """While entered, the function runs with the change; yields False where it cannot be compiled."""
         edit.hold()
         try:
-            code = _compiled(self.tree, self.function)
+            code = _compiled(self.tree, self.made)
         finally:
             edit.release()
-        before = self.function.__code__
+        before = self.made.__code__
         if code is None:
             yield False
             return
-        self.function.__code__ = code
+        self.made.__code__ = code
         try:
             yield True
         finally:
-            self.function.__code__ = before
+            self.made.__code__ = before
 
 
 def functions_of(call: Callable[[], object]) -> list[Ran]:
@@ -203,7 +202,7 @@ def _made_from(tree: ast.AST) -> dict[str, set[str]]:
     """For each variable, everything that it is computed from."""
     made: dict[str, set[str]] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For) and node is not None:
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For):
             value = node.iter if isinstance(node, ast.For) else node.value
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if value is None:
