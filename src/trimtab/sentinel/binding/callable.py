@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from trimtab.sentinel.binding.usage import is_size_by_use
 from trimtab.sentinel.binding.words import field_of, fields_of, is_group_size, number_of, words_of
 
 CONFIGS = frozenset({
@@ -86,6 +87,22 @@ class Off(float):
     def get(self, name: str, default: Any = None) -> Any:
         return _setting(name, bounds=False) if default is None else default
 
+    def __index__(self) -> int:
+        return 0
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        """An object that is told something (`controller.update(kl)`) has nothing to say."""
+
+
+class Reach(float):
+    """A setting that is a range: one number on both sides of 0, or the two ends."""
+
+    def __getitem__(self, index: int) -> float:
+        return (-float(self), float(self))[index]
+
+    def __iter__(self) -> Iterator[float]:
+        return iter((-float(self), float(self)))
+
 
 def _setting(name: str, *, bounds: bool) -> Any:
     if is_group_size(name):
@@ -93,6 +110,8 @@ def _setting(name: str, *, bounds: bool) -> Any:
     if words_of(name)[:1] in (["use"], ["is"], ["do"], ["enable"], ["has"]):
         return False
     number = number_of(name, bounds=bounds)
+    if "range" in words_of(name):
+        return Reach(10.0 if "reward" in words_of(name) else number or 1.0)
     return Off() if number is None else number
 
 
@@ -113,6 +132,11 @@ class Found:
     """Other values of an option that its body asks for."""
     owner: type | None = None
     """The class of a method."""
+
+    @property
+    def takes_a_size(self) -> bool:
+        """Whether an option is how many neighbours are answers to one prompt."""
+        return any(is_group_size(name) or is_size_by_use(self.function, name) for name in self.options)
 
 
 class CannotCall(Exception):
@@ -139,7 +163,7 @@ def of_function(fn: Callable[..., Any], *, bounds: bool = False) -> Found:
     """A function; `bounds` takes settings called low and high as bounds of a ratio, not as distances from 1."""
     parameters = inspect.signature(fn).parameters
     choices = asked_for(fn)
-    arguments, options = _sorted(parameters, choices, bounds=bounds)
+    arguments, options = _sorted(parameters, choices, fn, bounds=bounds)
     options = _stabilised(arguments, options, parameters)
     return Found(
         fn.__name__, inspect.unwrap(fn), arguments, options, lambda given, chosen: fn(**given, **chosen),
@@ -152,9 +176,10 @@ def of_method(cls: type, method: str, *, bounds: bool = False) -> Found:
     function = inspect.unwrap(getattr(cls, method))
     choices = asked_for(function)
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n != "self"}
-    arguments, own = _sorted(parameters, choices, bounds=bounds)
+    arguments, own = _sorted(parameters, choices, function, bounds=bounds)
     making = inspect.signature(cls).parameters if _is_made_by_hand(cls) else {}
-    needed, settings = _sorted(making, choices, bounds=bounds)
+    needed, settings = _sorted(making, choices, function, bounds=bounds)
+    needed, settings = _with_objects(needed, settings)
     both = sorted((own.keys() | arguments.keys()) & (settings.keys() | needed.keys()))
     if both:
         raise CannotCall(f"{cls.__name__} and {method} both take {', '.join(both)}")
@@ -175,6 +200,14 @@ def of_method(cls: type, method: str, *, bounds: bool = False) -> Found:
         invented=_invented({**making, **parameters}, options),
         choices=_choices(options, choices, bounds=bounds), owner=cls,
     )  # fmt: skip
+
+
+def _with_objects(
+    needed: Mapping[str, inspect.Parameter], settings: Mapping[str, Any]
+) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+    """What a constructor wants and no name tells (a strategy, an engine) holds settings, as far as anybody asks."""
+    objects = {n: Config() for n, p in needed.items() if field_of(n) is None and p.default is p.empty}
+    return {n: p for n, p in needed.items() if n not in objects}, {**settings, **objects}
 
 
 STABILISERS = ("eps", "epsilon")
@@ -265,7 +298,11 @@ def _asked(node: ast.expr) -> str:
 
 
 def _sorted(
-    parameters: Mapping[str, inspect.Parameter], choices: Mapping[str, tuple[Any, ...]], *, bounds: bool
+    parameters: Mapping[str, inspect.Parameter],
+    choices: Mapping[str, tuple[Any, ...]],
+    function: Callable[..., Any],
+    *,
+    bounds: bool,
 ) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
     """Arguments to fill, and settings with a value for each: their default, a config object, or a usual number."""
     arguments: dict[str, inspect.Parameter] = {}
@@ -276,7 +313,7 @@ def _sorted(
         words = set(words_of(name))
         if words & CONFIGS and one.default in (one.empty, None):
             options[name] = _config(one.annotation, choices, bounds=bounds)
-        elif is_group_size(name):
+        elif is_group_size(name) or (one.annotation in (int, "int") and is_size_by_use(function, name)):
             options[name] = 2
         elif one.default is not one.empty and one.default is not None:
             options[name] = one.default

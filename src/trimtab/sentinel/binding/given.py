@@ -24,10 +24,10 @@ model    rows with their prompts, and logits as a model gives them: position t p
 whole    rows with their prompts; the function drops the first column itself
 alone    one call per row, with its prompt, and logits as a model gives them"""
 Size = Literal["token", "sequence"]
-Form = Literal["tensor", "numpy", "names", "matrix", "rows", "keys", "steps", "list", "suppressed", "labels"]
+Form = Literal["tensor", "numpy", "names", "matrix", "rows", "keys", "steps", "list", "suppressed", "labels", "flags", "cut"]
 """How groups are named (tensor, numpy, names, matrix), and how a whole batch is held: by keys with one reward per row,
-by keys with rewards per step, or as rows of objects. A mask is `suppressed` beside flags per row: it holds tokens of
-rows whose flag is 0."""
+by keys with rewards per step, by keys with log-probs that lack the first column (cut), or as rows of objects. A mask is `suppressed` beside flags per row: it holds tokens of
+rows whose flag is 0. `flags` are a mask of booleans."""
 
 ROWS = frozenset({"group", "ended", "length", "outcome", "reward", "in_use"})
 """Fields with one entry per sequence."""
@@ -35,6 +35,9 @@ ROWS = frozenset({"group", "ended", "length", "outcome", "reward", "in_use"})
 
 def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") -> Any:
     """One field, in the shape of a way."""
+    if form == "flags":
+        held = view(case, field, size, way)
+        return [one.bool() for one in held] if isinstance(held, list) else held.bool()
     if field == "count":
         return case.whole.segments.num_tokens
     if field == "reducer":
@@ -48,11 +51,13 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
         return {"eos_id": case.eos_ids[0], "pad_id": case.pad_id, "stop_ids": list(case.eos_ids)}[field]
     if field == "boundaries":
         return case.cu_seqlens
+    if field == "head":
+        return torch.eye(case.tokens["logits"].shape[-1], dtype=torch.float64)
     if field == "batch":
         return (
             samples(case, way)
             if form == "rows"
-            else Keys(case, way, size, steps=form == "steps", by_row=form == "suppressed")
+            else Keys(case, way, size, form)
         )
     if field in ("ratio", "log_ratio", "minus_log_ratio", "gap_to_ref"):
         return _ratio(case, way, field)
@@ -147,18 +152,24 @@ def _ratio(case: Case, way: Way, field: str) -> Any:
     return [of(a, b) for a, b in zip(first, second, strict=True)] if isinstance(first, list) else of(first, second)
 
 
+NESTED = frozenset({"batch", "non_tensor_batch", "tensors", "data"})
+"""Keys and attributes under which a batch holds its fields once more."""
+
+
 class Keys(dict[str, Any]):
     """A batch that nobody has seen: a key is filled with the field that its name tells."""
 
     beside_current = False
     """The current log-probs are an argument of their own, so plain ones in the batch are older."""
 
-    def __init__(self, case: Case, way: Way, size: Size, *, steps: bool, by_row: bool) -> None:
+    def __init__(self, case: Case, way: Way, size: Size, form: Form) -> None:
         super().__init__()
-        self._case, self._size, self._steps, self._by_row = case, size, steps, by_row
+        self._case, self._size, self._form = case, size, form
         self._way: Way = way
 
     def __missing__(self, key: str) -> Any:
+        if key in NESTED:
+            return self
         self[key] = self._value(key)
         return self[key]
 
@@ -168,12 +179,14 @@ class Keys(dict[str, Any]):
             raise self._case.cannot(f"nothing is known about the key {key!r}")
         field = "logp_old" if field == "logp_current" and self.beside_current else field
         per_row = field in ROWS or (field == "advantage" and self._size == "sequence")
-        per_row = per_row and not (field == "reward" and self._steps)
-        form: Form = "suppressed" if field == "trainable" and self._by_row else "keys"
+        per_row = per_row and not (field == "reward" and self._form == "steps")
+        form: Form = "suppressed" if field == "trainable" and self._form == "suppressed" else "keys"
+        if self._form == "cut" and field.startswith("logp"):
+            form = "tensor"
         return view(self._case, field, "sequence" if per_row else "token", self._way, form)
 
     def __contains__(self, key: object) -> bool:
-        return field_of(str(key)) is not None
+        return key in NESTED or field_of(str(key)) is not None
 
     def get(self, key: str, default: Any = None) -> Any:
         return self[key] if key in self else default  # noqa: SIM401 - dict.get does not ask __missing__

@@ -19,6 +19,7 @@ from trimtab.sentinel.batch.case import CannotRepresent, Case
 from trimtab.sentinel.batch.directed import SHAPES, directed
 from trimtab.sentinel.binding.callable import CannotCall, Found
 from trimtab.sentinel.binding.given import ROWS, Form, Keys, Size, Way, of_row, view
+from trimtab.sentinel.binding.usage import fields_by_use
 from trimtab.sentinel.binding.words import field_of, fields_of, words_of
 from trimtab.sentinel.binding.writes import noting_writes
 
@@ -114,16 +115,18 @@ def plans(found: Found, *, by_size: bool = False) -> Iterator[Plan]:
     names = list(found.arguments)
     fields = fields_of(names)
     for name in names:
-        if name in BATCHES:
+        if name in BATCHES or (name not in fields and set(words_of(name)) & BATCHES):
             fields[name] = "batch"
         elif name in BOUNDARIES:
             fields[name] = "boundaries"
+    needed = [n for n in names if found.arguments[n].default is found.arguments[n].empty]
+    fields |= fields_by_use(found.function, [n for n in needed if n not in fields], fields)
     beside = {"trainable", "count", "rows", "in_use", "boundaries"}
     if set(fields.values()) - beside == {"value"} and "trainable" in fields.values():  # a masked mean of any numbers
         fields = {n: "token_loss" if f == "value" else f for n, f in fields.items()}
     if by_size and set(fields.values()) == {"token_loss"}:  # any numbers, one per row
         fields = dict.fromkeys(fields, "reward")
-    unknown = [n for n in names if n not in fields and found.arguments[n].default is found.arguments[n].empty]
+    unknown = [n for n in needed if n not in fields]
     if unknown:
         raise CannotCall(f"nothing is known about {', '.join(unknown)}")
     speaks = _speaks_numpy(found)
@@ -157,6 +160,7 @@ def _fillings(found: Found, name: str, field: str, way: Way) -> Iterator[Filling
     as_list: Form = "list" if "list" in annotation and "tensor" not in annotation else "tensor"
     if field == "batch":
         orders: tuple[tuple[Size, Form], ...] = (("token", "keys"), ("sequence", "keys"), ("token", "steps"))
+        orders += (("token", "cut"),) if way == "sliced" else ()
         yield from (Filling(name, field, size, form) for size, form in orders)
         if way == "list":
             yield Filling(name, field, "sequence", "rows")
@@ -182,6 +186,8 @@ def _fillings(found: Found, name: str, field: str, way: Way) -> Iterator[Filling
         if field == "token_id" and _ignores(found):
             held = "labels"
         yield Filling(name, field, "token", held)
+        if field == "trainable" and held == "tensor":  # some bodies choose and index with a mask as it is
+            yield Filling(name, field, "token", "flags")
 
 
 def _ignores(found: Found) -> bool:
@@ -251,8 +257,9 @@ def plausible(found: Found, adapt: Callable[[Case], Case], *, by_size: bool = Fa
 
 
 def _same_but_for_form(plan: Plan, other: Plan) -> bool:
-    """Names of groups as numbers or as texts are no two readings of a function."""
-    first, second = ([replace(one, form="tensor") if one.field == "group" else one for one in held.fillings]
+    """Names of groups as numbers or as texts, and masks as numbers or as flags, are no two readings of a function."""
+    alike = ("group", "trainable")
+    first, second = ([replace(one, form="tensor") if one.field in alike else one for one in held.fillings]
                      for held in (plan, other))  # fmt: skip
     return first == second and plan.way == other.way and (plan.as_numpy, plan.shift) == (
         other.as_numpy, other.shift

@@ -75,7 +75,7 @@ def subject_of(find: Callable[..., Found]) -> Subject:
 
 
 def _bindings(found: Found) -> list[Subject]:
-    if any(is_group_size(name) for name in found.options):
+    if found.takes_a_size:
         return _bound(found, by_size=True)
     if not any(is_group_size(name) for name in _mentioned(found)):
         return _bound(found, by_size=False)
@@ -168,6 +168,8 @@ def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size
     facts |= {"block": 2} if by_size else {}
     if role == "keep" and "reward" in fields:
         facts["couples"] = "group"
+    elif role == "keep" and not fields & {*LOGPS, "token_id"}:
+        facts["couples"] = "batch"  # a share of the batch, as far as anybody knows
     if role == "response_mask":
         facts["waived"] = dict.fromkeys(("eos_semantics", "mask_content"), "which ids it is given is a guess")
     if adapt is _full:
@@ -365,6 +367,8 @@ def role_of(
     if len(policies) > 1:
         return _of_two_policies(main, found, plan, probe)
     if fields & {"token_loss", "advantage", "entropy", "kl", "returns"}:
+        if main.is_flag:
+            return "keep"
         return "whitening" if main.level == "token" else "aggregation" if main.has_gradient else "statistic"
     return None
 

@@ -22,7 +22,7 @@ WHOSE: dict[str, frozenset[str]] = {
     }),
 }  # fmt: skip
 WORDS: dict[str, frozenset[str]] = {
-    "trainable": frozenset({"mask", "masks", "m"}),
+    "trainable": frozenset({"mask", "masks", "m", "msk", "msks"}),
     "advantage": frozenset({"advantage", "advantages", "adv", "advs", "credit"}),
     "returns": frozenset({"returns", "return", "ret", "rets"}),
     "entropy": frozenset({"entropy", "entropies", "ent", "ents"}),
@@ -92,6 +92,9 @@ IDS = {
 """Ids of tokens with a meaning, and of prompts."""
 REDUCERS = frozenset({"sum_of_sample_mean", "reducer", "reduce_fn", "sum_of_sample_mean_fn"})
 """Functions that a caller hands over: one number per token of all answers to one number."""
+HIDDEN = frozenset({"hidden_states", "hidden", "hiddens", "last_hidden_state", "last_hidden_states"})
+"""What a head turns into logits. Logits and a head that changes nothing are as good."""
+HEADS = frozenset({"vocab_weights", "vocab_weight", "lm_head_weight", "head_weight", "output_weight"})
 WIDTHS = frozenset({"logits_to_keep", "response_length", "completion_length"})
 """How many columns belong to the answers."""
 
@@ -135,9 +138,15 @@ def field_of(name: str) -> str | None:
         return "width"
     if name in REDUCERS:
         return "reducer"
+    if name in HIDDEN:
+        return "logits"
+    if name in HEADS:
+        return "head"
     if name in IDS:
         return IDS[name]
     words = set(words_of(name))
+    if words & {"chosen", "rejected"} and not words & WORDS["trainable"]:
+        return None  # one of a pair of answers
     if words & {"position", "positions"}:
         return "position"
     if words & {"segment", "segments", "doc", "seq", "sequence"} and words & {"ids", "id"}:
@@ -164,12 +173,14 @@ def field_of(name: str) -> str | None:
 NEW = frozenset({"new", "cur", "curr", "current", "policy", "actor", "train", "trainer", "pi"})
 """Whose log-probs are the current ones, where two arguments could be."""
 SHORT: dict[str, frozenset[str]] = {
-    "trainable": frozenset({"keep", "on", "valid", "is_valid", "active", "train", "w"}),
+    "trainable": frozenset({"keep", "on", "valid", "is_valid", "active", "train", "w", "live", "alive"}),
     "group": frozenset({"idx", "g", "gid"}),
     "entropy": frozenset({"h"}),
     "logp_ref": frozenset({"base", "ref", "q"}),
-    "logp_old": frozenset({"behind", "old", "prev"}),
-    "logp_current": frozenset({"new", "lp", "pi", "p"}),
+    "logp_old": frozenset({"behind", "old", "prev", "then", "prox", "before"}),
+    "logp_rollout": frozenset({"behav", "mu", "sampler", "behaviour", "behavior"}),
+    "logp_current": frozenset({"new", "lp", "pi", "p", "now"}),
+    "value_old": frozenset({"v0", "v_old", "old_v"}),
     "reward": frozenset({"r", "rew"}),
     "advantage": frozenset({"a"}),
     "token_loss": frozenset({"x", "xs", "tensor", "t", "arr", "array", "inp", "per_tok"}),
@@ -201,7 +212,7 @@ def fields_of(names: list[str]) -> dict[str, str]:
             # Beside a proximal policy, the old one is the sampler; beside predictions, the values are the old ones.
             now = {"prox", "proximal", "vpred", "vpreds", "pred", "preds", "new", "current"}
             later = next((n for n in same if not set(words_of(n)) & now), same[1])
-            found[later] = other
+            found[next((n for n in same if n.endswith("0")), later)] = other
     return found
 
 

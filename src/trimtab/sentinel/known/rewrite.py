@@ -32,7 +32,8 @@ FOREIGN = tuple(str(Path(one.__file__ or "").resolve().parent) for one in (torch
 class Ran:
     """A function that ran: its object, its syntax tree, and what its variables held when it returned."""
 
-    made: FunctionType
+    made: Any
+    """The function object, whose code is exchanged."""
     tree: ast.FunctionDef
     held: dict[str, Any] = field(default_factory=dict[str, Any])
 
