@@ -24,7 +24,9 @@ model    rows with their prompts, and logits as a model gives them: position t p
 whole    rows with their prompts; the function drops the first column itself
 alone    one call per row, with its prompt, and logits as a model gives them"""
 Size = Literal["token", "sequence"]
-Form = Literal["tensor", "numpy", "names", "matrix", "rows", "keys", "steps", "list", "suppressed", "labels", "flags", "cut"]
+Form = Literal[
+    "tensor", "numpy", "names", "matrix", "rows", "keys", "steps", "list", "suppressed", "labels", "flags", "cut"
+]
 """How groups are named (tensor, numpy, names, matrix), and how a whole batch is held: by keys with one reward per row,
 by keys with rewards per step, by keys with log-probs that lack the first column (cut), or as rows of objects. A mask is `suppressed` beside flags per row: it holds tokens of
 rows whose flag is 0. `flags` are a mask of booleans."""
@@ -54,11 +56,7 @@ def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") ->
     if field == "head":
         return torch.eye(case.tokens["logits"].shape[-1], dtype=torch.float64)
     if field == "batch":
-        return (
-            samples(case, way)
-            if form == "rows"
-            else Keys(case, way, size, form)
-        )
+        return samples(case, way) if form == "rows" else Keys(case, way, size, form)
     if field in ("ratio", "log_ratio", "minus_log_ratio", "gap_to_ref"):
         return _ratio(case, way, field)
     if field == "position":

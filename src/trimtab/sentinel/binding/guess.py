@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from trimtab.sentinel.batch.case import CannotRepresent, Case
 from trimtab.sentinel.batch.directed import SHAPES, directed
 from trimtab.sentinel.binding.callable import CannotCall, Found
-from trimtab.sentinel.binding.given import ROWS, Form, Keys, Size, Way, of_row, view
+from trimtab.sentinel.binding.given import IGNORED, ROWS, Form, Keys, Size, Way, of_row, view
 from trimtab.sentinel.binding.usage import fields_by_use
 from trimtab.sentinel.binding.words import field_of, fields_of, words_of
 from trimtab.sentinel.binding.writes import noting_writes
@@ -159,8 +159,9 @@ def _fillings(found: Found, name: str, field: str, way: Way) -> Iterator[Filling
     annotation = str(found.arguments[name].annotation).lower()
     as_list: Form = "list" if "list" in annotation and "tensor" not in annotation else "tensor"
     if field == "batch":
-        orders: tuple[tuple[Size, Form], ...] = (("token", "keys"), ("sequence", "keys"), ("token", "steps"))
-        orders += (("token", "cut"),) if way == "sliced" else ()
+        orders: list[tuple[Size, Form]] = [("token", "keys"), ("sequence", "keys"), ("token", "steps")]
+        if way == "sliced":
+            orders.append(("token", "cut"))
         yield from (Filling(name, field, size, form) for size, form in orders)
         if way == "list":
             yield Filling(name, field, "sequence", "rows")
@@ -193,7 +194,8 @@ def _fillings(found: Found, name: str, field: str, way: Way) -> Iterator[Filling
 def _ignores(found: Found) -> bool:
     """Whether labels say which tokens count: there is no mask, and a setting names the label to ignore."""
     masks = {"trainable", "attention", "batch"} & set(fields_of(list(found.arguments)).values())
-    return not masks and any("ignore" in words_of(name) for name in found.options)
+    told = any("ignore" in words_of(name) for name in found.options)
+    return not masks and (told or IGNORED in getattr(getattr(found.function, "__code__", None), "co_consts", ()))
 
 
 def _is_about_rows(found: Found) -> bool:

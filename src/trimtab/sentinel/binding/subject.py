@@ -154,7 +154,8 @@ class Subject:
     options      its configuration; `variants` are other values, each of which must change something
     impossible   option values that must be refused with an error
     combine      how scalar results of parts combine into that of the whole: what the trainer does with micro-batches
-    couples      the widest level whose members may affect one another: "token", "sequence", "group" or "batch"
+    couples      the widest level whose members may affect one another: "token", "sequence", "group" or "batch"; left
+                 out, what the role says, or "sequence"
     definition   the same results, computed with plain loops; `twin` is another implementation of the same formula
     conventions  declared choices (denominator, ddof, …) that must equal the detected ones
     penalties    options that are coefficients of a penalty: name to the field it is about (logp_ref, entropy)
@@ -167,7 +168,7 @@ class Subject:
     inputs: frozenset[str] = frozenset()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     combine: Combine | None = None
-    couples: Literal["token", "sequence", "group", "batch"] = "sequence"
+    couples: Literal["token", "sequence", "group", "batch"] | None = None
     definition: Call | None = None
     promises: tuple[str, ...] | None = None
     """The invariants to check; None for all."""
@@ -216,6 +217,8 @@ class Subject:
     """The loaded function of a target, for executed lines, stubs and reproduction files."""
 
     def __post_init__(self) -> None:
+        if self.couples is None:  # what its role says
+            object.__setattr__(self, "couples", coupled_by(self.role))
         check_words(vars(self))
 
     @property
@@ -231,6 +234,13 @@ class Subject:
     def reading(self, *names: str) -> bool:
         """Whether it reads any of these fields."""
         return any(name in self.inputs for name in names)
+
+
+def coupled_by(role: str | None) -> str:
+    """The widest level whose members may affect one another in functions of a role."""
+    from trimtab.sentinel.binding.bind import ROLES
+
+    return ROLES[role].couples if role in ROLES else "sequence"
 
 
 @dataclass(frozen=True)

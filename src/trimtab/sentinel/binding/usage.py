@@ -71,7 +71,9 @@ def fields_by_use(function: Callable[..., Any], unknown: Collection[str], known:
 def _annotation(function: Callable[..., Any], name: str) -> str:
     one = inspect.signature(function).parameters.get(name)
     told = "" if one is None or one.annotation is one.empty else one.annotation
-    return (told.__name__ if inspect.isclass(told) and "[" not in str(told) else str(told)).lower().removeprefix("typing.")
+    return (
+        (told.__name__ if inspect.isclass(told) and "[" not in str(told) else str(told)).lower().removeprefix("typing.")
+    )
 
 
 def is_size_by_use(function: Callable[..., Any], name: str) -> bool:
@@ -137,7 +139,12 @@ def _aliases(tree: ast.AST, arguments: Collection[str]) -> dict[str, str]:
 
 def _unzipped(target: ast.expr, source: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
     """`for a, b in zip(x, y)` walks over x and y at once."""
-    if isinstance(source, ast.Call) and _called(source) == "enumerate" and isinstance(target, ast.Tuple) and source.args:
+    if (
+        isinstance(source, ast.Call)
+        and _called(source) == "enumerate"
+        and isinstance(target, ast.Tuple)
+        and source.args
+    ):
         yield from _unzipped(target.elts[-1], source.args[0])
     elif isinstance(source, ast.Call) and _called(source) == "zip" and isinstance(target, ast.Tuple):
         yield from zip(target.elts, source.args, strict=False)
@@ -152,8 +159,10 @@ def _masks(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[str]:
         chosen: ast.expr | None = None
         if isinstance(node, ast.Call) and _called(node) == "where" and node.args:
             chosen = node.args[0]
-        elif isinstance(node, ast.Call) and _called(node) in ("bool", "masked_fill") and isinstance(
-            node.func, ast.Attribute
+        elif (
+            isinstance(node, ast.Call)
+            and _called(node) in ("bool", "masked_fill")
+            and isinstance(node.func, ast.Attribute)
         ):
             chosen = node.func.value if _called(node) == "bool" else node.args[0]
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
@@ -176,15 +185,7 @@ def _masks(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[str]:
 
 def _keys(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[str]:
     """What tells groups apart: a key of a table, or what `unique` is asked of."""
-    tables = {
-        one.targets[0].id if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name) else ""
-        for one in ast.walk(tree)
-        if isinstance(one, ast.Assign) and "dict" in ast.unparse(one.value)[:12]
-    } | {
-        one.target.id
-        for one in ast.walk(tree)
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and "dict" in ast.unparse(one.annotation)
-    }
+    tables = set(_tables(tree))
     for node in ast.walk(tree):
         held: str | None = None
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in tables:
@@ -193,6 +194,18 @@ def _keys(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[str]:
             held = _first_root(node, behind)
         if held is not None:
             yield held
+
+
+def _tables(tree: ast.AST) -> Iterator[str]:
+    """Variables that hold a dictionary."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            made = node.value.func if isinstance(node.value, ast.Call) else node.value
+            if isinstance(made, ast.Dict) or ast.unparse(made).endswith("dict"):
+                yield node.targets[0].id
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            if "dict" in ast.unparse(node.annotation):
+                yield node.target.id
 
 
 def _differences(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,7 @@ from trimtab.errors import TrimtabError
 from trimtab.marks import EXAMINED, end_marked
 from trimtab.sentinel.batch.directed import directed
 from trimtab.sentinel.binding.subject import Subject
+from trimtab.sentinel.examination.callers import callers_of
 from trimtab.sentinel.examination.job import Job, is_untouched, is_wanted, names_of, units
 from trimtab.sentinel.examination.record import boundary_data, subject_data, verdict_data
 from trimtab.sentinel.invariants.declare import INVARIANTS
@@ -140,12 +141,23 @@ class Worker:
         if self.only_bind:
             return
         subject, _ = ready(subject, list(directed()))
+        is_found = False
         for verdict in examine(subject, only=self.invariants or None, seed=self.job.seed, examples=self.job.examples):
             data = verdict_data(self.job.target, subject, verdict)
             self.wire.tell("verdict", number=number, verdict=data)
+            is_found = is_found or verdict.status in FINDINGS
             if verdict.status in FINDINGS and self.job.findings is not None:
                 self.shown.append((verdict, subject, data, subject_data(subject)))
-        self.wire.tell("subject", number=number, subject=subject_data(subject), boundary=boundary_data(subject))
+        told = subject_data(subject)
+        if is_found and (callers := self._callers(subject)):
+            told["callers"] = callers
+        self.wire.tell("subject", number=number, subject=told, boundary=boundary_data(subject))
+
+    def _callers(self, subject: Subject) -> list[str]:
+        """Who calls it, in a wheel or a checkout. The folder of somebody's own file may hold anything."""
+        if self.job.root is None or subject.boundary is None:
+            return []
+        return callers_of(self.job.tree, subject.boundary.file, subject.boundary.spec.name)
 
 
 def _failed(name: str, error: Exception) -> Unbound:

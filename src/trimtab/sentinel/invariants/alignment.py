@@ -126,6 +126,8 @@ def eos_semantics(subject: Subject, case: Case) -> Violation | None:
             found = _masked_otherwise(seen.values, of_kind(seen.results, case, "mask"), one)
             if found and pad in eos:
                 return replace(found, grade="latent", condition="the padding id also ends a sequence")
+            if found and len(eos) > 1:
+                return replace(found, grade="latent", condition="a model for which several ids end a sequence")
             if found:
                 return found
     if not taken:

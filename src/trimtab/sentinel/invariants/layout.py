@@ -29,7 +29,8 @@ def split(subject: Subject, case: Case) -> Violation | None:
     if subject.couples == "batch" and not subject.reading("whole"):
         raise case.cannot("its samples may move one another across the batch, and it gets no counts of the whole batch")
     whole = run(subject, case)
-    by_group = subject.couples == "group" and not subject.reading("whole")
+    # The two answers of a pair are one example, whatever is known of the whole batch.
+    by_group = subject.couples == "group" and (subject.role == "preference" or not subject.reading("whole"))
     cuts = parts(case, by_group=by_group)
     if not cuts:
         raise case.cannot("there is nothing to split")

@@ -92,6 +92,8 @@ def _more_than_asked(option: str, fit: Fit, found: Sequence[Fit]) -> str:
     return f"{option} is about the spread, and it also turns {first!r} into {second!r}" if first != second else ""
 
 
+TURNED = ", turned around"
+
 MOST = 8
 """How many other settings are tried."""
 
@@ -136,7 +138,9 @@ def _fitting(subject: Subject, seen: "Seen") -> list[Fit]:
             one = _of_result(subject, name, result, held)
             is_loss = result.kind in ("loss", "term", "statistic", "kl")
             found += [_as_told(subject, one, options, is_loss=is_loss)] if one is not None else []
-    return found
+    meant = {fit.formula for fit in found}
+    # Both directions in one report are there on purpose.
+    return [replace(f, mistake="") if f.formula.removesuffix(TURNED) in meant - {f.formula} else f for f in found]
 
 
 def _idle_policies(subject: Subject, seen: Seen) -> dict[str, frozenset[str]]:

@@ -7,7 +7,7 @@ from trimtab.sentinel.reports.causes import Finding
 from trimtab.sentinel.reports.data import Report, Teaching
 from trimtab.sentinel.reports.matrix import shown
 from trimtab.sentinel.reports.outcome import subject_of
-from trimtab.sentinel.reports.replay import binding_lines, chosen, command_of, place_of
+from trimtab.sentinel.reports.replay import binding_lines, callers, chosen, command_of, place_of
 from trimtab.sentinel.reports.wording import few, happened, one_line
 
 FULL = 300
@@ -49,6 +49,7 @@ def _body(report: Report, finding: Finding, invariants: Teaching, room: int) -> 
     told = happened(lead) if happened(lead) != one_line(finding.headline) else ""
     pairs = [
         ("only if" if finding.status == "latent" else "needs", finding.needs),
+        ("called by", callers(report, finding)),
         ("breaks", ", ".join(finding.broken)),
         ("with", ", ".join(few(labels, 6))),
         ("what", told),

@@ -220,6 +220,9 @@ def _one_cause(verdict: VerdictData, other: VerdictData) -> bool:
     if verdict.get("consequence_of"):
         same = verdict["subject"] == other["subject"]
         return same and verdict.get("consequence_of") in (other["invariant"], other.get("consequence_of"))
+    conditions = {_condition(verdict), _condition(other)}
+    if len(conditions) == 1 and "" not in conditions and verdict["status"] == other["status"] == "latent":
+        return True  # several results of one function that go wrong in one corner
     names = {result_of(verdict), result_of(other)} - {""}
     if len(names) > 1:
         return False
@@ -229,6 +232,10 @@ def _one_cause(verdict: VerdictData, other: VerdictData) -> bool:
     as_bad = FINDINGS.index(other["status"]) <= FINDINGS.index(verdict["status"])
     here = verdict["subject"] == other["subject"]
     return _is_general(verdict) and as_bad and here and _can_show(verdict["case"], triggers(other))
+
+
+def _condition(verdict: VerdictData) -> str:
+    return verdict["violation"].get("condition", "") if verdict["violation"] else ""
 
 
 def _is_general(verdict: VerdictData) -> bool:

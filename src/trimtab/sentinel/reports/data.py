@@ -65,6 +65,8 @@ class SubjectData(TypedDict):
     """For a binding that nobody wrote: role, argument = field and shape, and the `bind` that says the same."""
     seconds: NotRequired[float]
     """The time that all checks of this subject took."""
+    callers: NotRequired[list[str]]
+    """Places that call a function with a finding: `file:line in function`."""
 
 
 class Unbound(TypedDict):

@@ -10,7 +10,7 @@ from trimtab.sentinel.reports.data import Report, Status, Teaching, VerdictData
 from trimtab.sentinel.reports.evidence import evidence
 from trimtab.sentinel.reports.outcome import grouped, with_status
 from trimtab.sentinel.reports.quiet import conventions_found
-from trimtab.sentinel.reports.replay import command_of, place_of
+from trimtab.sentinel.reports.replay import callers, command_of, place_of
 from trimtab.sentinel.reports.summary import summary
 from trimtab.sentinel.reports.wording import (
     clean,
@@ -77,6 +77,7 @@ def _finding(report: Report, finding: Finding, invariants: Teaching, fresh: set[
     where = f"{', '.join(few([code(label) for label in finding.subjects], 4))}{f' at {code(place)}' if place else ''}"
     parts += [f"{where} breaks {', '.join(code(name) for name in finding.invariants)}."]
     parts += [f"**A run meets it with** {prose(finding.needs)}."] if finding.needs else []
+    parts += [f"**Called by** {prose(told)}."] if (told := callers(report, finding)) else []
     parts += [prose(happened(lead))] if happened(lead) != one_line(finding.headline) else []
     lines = evidence(lead)
     parts += [block_of_code(lines)] if lines else []

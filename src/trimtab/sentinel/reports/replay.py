@@ -54,6 +54,12 @@ def place_of(report: Report, finding: Finding) -> str:
     return one_line((subject["boundary"] if subject else None) or "")
 
 
+def callers(report: Report, *found: Finding) -> str:
+    """Where these functions are called, as far as their names tell."""
+    subjects = (subject_of(report, finding.lead) for finding in found)
+    return one_line(", ".join(dict.fromkeys(p for s in subjects if s is not None for p in s.get("callers", []))))
+
+
 def chosen(subject: SubjectData | None) -> str:
     """What was guessed: the role, each argument with its field and shape. Empty for a binding that somebody wrote."""
     said = one_line(subject.get("guessed", "")) if subject else ""

@@ -10,7 +10,7 @@ from trimtab.sentinel.reports.data import Report, Status, Teaching
 from trimtab.sentinel.reports.evidence import LABEL, WIDTH, evidence, said
 from trimtab.sentinel.reports.outcome import grouped, subject_of, with_status
 from trimtab.sentinel.reports.quiet import counts, listed_quietly
-from trimtab.sentinel.reports.replay import binding_lines, chosen, command_of, place_of
+from trimtab.sentinel.reports.replay import binding_lines, callers, chosen, command_of, place_of
 from trimtab.sentinel.reports.summary import found_line, meaning, ran_line
 from trimtab.sentinel.reports.wording import changed, few, happened, one_line, plural
 
@@ -61,6 +61,7 @@ def _bug(setting: Setting, finding: Finding) -> list[str]:
     lines = said("function", f"{_labels(finding)}{_at(setting, finding)}")
     lines += said("breaks", ", ".join(finding.broken))
     lines += said("needs", finding.needs)
+    lines += said("called by", callers(setting.report, finding))
     lines += said("what", happened(lead)) if happened(lead) != one_line(finding.headline) else []
     lines += evidence(lead)
     lines += _guessed(setting, finding)
@@ -90,6 +91,7 @@ def _alone(setting: Setting, finding: Finding, status: Status) -> list[str]:
     violation = finding.lead["violation"]
     lines = [f"{_headline(finding)}{_since(setting, finding)}"]
     lines += said("only if", finding.needs) if status == "latent" else []
+    lines += said("called by", callers(setting.report, finding)) if status == "latent" else []
     lines += said("breaks", f"{', '.join(finding.broken)}{_at(setting, finding)}")
     lines += said("changed", "; ".join(changed(violation))) if violation else []
     lines += _guessed(setting, finding) if status == "suspect" else []
@@ -100,6 +102,7 @@ def _together(setting: Setting, group: Sequence[Finding]) -> list[str]:
     names = few([f"{one_line(one.name)}{_since(setting, one)}" for one in group], 20)
     broken = dict.fromkeys(name for one in group for name in one.invariants)
     lines = [f"{plural(len(group), 'finding')}, only if {one_line(group[0].needs)}"]
+    lines += said("called by", callers(setting.report, *group))
     return [*lines, *said("in", ", ".join(names)), *said("breaks", ", ".join(broken)), _replay(setting, *group)]
 
 
