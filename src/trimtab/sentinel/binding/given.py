@@ -28,8 +28,8 @@ Form = Literal[
     "tensor", "numpy", "names", "matrix", "rows", "keys", "steps", "list", "suppressed", "labels", "flags", "cut"
 ]
 """How groups are named (tensor, numpy, names, matrix), and how a whole batch is held: by keys with one reward per row,
-by keys with rewards per step, by keys with log-probs that lack the first column (cut), or as rows of objects. A mask is `suppressed` beside flags per row: it holds tokens of
-rows whose flag is 0. `flags` are a mask of booleans."""
+by keys with rewards per step, by keys with log-probs that lack the first column (cut), or as rows of objects. A mask is
+`suppressed` beside flags per row: it holds tokens of rows whose flag is 0. `flags` are a mask of booleans."""
 
 ROWS = frozenset({"group", "ended", "length", "outcome", "reward", "in_use"})
 """Fields with one entry per sequence."""

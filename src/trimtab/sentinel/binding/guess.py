@@ -54,6 +54,8 @@ class Plan:
     as_numpy: bool = False
     shift: bool = False
     """Its results lie where a model predicts them, one position before their token."""
+    by_use: frozenset[str] = frozenset()
+    """Fields that no name told, only what a body does with them."""
 
     @property
     def takes_a_mask(self) -> bool:
@@ -120,7 +122,8 @@ def plans(found: Found, *, by_size: bool = False) -> Iterator[Plan]:
         elif name in BOUNDARIES:
             fields[name] = "boundaries"
     needed = [n for n in names if found.arguments[n].default is found.arguments[n].empty]
-    fields |= fields_by_use(found.function, [n for n in needed if n not in fields], fields)
+    used = fields_by_use(found.function, [n for n in needed if n not in fields], fields)
+    fields |= used
     beside = {"trainable", "count", "rows", "in_use", "boundaries"}
     if set(fields.values()) - beside == {"value"} and "trainable" in fields.values():  # a masked mean of any numbers
         fields = {n: "token_loss" if f == "value" else f for n, f in fields.items()}
@@ -137,9 +140,10 @@ def plans(found: Found, *, by_size: bool = False) -> Iterator[Plan]:
         ]
         for chosen in itertools.product(*choices):
             for as_numpy in (False, True) if speaks is None else (speaks,):
-                yield Plan(way, tuple(chosen), bool(as_numpy))
+                plan = Plan(way, tuple(chosen), bool(as_numpy), by_use=frozenset(used.values()))
+                yield plan
                 if way == "model":
-                    yield Plan(way, tuple(chosen), bool(as_numpy), shift=True)
+                    yield replace(plan, shift=True)
 
 
 def _suppressed(one: Filling) -> Filling:

@@ -176,8 +176,8 @@ def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size
         facts["waived"] = {**facts.get("waived", {}), **dict.fromkeys(ABOUT_MASKS, NO_MASK)}
     subject = Subject(
         found.name, call, options=dict(found.options), role=role, adapt=adapt, guessed=lines(found, plan, role),
-        invented=found.invented, variants=other_values(found), choices={**found.choices, **switched_on(found)},
-        said=inspect.getdoc(found.function) or "", **facts,
+        invented=found.invented, by_use=plan.by_use, variants=other_values(found),
+        choices={**found.choices, **switched_on(found)}, said=inspect.getdoc(found.function) or "", **facts,
     )  # fmt: skip
     subject = replace(subject, penalties=penalties_of(subject, fields, probe))
     return replace(subject, couples="batch") if is_whitened(subject, probe) else subject
@@ -203,7 +203,10 @@ def lines(found: Found, plan: Plan, role: str | None) -> str:
         "model": "[rows, width] with prompts",
     }  # fmt: skip
     sizes = {one.argument: "[rows]" if one.size == "sequence" else shapes[plan.way] for one in plan.fillings}
-    told = ", ".join(f"{one.argument} = {one.field} {sizes[one.argument]}" for one in plan.fillings)
+    told = ", ".join(
+        f"{one.argument} = {one.field} {sizes[one.argument]}{' (by its use)' if one.field in plan.by_use else ''}"
+        for one in plan.fillings
+    )
     args = {one.argument: one.field for one in plan.fillings}
     layout = "" if plan.way not in ("list", "packed") else f", layout={plan.way!r}"
     bound = f"bind({found.name}, role={role!r}{layout}, args={args})"

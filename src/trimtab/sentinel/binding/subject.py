@@ -207,6 +207,8 @@ class Subject:
     """How many neighbours are one group, for a function that takes groups by position."""
     invented: frozenset[str] = frozenset()
     """Options whose values nobody gave: for a binding that nobody wrote."""
+    by_use: frozenset[str] = frozenset()
+    """Fields that no name told, for a binding that nobody wrote."""
     said: str = ""
     """What the function says of itself, in its docstring."""
     guessed: str = ""

@@ -45,6 +45,8 @@ def fields_by_use(function: Callable[..., Any], unknown: Collection[str], known:
             give(_first_root(node, behind), "logits")
         elif isinstance(node, ast.Call) and _called(node) in ("gather", "gather_logprobs"):
             give(_root(node.args[-1], behind) if node.args else None, "token_id")
+    for name, is_minus in _exponents(tree, behind):
+        give(name, "minus_log_ratio" if is_minus else "log_ratio")
     for first, second in _differences(tree, behind):
         one, other = (second, first) if _is_earlier(first) and not _is_earlier(second) else (first, second)
         if {one, other} <= {*unknown, *known} and _is_a_policy(one, known) and _is_a_policy(other, known):
@@ -203,9 +205,8 @@ def _tables(tree: ast.AST) -> Iterator[str]:
             made = node.value.func if isinstance(node.value, ast.Call) else node.value
             if isinstance(made, ast.Dict) or ast.unparse(made).endswith("dict"):
                 yield node.targets[0].id
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            if "dict" in ast.unparse(node.annotation):
-                yield node.target.id
+        elif isinstance(node, ast.AnnAssign) and "dict" in ast.unparse(node.annotation):
+            yield ast.unparse(node.target)
 
 
 def _differences(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -215,6 +216,16 @@ def _differences(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[tuple[str
             first, second = _root(node.left, behind), _root(node.right, behind)
             if first is not None and second is not None and first != second:
                 yield first, second
+
+
+def _exponents(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[tuple[str | None, bool]]:
+    """Arguments that are exponents as they are, and whether with a minus."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node) == "exp":
+            own = isinstance(node.func, ast.Attribute) and not node.args
+            inside = node.func.value if isinstance(node.func, ast.Attribute) and own else node.args[0]
+            if isinstance(inside, ast.Name | ast.UnaryOp):
+                yield _root(inside, behind), isinstance(inside, ast.UnaryOp)
 
 
 def _equalities(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[tuple[str, str]]:

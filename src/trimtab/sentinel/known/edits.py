@@ -57,6 +57,12 @@ class Edit:
             getattr(self.owner, self.field)[self.index] = node
 
     @property
+    def renames(self) -> bool:
+        """Whether one variable stands for another."""
+        kinds = ast.Name | ast.Attribute | ast.Subscript
+        return isinstance(self.old, kinds) and isinstance(self.new, kinds)
+
+    @property
     def line(self) -> int:
         return getattr(self.old, "lineno", 0)
 
@@ -67,10 +73,14 @@ class Edit:
 def edits(function: ast.AST, alike: Alike, masks: tuple[str, ...]) -> Iterator[Edit]:
     """Every small change to the body of a function, the likely ones first."""
     slots = list(_slots(function))
-    for kinds in (_turned, _renamed, _masked, _numbers):
+    for kinds in (_turned, _negated, _one_less, _renamed, _masked, _numbers):
         for owner, field, index, node in slots:
-            if kinds is _renamed and isinstance(owner, ast.Return | ast.Tuple | ast.Dict):
+            if isinstance(owner, ast.Return | ast.Tuple | ast.Dict) and kinds is _renamed:
                 continue  # another result, and not another formula
+            if isinstance(owner, ast.Compare) and kinds is _negated:
+                continue  # it would switch something off
+            if not _counts(owner, field) and (kinds is _one_less or (kinds is _numbers and _is_whole(node))):
+                continue  # x - 1 is a distance from 1 there, and not a step too far
             for new in kinds(node, alike, masks):
                 yield Edit(owner, field, index, node, ast.copy_location(ast.fix_missing_locations(new), node))
 
@@ -102,8 +112,6 @@ def _turned(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[as
             yield ast.BinOp(node.right, node.op, node.left)
         for other in OPERATORS.get(type(node.op), ()):
             yield ast.BinOp(node.left, other(), node.right)
-        if isinstance(node.op, ast.Add | ast.Sub) and _is_one(node.right):
-            yield node.left
     elif isinstance(node, ast.Compare) and len(node.ops) == 1:
         other = COMPARISONS.get(type(node.ops[0]))
         if other is not None:
@@ -116,8 +124,23 @@ def _turned(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[as
         yield from _called(node)
     elif isinstance(node, ast.Subscript):
         yield from _cut(node)
-    if isinstance(node, ast.Call | ast.BinOp | ast.Name) and not (isinstance(node, ast.Name) and node.id in FREE):
+
+
+def _negated(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
+    if isinstance(node, ast.Call | ast.BinOp) or (isinstance(node, ast.Name) and node.id in alike):
         yield ast.UnaryOp(ast.USub(), node)
+
+
+def _one_less(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and _is_one(node.right):
+        yield node.left
+
+
+def _counts(owner: ast.AST, field: str) -> bool:
+    """Whether a number there counts something: an index, a dimension, a range, or what a sum is divided by."""
+    if isinstance(owner, ast.BinOp):
+        return isinstance(owner.op, ast.Div | ast.FloorDiv) and field == "right"
+    return isinstance(owner, ast.Subscript | ast.Slice | ast.keyword | ast.UnaryOp | ast.Tuple | ast.Call)
 
 
 def _called(node: ast.Call) -> Iterator[ast.expr]:
@@ -238,6 +261,10 @@ def _name(node: ast.Call) -> str:
 
 def _is_free(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in FREE
+
+
+def _is_whole(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int) and not isinstance(node.value, bool)
 
 
 def _is_one(node: ast.expr) -> bool:

@@ -64,7 +64,7 @@ def paths(subject: Subject, cases: Sequence[Case]) -> list[Path]:
     walked = [Path("", subject.options, tuple(first))]
     # Where no formula fits at all, another number will not help; another path through the body may.
     for option, value in (others if first else switches)(subject)[:MOST]:
-        if any(fit.mistake for path in walked for fit in path.fits):
+        if not subject.by_use and any(fit.mistake for path in walked for fit in path.fits):
             break
         said = f" with {option}={value!r}"
         options = with_setting(subject, option, value)
@@ -73,7 +73,20 @@ def paths(subject: Subject, cases: Sequence[Case]) -> list[Path]:
             for fit in _with(subject, options, cases)
         ]
         walked.append(Path(said, options, tuple(there)))
-    return walked
+    return _in_one_direction(walked) if subject.by_use & set(LOGPS) else walked
+
+
+def _in_one_direction(walked: list[Path]) -> list[Path]:
+    """Which policy sampled is not known here. A direction is a mistake only where two paths have different ones."""
+    every = {(fit.result, fit.formula.endswith(TURNED)) for path in walked for fit in path.fits}
+    both = {result for result, is_turned in every if (result, not is_turned) in every}
+    return [
+        replace(path, fits=tuple(
+            fit if fit.result in both or "turned around" not in fit.mistake else replace(fit, mistake="")
+            for fit in path.fits
+        ))
+        for path in walked
+    ]  # fmt: skip
 
 
 def fitted(subject: Subject, cases: Sequence[Case]) -> list[Fit]:

@@ -16,6 +16,7 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.binding.settings import others, with_setting
 from trimtab.sentinel.binding.subject import Result, Subject, call_subject, same
 from trimtab.sentinel.known.cells import Cells
+from trimtab.sentinel.known.edits import Edit
 from trimtab.sentinel.known.fit import Held, Path, Seen, answers, as_shaped
 from trimtab.sentinel.known.offered import candidates
 from trimtab.sentinel.known.rewrite import Ran, functions_of
@@ -109,14 +110,14 @@ def _on_path(subject: Subject, cases: Sequence[Case], known: Collection[str], mo
             tried += 1
             with ran.with_edit(edit) as is_code:
                 place = f"{ran.made.__qualname__}, line {edit.line}"
-                for name, formula in _became(subject, unknown, seen, found) if is_code else ():
+                for name, formula in _became(subject, unknown, seen, found, edit) if is_code else ():
                     value = seen[0][1][name].value.tolist()
                     found[name] = Repair(name, formula.name, edit.text(), place, seen[0][0], value)
     return list(found.values()), tried
 
 
 def _became(
-    subject: Subject, unknown: Mapping[str, Unknown], seen: Seen, found: Collection[str]
+    subject: Subject, unknown: Mapping[str, Unknown], seen: Seen, found: Collection[str], edit: Edit
 ) -> Iterator[tuple[str, Known]]:
     """The unknown results that are published formulas now, while a change is in."""
     out = _called(subject, seen[0][0])
@@ -124,8 +125,12 @@ def _became(
         if name in found or name not in out or same(out[name].value, seen[0][1][name].value):
             continue
         formula = next((k for k in table.equal_to(out[name].value) if _holds(subject, name, k, seen)), None)
-        # A change that makes it simpler does not make it right: it must use everything that it used.
-        if formula is not None and follows <= _followed(subject, name, seen[-1][0]):
+        if formula is None:
+            continue
+        now = _followed(subject, name, seen[-1][0])
+        # A change that makes it simpler does not make it right: it must use everything that it used, but for a
+        # variable that stood in for another one.
+        if follows <= now or (edit.renames and len(follows - now) == 1 and now - follows):
             yield name, formula
 
 
@@ -150,9 +155,10 @@ def _unknown(subject: Subject, seen: Seen, known: Collection[str]) -> dict[str, 
         held: Held = [(Cells(case, by_token=not subject.reading("reward")), out[name]) for case, out in seen]
         if len({float(one.value.double().abs().sum()) for _, one in held}) == 1:
             continue  # a number that never changes is no formula
-        table = Table.of(candidates(subject, result), held)
+        follows = _followed(subject, name, seen[-1][0])
+        table = Table.of(candidates(subject, result), held) if follows else None
         if table is not None:
-            found[name] = table, _followed(subject, name, seen[-1][0])
+            found[name] = table, follows
     return found
 
 

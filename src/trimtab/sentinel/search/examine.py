@@ -156,6 +156,7 @@ def _graded(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
     sure = (
         bool(others)
         and not subject.invented
+        and not subject.by_use
         and verdict.invariant != "options_live"  # which values they are tried with is a guess, too
         and all(_held(one, verdict.invariant, cases).status == "bug" for one in others)
     )
