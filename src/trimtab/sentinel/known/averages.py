@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -90,16 +91,40 @@ AVERAGES: tuple[Average, ...] = (
 )  # fmt: skip
 
 
+class Shape:
+    """Cells as far as averages see them: two batches with the same masks have the same weights."""
+
+    def __init__(self, cells: Cells) -> None:
+        self.cells = cells
+        self.key = (
+            tuple(cells.mask.shape),
+            tuple(cells.mask.flatten().tolist()),
+            tuple(cells.response.flatten().tolist()),
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shape) and self.key == other.key
+
+
+@lru_cache(maxsize=64)
+def _weights(shape: Shape) -> Tensor:
+    """The weight of every cell in every average."""
+    c = shape.cells
+    cells = torch.eye(c.mask.numel(), dtype=torch.float64).reshape(-1, *c.mask.shape)
+    return torch.tensor([[float(one.of(c, cell)) for cell in cells] for one in AVERAGES], dtype=torch.float64)
+
+
 def all_averages(c: Cells, formula: Formula) -> Tensor:
     """Every average of `AVERAGES` of one formula, in their order.
 
     All of them are weighted sums of cells, so their weights on a case are measured once.
     """
+    if c.weights is None:
+        c.weights = _weights(Shape(c))
     weights = c.weights
-    if weights is None:
-        cells = torch.eye(c.mask.numel(), dtype=torch.float64).reshape(-1, *c.mask.shape)
-        weights = torch.tensor([[float(one.of(c, cell)) for cell in cells] for one in AVERAGES], dtype=torch.float64)
-        c.weights = weights
     return c.once(formula, lambda values: weights @ values.reshape(-1))
 
 

@@ -53,6 +53,8 @@ class Path:
     said: str
     options: Mapping[str, Any]
     fits: tuple[Fit, ...]
+    is_other: bool = True
+    """It runs other lines than with the options of the binding, and not only other numbers."""
 
 
 def paths(subject: Subject, cases: Sequence[Case]) -> list[Path]:
@@ -62,6 +64,7 @@ def paths(subject: Subject, cases: Sequence[Case]) -> list[Path]:
     """
     first = _with(subject, subject.options, cases)
     walked = [Path("", subject.options, tuple(first))]
+    opening = switches(subject)
     # Where no formula fits at all, another number will not help; another path through the body may.
     for option, value in (others if first else switches)(subject)[:MOST]:
         if not subject.by_use and any(fit.mistake for path in walked for fit in path.fits):
@@ -72,7 +75,7 @@ def paths(subject: Subject, cases: Sequence[Case]) -> list[Path]:
             replace(fit, said=said, mistake=fit.mistake or _more_than_asked(option, fit, first))
             for fit in _with(subject, options, cases)
         ]
-        walked.append(Path(said, options, tuple(there)))
+        walked.append(Path(said, options, tuple(there), (option, value) in opening))
     return _in_one_direction(walked) if subject.by_use & set(LOGPS) else walked
 
 

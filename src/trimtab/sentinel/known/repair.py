@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import LOGPS
 from trimtab.sentinel.binding.settings import others, with_setting
 from trimtab.sentinel.binding.subject import Result, Subject, call_subject, same
 from trimtab.sentinel.known.cells import Cells
@@ -26,6 +27,11 @@ MOST = 500
 """How many changes are tried."""
 LEAST = 3
 """How many ordinary batches a function must take."""
+KINDS = (
+    frozenset(LOGPS), frozenset({"value", "value_old", "returns"}), frozenset({"reward", "token_reward"}),
+    frozenset({"trainable", "attention", "response"}),
+)  # fmt: skip
+"""Fields that are taken for one another."""
 SETTINGS = 12
 """How many other settings are asked for."""
 
@@ -89,7 +95,7 @@ def repaired(subject: Subject, cases: Sequence[Case], walked: Sequence[Path]) ->
     """
     found: dict[str, Repair] = {}
     left = MOST
-    for path in walked:
+    for path in (one for one in walked if one.is_other):
         known = {*found, *(fit.result for fit in path.fits)}
         there, tried = _on_path(replace(subject, options=path.options), cases, known, left)
         found |= {one.result: replace(one, said=path.said) for one in there}
@@ -130,8 +136,13 @@ def _became(
         now = _followed(subject, name, seen[-1][0])
         # A change that makes it simpler does not make it right: it must use everything that it used, but for a
         # variable that stood in for another one.
-        if follows <= now or (edit.renames and len(follows - now) == 1 and now - follows):
+        if follows <= now or (edit.renames and _stood_in(follows - now, now - follows)):
             yield name, formula
+
+
+def _stood_in(lost: Collection[str], gained: Collection[str]) -> bool:
+    """Whether one field took the place of another of its kind."""
+    return len(lost) == 1 and len(gained) == 1 and any({*lost, *gained} <= kind for kind in KINDS)
 
 
 def _functions(subject: Subject, case: Case) -> list[Ran]:
