@@ -136,7 +136,8 @@ def _became(
         now = _followed(subject, name, seen[-1][0])
         # A change that makes it simpler does not make it right: it must use everything that it used, but for a
         # variable that stood in for another one.
-        if follows <= now or (edit.renames and _stood_in(follows - now, now - follows)):
+        may_be_another = edit.renames and out[name].kind not in ("metric", "statistic")
+        if follows <= now or (may_be_another and _stood_in(follows - now, now - follows)):
             yield name, formula
 
 

@@ -17,6 +17,7 @@ from trimtab.sentinel.batch.directed import SHAPES, directed, ordinary, random_c
 from trimtab.sentinel.batch.rest import at_rest
 from trimtab.sentinel.binding.settings import modes
 from trimtab.sentinel.binding.subject import Subject, resolve_inputs, run
+from trimtab.sentinel.invariants.bounded import EMPTY_ROW
 from trimtab.sentinel.invariants.declare import GRADES, INVARIANTS, Effect, Violation
 from trimtab.sentinel.invariants.parallel import close_pools
 from trimtab.sentinel.search.consequence import OWN, REPORTS_NONFINITE, condition_of_sources, passes_on
@@ -212,7 +213,9 @@ def _in_corners(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdic
         return None if claims is None else any(claim.grade == "bug" for claim in claims)
 
     at_work = (at_rest(case, subject.fields) for case in ordinary())
-    condition = corner_of(shown, [*cases, verdict.case], at_work)
+    # A function that is told which samples count is there for samples that do not.
+    usual = (EMPTY_ROW,) if subject.reading("in_use", "chosen", "votes") else ()
+    condition = corner_of(shown, [*cases, verdict.case], at_work, usual=usual)
     if not condition:
         return verdict
     return replace(verdict, status="latent", violation=replace(found, grade="latent", condition=condition))
