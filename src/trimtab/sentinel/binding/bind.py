@@ -17,11 +17,11 @@ from trimtab.sentinel.batch.case import MASKS, Case
 from trimtab.sentinel.batch.directed import SEQUENCE_FIELDS, TOKEN_FIELDS
 from trimtab.sentinel.binding.callable import asked_for, inner_choices
 from trimtab.sentinel.binding.names import GROUP_NAMES, KNOWN_ARGUMENTS
-from trimtab.sentinel.binding.strict import check_word
+from trimtab.sentinel.binding.strict import check_view, check_word
 from trimtab.sentinel.binding.subject import KINDS, LAYOUTS, LEVELS, Kind, Layout, Level, Out, Result, Subject
 from trimtab.sentinel.binding.writes import noting_writes
 
-FIELDS = (*MASKS, *TOKEN_FIELDS, *SEQUENCE_FIELDS)
+FIELDS = (*MASKS, *TOKEN_FIELDS, *SEQUENCE_FIELDS, "in_use")
 """What a case holds, by name."""
 Argument = str | Callable[[Case], Any]
 
@@ -77,6 +77,13 @@ class At:
     argument: str | None = None
     """The argument that holds the result after the call, for a function that fills its argument."""
 
+    def __post_init__(self) -> None:
+        if None in self.path:
+            raise TrimtabError(
+                f"at: None is no place in a return value (the path is {self.path}); indexing with it would add an "
+                "axis. The whole return value is at((), KIND)."
+            )
+
 
 def after(argument: str, path: Any, kind: Kind, *, level: Level | None = None, **facts: Any) -> At:
     """A side effect: `after("rollout_data", "kl", "kl")` is the content of that argument after the call."""
@@ -114,6 +121,7 @@ def bind(
     if role is not None and role not in ROLES:
         raise TrimtabError(unknown_name("role", role, sorted(ROLES)))
     check_word("layout", layout, LAYOUTS)
+    check_view(layout, view or {})
     for where in (returns or {}).values():
         check_word("kind of a result", where.kind, KINDS)
         if where.level is not None:
@@ -217,7 +225,7 @@ def _defaults(fn: Callable[..., Any]) -> dict[str, Any]:
 def _taken(case: Case, where: Argument, layout: Layout, view: Mapping[str, Any], dtype: torch.dtype | None) -> Any:
     if callable(where):
         return where(case)
-    if where in case.sequences and where not in case.tokens:
+    if where == "in_use" or (where in case.sequences and where not in case.tokens):
         values: Any = case.sequence(where)
     elif layout == "padded":
         values = case.padded(where, **view)
