@@ -32,7 +32,7 @@ def loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
         ({"view": {"dtype": torch.float32}}, "'dtype' is no word of view; it is an argument of bind"),
         ({"view": {"prompt": False}}, "with_prompt"),
         ({"view": {"side": "centre"}}, "left"),
-        ({"view": {"shift": True}, "layout": "list"}, "'shift' in view is for layout='padded'; layout='list' takes only"),
+        ({"view": {"shift": True}, "layout": "list"}, "layout='padded'; layout='list' takes only with_prompt"),
         ({"view": {"with_prompt": True}, "layout": "packed"}, "layout='packed' takes none of these"),
     ],
 )  # fmt: skip
