@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 
 import trimtab
 from trimtab.cli import app
-from trimtab.cli.catalog import catalogue_page, paper_page
+from trimtab.cli.catalog import catalogue_page, paper_page, roles_table
 from trimtab.config import TrainSettings, parse_run
 from trimtab.config.study import load_study
 from trimtab.sentinel import INVARIANTS
+from trimtab.sentinel.binding.bind import FIELDS as CASE_FIELDS
 from trimtab.signal import catalog, names
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +75,16 @@ def test_every_toml_block_loads_and_trains_a_gradient(block: str, tmp_path: Path
 def test_the_generated_pages_are_current() -> None:
     assert (ROOT / "docs/catalogue.md").read_text(encoding="utf-8") == catalogue_page()
     assert (ROOT / "docs/paper_index.md").read_text(encoding="utf-8") == paper_page()
+
+
+def test_the_table_of_roles_is_current() -> None:
+    assert roles_table() in (ROOT / "docs/binding.md").read_text(encoding="utf-8")
+
+
+def test_every_field_of_a_case_is_in_the_table_of_fields() -> None:
+    text = (ROOT / "docs/sentinel.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([^`]*)`", text.partition("Token fields:")[2].partition("\n\n")[0]))
+    assert set(CASE_FIELDS) - {"token_key"} <= {word for words in named for word in words.split()}
 
 
 def test_the_readme_counts_what_there_is() -> None:

@@ -47,6 +47,24 @@ def test_pairs_of_equal_rewards_go_by_who_they_are_in_any_order() -> None:
     assert check(_preference(by_place=True), "permutation").status == "bug"
 
 
+def _shared(whole: bool) -> Subject:
+    """The mean over pairs, divided by their number in the whole batch, or in the micro-batch: the planted bug."""
+
+    def call(case: Case, options: Mapping[str, Any]) -> Out:
+        if not case.pairs:
+            raise case.cannot("no pair")
+        total = torch.stack([one.sum() for one in case.list("logp_current")])
+        count = len(case.whole.pairs if whole else case.pairs)
+        return {"loss": Result.scalar(-sum(total[a] - total[b] for a, b in case.pairs) / count, "loss")}
+
+    return Subject("preference", call, role="preference", couples="group", combine="sum")
+
+
+def test_no_pair_is_split_also_where_the_pairs_of_the_whole_batch_are_counted() -> None:
+    assert check(_shared(whole=True), "split").status == "holds"
+    assert check(_shared(whole=False), "split").status == "bug"
+
+
 def bounded_importance(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor) -> Tensor:
     weight = torch.exp(log_probs - old_log_probs).clamp(max=1.2).detach()
     return torch.where(response_mask.bool(), -weight * advantages * log_probs, 0.0)

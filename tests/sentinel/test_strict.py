@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import TrimtabError
-from trimtab.sentinel import Result, Subject, at, bind, check, examine, like
+from trimtab.sentinel import Result, Subject, after, at, bind, check, examine, like
 from trimtab.sentinel.loading import CouldNotLoad, Spec, Tree, load
 
 
@@ -28,11 +28,25 @@ def loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
         ({"args": {"log_probs": "logp_now"}}, "logp_current"),
         ({"returns": {"loss": at((), "losss")}}, "loss"),
         ({"definition": "policy_loss.clipped"}, "like"),
+        ({"view": {"layout": "list"}}, "'layout' is no word of view; it is an argument of bind: layout='list'"),
+        ({"view": {"dtype": torch.float32}}, "'dtype' is no word of view; it is an argument of bind"),
+        ({"view": {"prompt": False}}, "with_prompt"),
+        ({"view": {"side": "centre"}}, "left"),
+        ({"view": {"shift": True}, "layout": "list"}, "layout='padded'; layout='list' takes only with_prompt"),
+        ({"view": {"with_prompt": True}, "layout": "packed"}, "layout='packed' takes none of these"),
     ],
 )  # fmt: skip
 def test_a_word_that_means_nothing_is_refused_with_the_words_there_are(facts: dict[str, Any], told: str) -> None:
     with pytest.raises(TrimtabError, match=told):
         bind(loss, role="policy_loss", **facts)
+
+
+@pytest.mark.parametrize(
+    "made", [lambda: at(None, "loss"), lambda: at((1, None), "loss"), lambda: after("x", None, "kl")]
+)
+def test_none_is_no_place_in_a_return_value(made: Any) -> None:
+    with pytest.raises(TrimtabError, match=r"None is no place in a return value .* The whole return value is at\(\(\)"):
+        made()
 
 
 def test_a_result_has_a_known_kind() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from trimtab.sentinel import INVARIANTS
+from trimtab.sentinel import INVARIANTS, ROLES
 from trimtab.signal import METRICS, WATCH, catalog, names, recipe
 from trimtab.signal.metrics import MetricSpec
 
@@ -113,6 +113,17 @@ def catalogue_page() -> str:
         bounds = f"[{m.get('low', '-∞')}, {m.get('high', '∞')}]"
         lines.append(f"| `{m['name']}` | {m['means']} | {m['population']} | {bounds} |")
     return "\n".join(lines) + "\n"
+
+
+def roles_table() -> str:
+    """The table of roles in docs/binding.md: what `bind` assumes where `returns` and `couples` are not given."""
+    lines = ["| role | what | result: its name and kind | level | couples |", "|---|---|---|---|---|"]
+    for name, role in ROLES.items():
+        by_token = role.token_kind is not None and role.token_kind != role.kind
+        kind = f"`{role.kind}`, kind `{role.token_kind}` if per token" if by_token else f"`{role.kind}`"
+        level = f"`{role.level}`" if role.level is not None else "from its shape"
+        lines.append(f"| `{name}` | {role.about} | {kind} | {level} | {role.couples} |")
+    return "\n".join(lines)
 
 
 def _sources(text: str) -> list[str]:

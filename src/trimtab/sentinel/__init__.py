@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trimtab.errors import MissingExtra
 from trimtab.sentinel.batch.case import CannotRepresent, Case
 from trimtab.sentinel.binding.bind import ROLES, after, at, bind, subject
+from trimtab.sentinel.binding.built import built
 from trimtab.sentinel.binding.like import average, divergence, like, reward_at_end, scored
 from trimtab.sentinel.binding.subject import Out, Result, Subject, run
 from trimtab.sentinel.invariants import INVARIANTS, Invariant, Violation
@@ -34,6 +35,7 @@ __all__ = [
     "at",
     "average",
     "bind",
+    "built",
     "check",
     "detected",
     "divergence",

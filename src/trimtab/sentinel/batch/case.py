@@ -216,10 +216,17 @@ class Case:
         """A subject's per-sequence results at the trainable tokens."""
         if not values:
             return torch.zeros(0)
-        sizes = [len(k) - (0 if with_prompt else self._prompt(i)) for i, k in enumerate(self.kinds)]
+        sizes = self.lengths if with_prompt else self.response_lengths
         if [v.shape[0] for v in values] != sizes:
             raise WrongShape([v.shape[0] for v in values], sizes)
         return torch.cat(list(values))[self.flags(with_prompt=with_prompt)]
+
+    def cut(self, joined: Tensor, *, with_prompt: bool = True) -> tuple[Tensor, ...]:
+        """A subject's result over all sequences, one after the other, cut into one tensor per sequence."""
+        sizes = self.lengths if with_prompt else self.response_lengths
+        if joined.shape[:1] != (sum(sizes),):
+            raise WrongShape(list(joined.shape), [sum(sizes)])
+        return cast("tuple[Tensor, ...]", joined.split(sizes))
 
     def packed(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
         """One row with all tokens, sequence after sequence; boundaries are in `cu_seqlens`."""

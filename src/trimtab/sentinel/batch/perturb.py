@@ -3,6 +3,7 @@
 The only place that defines "the same batch, but …". An invariant picks one of these and states what may change.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -104,6 +105,28 @@ def silenced(case: Case, rows: list[int], *, keep: int = 0) -> Case:
             fresh.append("o" if kind == "a" and i in rows and seen > keep else kind)
         kinds.append(tuple(fresh))
     return replace(case, kinds=tuple(kinds))
+
+
+def groups_of(size: int) -> Callable[[Case], Case]:
+    """The same sequences, `size` neighbours to a group, for a function that takes groups by position.
+
+    Sequences that are left over are dropped. Where there are too few for two groups, they are repeated.
+    """
+
+    def grouped(case: Case) -> Case:
+        count = case.num_sequences // size * size
+        if case.within is not None:
+            if not count:
+                raise case.cannot(f"a part of {case.num_sequences} sequences holds no group of {size}")
+            return case.taken(range(count), as_part=True).with_sequences(group=torch.arange(count) // size)
+        if not case.num_sequences:
+            raise case.cannot("there is no sequence")
+        rows = [i % case.num_sequences for i in range(max(count, 2 * size))]
+        own = torch.arange(len(rows))
+        taken = replace(case.taken(rows, as_part=False), origin=tuple(range(len(rows))))
+        return taken.with_sequences(group=own // size, episode=own)
+
+    return grouped
 
 
 def doubled(case: Case) -> Case:

@@ -15,13 +15,15 @@ import torch
 from trimtab.errors import TrimtabError, unknown_name
 from trimtab.sentinel.batch.case import MASKS, Case
 from trimtab.sentinel.batch.directed import SEQUENCE_FIELDS, TOKEN_FIELDS
+from trimtab.sentinel.batch.perturb import groups_of
+from trimtab.sentinel.binding.built import built
 from trimtab.sentinel.binding.callable import asked_for, inner_choices
 from trimtab.sentinel.binding.names import GROUP_NAMES, KNOWN_ARGUMENTS
-from trimtab.sentinel.binding.strict import check_word
+from trimtab.sentinel.binding.strict import check_view, check_word
 from trimtab.sentinel.binding.subject import KINDS, LAYOUTS, LEVELS, Kind, Layout, Level, Out, Result, Subject
 from trimtab.sentinel.binding.writes import noting_writes
 
-FIELDS = (*MASKS, *TOKEN_FIELDS, *SEQUENCE_FIELDS)
+FIELDS = (*MASKS, *TOKEN_FIELDS, *SEQUENCE_FIELDS, "in_use")
 """What a case holds, by name."""
 Argument = str | Callable[[Case], Any]
 
@@ -40,7 +42,7 @@ class Role:
     about: str = ""
 
 
-_NOT_A_LOSS = "it is a part of a loss, not the loss that is split"
+_NO_GRADIENT = dict.fromkeys(("connected", "expected_gradient"), "it takes arrays of NumPy, which carry no gradient")
 ROLES: dict[str, Role] = {
     "reward_normalisation": Role("advantage", "group", level="sequence", about="rewards to normalised rewards"),
     "group_advantage": Role("advantage", "group", about="rewards and groups to advantages"),
@@ -77,6 +79,13 @@ class At:
     argument: str | None = None
     """The argument that holds the result after the call, for a function that fills its argument."""
 
+    def __post_init__(self) -> None:
+        if None in self.path:
+            raise TrimtabError(
+                f"at: None is no place in a return value (the path is {self.path}); indexing with it would add an "
+                "axis. The whole return value is at((), KIND)."
+            )
+
 
 def after(argument: str, path: Any, kind: Kind, *, level: Level | None = None, **facts: Any) -> At:
     """A side effect: `after("rollout_data", "kl", "kl")` is the content of that argument after the call."""
@@ -100,20 +109,26 @@ def bind(
     returns: Mapping[str, At] | None = None,
     view: Mapping[str, Any] | None = None,
     dtype: torch.dtype | None = None,
+    arrays: bool = False,
     **facts: Any,
 ) -> Subject:
-    """A subject from a function.
+    """A subject from a function, or from a class that is made with its options and then called.
 
-    args      argument to a field of the case in the given layout, or a function of the case; known names need no entry
+    layout    padded [rows, width], list (one tensor per sequence), packed (all tokens) or flat (trainable tokens)
+    view      more about a padded or list layout: with_prompt (False unless given), side, shift, drop_first
+    args      argument to a field of the case in this layout and view, or to a function of the case; known names need
+              no entry
     options   keyword arguments that configure it; `convert` turns ours into its units
     returns   result names to `at(path, kind)`; by default the (first) return value, with the kind of the role
-    view      the layout of fields: with_prompt, side, shift, drop_first
-    dtype     cast float inputs, for a function that refuses float64
+    dtype     cast float fields, for a function that refuses float64
+    arrays    hand fields as arrays of NumPy; gradients are then not followed
     facts     any other field of Subject: couples, combine, definition, variants, waived, penalties, …
     """  # fmt: skip
+    fn = built(fn) if inspect.isclass(fn) else fn
     if role is not None and role not in ROLES:
         raise TrimtabError(unknown_name("role", role, sorted(ROLES)))
     check_word("layout", layout, LAYOUTS)
+    check_view(layout, view or {})
     for where in (returns or {}).values():
         check_word("kind of a result", where.kind, KINDS)
         if where.level is not None:
@@ -128,7 +143,7 @@ def bind(
         layout_view = {k: v for k, v in layout_view.items() if k == "with_prompt"}
 
     def call(case: Case, chosen: Mapping[str, Any]) -> Out:
-        inputs = {argument: _taken(case, where, layout, layout_view, dtype) for argument, where in given.items()}
+        inputs = {name: _taken(case, where, layout, layout_view, dtype, arrays) for name, where in given.items()}
         turned = {n: (convert or {}).get(n, lambda v: v)(v) for n, v in chosen.items()}
         with noting_writes(case, inputs):
             returned = fn(**inputs, **turned)
@@ -140,14 +155,19 @@ def bind(
         return found
 
     preset_facts: dict[str, Any] = {"couples": preset.couples, **preset.facts} if preset else {}
+    if facts.get("block", 1) > 1:
+        _ = facts.setdefault("adapt", groups_of(facts["block"]))
+    if arrays:
+        preset_facts = {"stops_gradient": True, **preset_facts}
+    facts |= {"twin": built(facts["twin"])} if inspect.isclass(facts.get("twin")) else {}
     if isinstance(facts.get("twin"), Subject):
         facts["twin"] = facts["twin"].call
     elif facts.get("twin") is not None and _parameters(facts["twin"]) == _parameters(fn):
         same_way: dict[str, Any] = {"layout": layout, "args": args, "options": options, "convert": convert}
         facts["twin"] = bind(
-            facts["twin"], role=role, returns=returns, view=view, dtype=dtype, name="twin", **same_way
+            facts["twin"], role=role, returns=returns, view=view, dtype=dtype, arrays=arrays, name="twin", **same_way
         ).call
-    waived = {**(preset.waived if preset else {}), **facts.pop("waived", {})}
+    waived = {**(preset.waived if preset else {}), **(_NO_GRADIENT if arrays else {}), **facts.pop("waived", {})}
     texts = asked_for(fn)
     boundary: Any = fn if hasattr(fn, "trace") and hasattr(fn, "spec") else None
     return Subject(
@@ -214,10 +234,12 @@ def _defaults(fn: Callable[..., Any]) -> dict[str, Any]:
     return {n: p.default for n, p in parameters.items() if p.default is not p.empty}
 
 
-def _taken(case: Case, where: Argument, layout: Layout, view: Mapping[str, Any], dtype: torch.dtype | None) -> Any:
+def _taken(
+    case: Case, where: Argument, layout: Layout, view: Mapping[str, Any], dtype: torch.dtype | None, arrays: bool
+) -> Any:
     if callable(where):
         return where(case)
-    if where in case.sequences and where not in case.tokens:
+    if where == "in_use" or (where in case.sequences and where not in case.tokens):
         values: Any = case.sequence(where)
     elif layout == "padded":
         values = case.padded(where, **view)
@@ -225,15 +247,13 @@ def _taken(case: Case, where: Argument, layout: Layout, view: Mapping[str, Any],
         values = case.list(where, **view)
     else:
         values = case.packed(where) if layout == "packed" else case.flat(where)
-    if dtype is None or where in MASKS:
-        return values
-    if isinstance(values, list):
-        return [_as(one, dtype) for one in values]
-    return _as(values, dtype)
+    cast = None if where in MASKS else dtype
+    return [_as(one, cast, arrays) for one in values] if isinstance(values, list) else _as(values, cast, arrays)
 
 
-def _as(values: Any, dtype: torch.dtype) -> Any:
-    return values.to(dtype) if values.dtype.is_floating_point else values
+def _as(values: Any, dtype: torch.dtype | None, arrays: bool) -> Any:
+    held = values.to(dtype) if dtype is not None and values.dtype.is_floating_point else values
+    return held.detach().clone().numpy() if arrays else held
 
 
 def _found(returned: Any, path: tuple[Any, ...]) -> Any:

@@ -16,6 +16,11 @@ DENOMINATORS = (
 COMBINES = ("sum", "mean", "mean over ranks")
 COUPLES = ("token", "sequence", "group", "batch")
 RANKS = ("data", "context")
+VIEWS: dict[str, tuple[str, ...]] = {
+    "padded": ("with_prompt", "side", "shift", "drop_first"), "list": ("with_prompt",), "packed": (), "flat": (),
+}  # fmt: skip
+"""What can be said about each layout."""
+SIDES = ("left", "right", "both")
 
 
 def check_word(what: str, value: object, known: Iterable[str]) -> None:
@@ -46,6 +51,20 @@ def check_words(facts: Mapping[str, Any]) -> None:
                 f"{name}: {fact} is a {type(facts[fact]).__name__}. It is a function of a case and of options; "
                 "like(…) makes one, and so does the call of another subject."
             )
+
+
+def check_view(layout: str, view: Mapping[str, Any]) -> None:
+    """Refuse words that no view of this layout takes: `view={"layout": "list"}`, or a shift of a list."""
+    known = VIEWS[layout]
+    for word in view:
+        if word in ("layout", "dtype"):
+            raise TrimtabError(f"bind: {word!r} is no word of view; it is an argument of bind: {word}={view[word]!r}.")
+        if word in VIEWS["padded"] and word not in known:
+            takes = f"only {', '.join(known)}" if known else "none of these"
+            raise TrimtabError(f"bind: {word!r} in view is for layout='padded'; layout={layout!r} takes {takes}.")
+        check_word("bind: word of view", word, known)
+    if view.get("side") is not None:
+        check_word("bind: side of view", view["side"], SIDES)
 
 
 def _invariants() -> list[str]:

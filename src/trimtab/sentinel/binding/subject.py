@@ -81,7 +81,10 @@ class Result:
 
     @staticmethod
     def token(case: Case, values: Any, kind: Kind, *, layout: Layout = "padded", **facts: Any) -> "Result":
-        """A result in the layout of a view, mapped back to trainable tokens. `facts` may include view arguments."""
+        """A result in the layout of a view, mapped back to trainable tokens. `facts` may include view arguments.
+
+        A list may also come joined, as one tensor; a packed row may come as [tokens] or as [1, tokens].
+        """
         values = _as_tensors(values)
         view = {k: facts.pop(k) for k in ("with_prompt", "side", "shift", "drop_first") if k in facts}
         outside = None
@@ -89,10 +92,12 @@ class Result:
             outside = case.outside_padded(values, **view) if values.shape[:2] == _shape(case, view) else None
             inside = case.from_padded(values, **view)
         elif layout == "list":
+            values = case.cut(values, **view) if isinstance(values, Tensor) else values
             inside = case.from_list(values, **view)
             full = torch.cat(list(values)) if values else torch.zeros(0)
             outside = full[~case.flags(with_prompt=view.get("with_prompt", True))]
         elif layout == "packed":
+            values = values[0] if values.shape[:2] == (1, case.trainable.numel()) else values
             inside, outside = case.from_packed(values), values[~case.trainable]
         else:
             inside = values
@@ -151,7 +156,8 @@ class Subject:
     """A function under test.
 
     inputs       fields it reads, by their names in views; if left out, they are found by a call
-    options      its configuration; `variants` are other values, each of which must change something
+    options      its configuration; `variants` are other values, each of which must change something; `indifferent`
+                 are other values, each of which must change nothing
     impossible   option values that must be refused with an error
     combine      how scalar results of parts combine into that of the whole: what the trainer does with micro-batches
     couples      the widest level whose members may affect one another: "token", "sequence", "group" or "batch"; left
@@ -184,6 +190,7 @@ class Subject:
     role: str | None = None
     variants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
     impossible: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+    indifferent: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
     twin: Call | None = None
     conventions: Mapping[str, str] = field(default_factory=dict[str, str])
     penalties: Mapping[str, str] = field(default_factory=dict[str, str])

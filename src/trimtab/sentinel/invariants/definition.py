@@ -57,7 +57,9 @@ def option_sets(subject: Subject, names: frozenset[str] | None = None) -> Iterat
         for value in values:
             yield with_setting(subject, name, value)
     if len(others) > 1:
-        yield {**own, **{name: values[-1] for name, values in others.items()}}
+        for name, values in others.items():
+            own = with_setting(replace(subject, options=own), name, values[-1])
+        yield own
 
 
 class _Reading(dict[str, Any]):
@@ -169,17 +171,24 @@ def _moved(subject: Subject, case: Case, name: str, leaf: str, place: int, step:
 
 @invariant(
     family="I23",
-    statement="Two implementations of one formula agree in values and in gradients.",
+    statement="Two implementations of one formula agree in values and in gradients. "
+    "An option that is declared indifferent, such as the size of a chunk, changes nothing.",
     why="Training runs the fused, vectorised or packed path. Tests run the plain one. So only one of them is tested.",
     bug="A vectorised leave-one-out baseline differed from the loop for a group of one sample.",
     repair="Keep the slow path. Compare both on ragged, single-sample, constant and extreme inputs.",
 )
 def twins_agree(subject: Subject, case: Case) -> Violation | None:
-    if subject.twin is None:
-        raise case.cannot("its binding names no second implementation (twin)")
-    for chosen in option_sets(subject):
+    if subject.twin is None and not subject.indifferent:
+        raise case.cannot("its binding names no second implementation (twin) and no indifferent option")
+    for name, values in subject.indifferent.items():
+        for value in values:
+            other = run(subject, case, with_setting(subject, name, value))
+            found = apart(f"{name} = {value!r}", run(subject, case), other, tolerance=1e-7)
+            if found:
+                return found
+    for chosen in option_sets(subject) if subject.twin is not None else ():
         told = "".join(f" with {n} = {v!r}" for n, v in chosen.items() if v != subject.options.get(n))
-        other = run(replace(subject, call=subject.twin), case, chosen)
+        other = run(replace(subject, call=subject.twin or subject.call), case, chosen)
         found = apart(f"the other implementation{told}", other, run(subject, case, chosen), tolerance=1e-7)
         if found:
             return found

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.perturb import groups_of
 from trimtab.sentinel.binding.definitions import DEFINITIONS, plain
 from trimtab.sentinel.binding.subject import Call, Out, Result
 from trimtab.sentinel.findings.alone import Record, Settings
@@ -18,8 +19,8 @@ from trimtab.sentinel.loading import Boundary
 from trimtab.sentinel.targets.target import CouldNotBind
 
 __all__ = [
-    "Record", "Settings", "accepted", "counts", "ending_ids", "group_names", "lone_keeps_reward", "named", "no_lone",
-    "normalised", "one_per_sequence", "parameters", "reward_on_last", "simply", "whitened",
+    "Record", "Settings", "accepted", "counts", "ending_ids", "group_names", "groups_of", "lone_keeps_reward", "named",
+    "no_lone", "normalised", "one_per_sequence", "parameters", "reward_on_last", "simply", "whitened",
 ]  # fmt: skip
 
 
@@ -39,13 +40,18 @@ def reward_on_last(case: Case, *, reward: str = "reward", trained: bool = False,
     return torch.where(spot & flags, case.sequence(reward)[:, None], torch.zeros((), dtype=torch.float64))
 
 
-def ending_ids(case: Case, **view: Any) -> Tensor:
-    """Token ids with an end id at the end of every sequence, for functions that build masks from it."""
-    if any("o" in row for row in case.kinds):
+def ending_ids(case: Case, *, tools: bool = False, ended: bool = False, **view: Any) -> Tensor:
+    """Token ids with an end id at the end of every sequence, for functions that build masks from it.
+
+    tools  take cases with tool output: the function is also told which tokens are tool output
+    ended  only sequences that ended have an end id: the function is also told which these are
+    """
+    if not tools and any("o" in row for row in case.kinds):
         raise case.cannot("ids alone do not separate tool output from answers")
+    stops = case.sequence("ended").bool().tolist() if ended else [True] * case.num_sequences
     ids = case.padded("token_id", with_prompt=True, side="right").clone()
     for row, kinds in enumerate(case.kinds):
-        if kinds and int(ids[row, len(kinds) - 1]) not in case.eos_ids:
+        if stops[row] and kinds and int(ids[row, len(kinds) - 1]) not in case.eos_ids:
             ids[row, len(kinds) - 1] = case.eos_ids[row % len(case.eos_ids)]
     flat = torch.cat([ids[row, : len(kinds)] for row, kinds in enumerate(case.kinds)])
     shown: dict[str, Any] = {"with_prompt": False, **view}
