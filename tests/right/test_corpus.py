@@ -185,7 +185,9 @@ def test_the_corpus_has_every_kind_of_function(corpus: str) -> None:
     per_dialect = {d: sum(e.dialect == d for e in found) for d in DIALECTS}
     least = {"corpus": 66, "held": 60, "second": 66, "third": 44, "fourth": 66}[corpus]
     assert len({(e.dialect, e.name) for e in found}) == len(found) >= least
-    assert min(per_dialect.values()) >= {"corpus": 6, "held": 5, "second": 6, "third": 4, "fourth": 6}[corpus], per_dialect
+    assert min(per_dialect.values()) >= {"corpus": 6, "held": 5, "second": 6, "third": 4, "fourth": 6}[corpus], (
+        per_dialect
+    )
     share = 2 / 3 if corpus == "third" else 1.0
     wanted = {
         "modules": (sum(e.is_module for e in found), 5),

@@ -9,9 +9,13 @@ from trimtab.sentinel.examination.callers import callers_of
 from trimtab.sentinel.loading import Tree
 
 FILES = {
-    "pkg/loss.py": "def loss(x):\n    return loss(x - 1) if x else 0\n\n\nclass Policy:\n    def forward(self, x):\n        return x\n",
+    "pkg/loss.py": (
+        "def loss(x):\n    return loss(x - 1) if x else 0\n\n\n"
+        "class Policy:\n    def forward(self, x):\n        return x\n"
+    ),
     "pkg/trainer.py": (
-        "from pkg.loss import Policy, loss\n\n\nclass Trainer:\n    def __init__(self):\n        self.policy = Policy()\n\n"
+        "from pkg.loss import Policy, loss\n\n\n"
+        "class Trainer:\n    def __init__(self):\n        self.policy = Policy()\n\n"
         "    def step(self, x):\n        return self.scaled(loss(x))\n\n    def scaled(self, x):\n        return x\n"
     ),
     "pkg/other.py": "class Other:\n    def step(self, x):\n        return self.scaled(x)\n",

@@ -18,6 +18,8 @@ CARRIERS = frozenset({
     "asarray", "array", "concatenate", "from_numpy", "list", "transpose", "expand_as", "expand",
 })  # fmt: skip
 """Calls that hand on what they are given."""
+NUMBERS = ("torch.tensor", "tensor", "list[float]", "np.ndarray", "ndarray", "sequence[float]")
+"""Annotations of numbers."""
 EARLIER = frozenset({"old", "prev", "then", "before", "past", "there", "behav", "mu", "ref", "base", "q", "behind"})
 """Words of the policy that is compared with."""
 
@@ -65,7 +67,8 @@ def fields_by_use(function: Callable[..., Any], unknown: Collection[str], known:
             give(name, "advantage")
     if not taken & {"logits", "token_id", "token_loss", "returns"}:
         for name in unknown:
-            if _annotation(function, name) in ("", "torch.tensor", "tensor", "list[float]", "np.ndarray", "any"):
+            told = _annotation(function, name)
+            if (told in NUMBERS and len(unknown) + len(known) > 1) or (taken and told in ("", "any")):
                 give(name, "reward")
     return found
 

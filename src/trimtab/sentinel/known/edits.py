@@ -73,13 +73,13 @@ class Edit:
 def edits(function: ast.AST, alike: Alike, masks: tuple[str, ...]) -> Iterator[Edit]:
     """Every small change to the body of a function, the likely ones first."""
     slots = list(_slots(function))
-    for kinds in (_turned, _negated, _one_less, _renamed, _masked, _numbers):
+    for kinds in (_turned, _negated, _one_step, _renamed, _masked, _numbers):
         for owner, field, index, node in slots:
             if isinstance(owner, ast.Return | ast.Tuple | ast.Dict) and kinds is _renamed:
                 continue  # another result, and not another formula
             if isinstance(owner, ast.Compare) and kinds is _negated:
                 continue  # it would switch something off
-            if not _counts(owner, field) and (kinds is _one_less or (kinds is _numbers and _is_whole(node))):
+            if not _counts(owner, field) and (kinds is _one_step or (kinds is _numbers and _is_whole(node))):
                 continue  # x - 1 is a distance from 1 there, and not a step too far
             for new in kinds(node, alike, masks):
                 yield Edit(owner, field, index, node, ast.copy_location(ast.fix_missing_locations(new), node))
@@ -131,16 +131,33 @@ def _negated(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[a
         yield ast.UnaryOp(ast.USub(), node)
 
 
-def _one_less(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
+def _one_step(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
+    """A step more or less."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and _is_one(node.right):
         yield node.left
+    elif isinstance(node, ast.Name | ast.Call | ast.Attribute):
+        yield from (ast.BinOp(node, op(), ast.Constant(1)) for op in (ast.Add, ast.Sub))
 
 
 def _counts(owner: ast.AST, field: str) -> bool:
     """Whether a number there counts something: an index, a dimension, a range, or what a sum is divided by."""
     if isinstance(owner, ast.BinOp):
-        return isinstance(owner.op, ast.Div | ast.FloorDiv) and field == "right"
-    return isinstance(owner, ast.Subscript | ast.Slice | ast.keyword | ast.UnaryOp | ast.Tuple | ast.Call)
+        return isinstance(owner.op, ast.Div | ast.FloorDiv | ast.Pow) and field == "right"
+    if isinstance(owner, ast.Call):
+        return _name(owner) in (
+            "range",
+            "pow",
+            "arange",
+            "roll",
+            "flip",
+            "sum",
+            "mean",
+            "std",
+            "var",
+            "cumsum",
+            "unsqueeze",
+        )
+    return isinstance(owner, ast.Subscript | ast.Slice | ast.keyword | ast.UnaryOp | ast.Tuple)
 
 
 def _called(node: ast.Call) -> Iterator[ast.expr]:
@@ -224,11 +241,12 @@ def _of_what_is_kept(node: ast.Call, masks: tuple[str, ...]) -> Iterator[ast.exp
         return
     inside = node.func.value if isinstance(node.func, ast.Attribute) and is_method else node.args[0]
     rest = node.args if is_method else node.args[1:]
-    if any(mask in ast.unparse(inside) for mask in masks):
-        return
+    is_masked = any(mask in ast.unparse(inside) for mask in masks)
     for mask in masks:
-        product = ast.BinOp(inside, ast.Mult(), ast.Name(mask, ast.Load()))
-        if isinstance(node.func, ast.Attribute) and is_method:
+        product = inside if is_masked else ast.BinOp(inside, ast.Mult(), ast.Name(mask, ast.Load()))
+        if is_masked:
+            pass
+        elif isinstance(node.func, ast.Attribute) and is_method:
             yield ast.Call(ast.Attribute(product, node.func.attr, ast.Load()), rest, node.keywords)
         else:
             yield ast.Call(node.func, [product, *rest], node.keywords)

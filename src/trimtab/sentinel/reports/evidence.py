@@ -8,7 +8,7 @@ from trimtab.sentinel.reports.drawing import Drawing, differing, drawn
 from trimtab.sentinel.reports.wording import changed, effect_words, few, labels, one_line, when_drawn, words
 
 WIDTH = 110
-LABEL = 11
+LABEL = 10
 """Width of the labels on the left: observed, expected, case."""
 AGREE = " (the two should agree)"
 LEGEND = "p prompt, a trained, o not trained"

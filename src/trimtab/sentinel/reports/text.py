@@ -61,7 +61,7 @@ def _bug(setting: Setting, finding: Finding) -> list[str]:
     lines = said("function", f"{_labels(finding)}{_at(setting, finding)}")
     lines += said("breaks", ", ".join(finding.broken))
     lines += said("needs", finding.needs)
-    lines += said("called by", callers(setting.report, finding))
+    lines += said("callers", callers(setting.report, finding))
     lines += said("what", happened(lead)) if happened(lead) != one_line(finding.headline) else []
     lines += evidence(lead)
     lines += _guessed(setting, finding)
@@ -91,7 +91,7 @@ def _alone(setting: Setting, finding: Finding, status: Status) -> list[str]:
     violation = finding.lead["violation"]
     lines = [f"{_headline(finding)}{_since(setting, finding)}"]
     lines += said("only if", finding.needs) if status == "latent" else []
-    lines += said("called by", callers(setting.report, finding)) if status == "latent" else []
+    lines += said("callers", callers(setting.report, finding)) if status == "latent" else []
     lines += said("breaks", f"{', '.join(finding.broken)}{_at(setting, finding)}")
     lines += said("changed", "; ".join(changed(violation))) if violation else []
     lines += _guessed(setting, finding) if status == "suspect" else []
@@ -102,7 +102,7 @@ def _together(setting: Setting, group: Sequence[Finding]) -> list[str]:
     names = few([f"{one_line(one.name)}{_since(setting, one)}" for one in group], 20)
     broken = dict.fromkeys(name for one in group for name in one.invariants)
     lines = [f"{plural(len(group), 'finding')}, only if {one_line(group[0].needs)}"]
-    lines += said("called by", callers(setting.report, *group))
+    lines += said("callers", callers(setting.report, *group))
     return [*lines, *said("in", ", ".join(names)), *said("breaks", ", ".join(broken)), _replay(setting, *group)]
 
 
