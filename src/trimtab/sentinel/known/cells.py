@@ -63,6 +63,50 @@ class Cells:
         group = self.case.sequences["group"]
         return [(group == g).nonzero().squeeze(1) for g in sorted({int(g) for g in group})]
 
+    def means(self, values: Tensor) -> Tensor:
+        """The mean of each row over its trained tokens."""
+        return (values * self.mask).sum(1) / self.count
+
+    def gap(self, top: str, bottom: str) -> Tensor:
+        """The log-ratio of two policies."""
+        name = f"{top} - {bottom}"
+        if name not in self._held:
+            self._held[name] = self[top] - self[bottom]
+        return self._held[name]
+
+    @cached_property
+    def last(self) -> Tensor:
+        """1 at the last trained token of each row."""
+        return self.mask * (self.mask.flip(1).cumsum(1).flip(1) == 1)
+
+    @cached_property
+    def voters(self) -> Tensor:
+        """Which rows vote on the statistics of their group."""
+        return self.case.sequences["votes"].bool()
+
+    def with_reward(self, reward: Tensor) -> "Cells":
+        """The same cells, with other rewards."""
+        return self._with({}, {"reward": reward})
+
+    def with_paid(self, paid: Tensor) -> "Cells":
+        """The same cells, with other rewards of tokens."""
+        return self._with({"token_reward": paid}, {})
+
+    def with_groups(self, groups: list[Tensor]) -> "Cells":
+        """The same cells, with other groups."""
+        return self._with({}, {"groups": groups})
+
+    def _with(self, held: dict[str, Tensor], derived: dict[str, Any]) -> "Cells":
+        made = Cells(self.case, by_token=self._by_token)
+        made._held = {**self._held, **held}
+        kept = {name: self.__dict__[name] for name in _OF_SHAPE if name in self.__dict__}
+        made.__dict__.update({**kept, **derived})
+        return made
+
     def rows(self, values: Tensor) -> Tensor:
         """One number per row, copied to its cells."""
         return values[:, None].expand_as(self.mask)
+
+
+_OF_SHAPE = ("mask", "response", "count", "groups", "last")
+"""What depends on no reward."""

@@ -10,7 +10,7 @@ from trimtab.sentinel.batch.perturb import LOGPS
 from trimtab.sentinel.binding.settings import named, settings_of, settled
 from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.binding.words import words_of
-from trimtab.sentinel.known import credit, masks, surrogate, token
+from trimtab.sentinel.known import charged, credit, masks, surrogate, token
 from trimtab.sentinel.known.averages import AVERAGES, EXTREMES, ROW_AVERAGES, Average, with_constant
 from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.token import Known
@@ -48,6 +48,8 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
         yield from token.keeps(inputs, numbers)
         if inputs & {"advantage", "outcome"}:
             yield from token.left_behind(inputs, numbers)
+    elif result.kind in CREDIT and ("kl" in inputs or len(policies) > 1):
+        yield from _charged(subject, result, numbers)
     elif result.kind in ("advantage", "return", "reward") and inputs & {"reward", "token_reward"}:
         if result.level == "sequence" or "group" in inputs or subject.couples == "group":
             yield from _told_apart(subject, credit.normalised())
@@ -64,6 +66,27 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
             yield from credit.whitened(name)
             yield credit.by_variance(name)
             yield from credit.by_mean_square(name)
+
+
+CREDIT = ("advantage", "return", "reward", "statistic")
+
+
+def _charged(subject: Subject, result: Result, numbers: Sequence[float]) -> Iterator[Known]:
+    """Credit of a function that sees how far two policies are apart."""
+    inputs = subject.inputs
+    if result.level == "sequence" and "reward" in inputs:
+        yield from charged.of_sequences(inputs, numbers)
+        yield from _told_apart(subject, credit.normalised())
+    elif result.level == "token":
+        if inputs & {"advantage", "outcome"}:
+            yield from charged.advantages(inputs, numbers)
+        if inputs & {"reward", "token_reward"} or not inputs & {"advantage", "outcome"}:
+            about = {"advantage", "advantages", "adv", "baseline", "returns"}
+            everywhere = result.kind in ("advantage", "return") or bool(set(words_of(subject.name)) & about)
+            yield from charged.rewards(inputs, numbers, _by_name(subject), everywhere=everywhere)
+            yield from credit.carried_back(inputs, numbers, _by_name(subject))
+        if "kl" in inputs:
+            yield from credit.whitened("kl")
 
 
 def _told_apart(subject: Subject, offered: Iterator[Known]) -> Iterator[Known]:
