@@ -10,7 +10,7 @@ from trimtab.sentinel.batch.perturb import LOGPS
 from trimtab.sentinel.binding.settings import named, settings_of, settled
 from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.binding.words import words_of
-from trimtab.sentinel.known import charged, credit, masks, surrogate, token
+from trimtab.sentinel.known import charged, credit, kept, masks, surrogate, token, weights
 from trimtab.sentinel.known.averages import AVERAGES, EXTREMES, ROW_AVERAGES, Average, with_constant
 from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.token import Known
@@ -24,9 +24,12 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
         yield from _scalars(subject, result, numbers)
     elif result.level == "sequence" and not policies and "token_loss" in inputs:
         yield from (averaged(Known("token_loss", lambda c: c["token_loss"]), one) for one in ROW_AVERAGES)
+    elif "token_loss" in inputs and len(policies) > 1 and result.kind in ("term", "loss", "statistic"):
+        yield from weights.corrected(inputs, numbers, _by_name(subject))
     elif result.kind in ("kl", "term", "importance") and len(policies) > 1 and not inputs & {"advantage", "outcome"}:
         yield from token.kl(inputs)
         yield from token.importance(inputs, numbers)
+        yield from weights.importance(inputs, numbers, _by_name(subject))
     elif result.kind == "term" and inputs & {"advantage", "outcome"} and policies:
         yield from surrogate.policy_losses(inputs, numbers)
     elif result.kind == "statistic" and result.level == "token" and inputs & {"advantage", "outcome"} and policies:
@@ -45,9 +48,13 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
     elif result.kind == "keep" and "reward" in inputs and not policies:
         yield from masks.of_groups_that_differ()
     elif result.kind == "keep" and len(policies) > 1:
-        yield from token.keeps(inputs, numbers)
         if inputs & {"advantage", "outcome"}:
             yield from token.left_behind(inputs, numbers)
+        yield from token.keeps(inputs, numbers)
+        yield from kept.keeps(inputs, numbers, _by_name(subject))
+    elif "entropy" in inputs and not policies and result.level == "token" and inputs <= {"entropy", "trainable"}:
+        yield from kept.of_entropy(numbers)
+        yield from credit.whitened("entropy")
     elif result.kind in CREDIT and ("kl" in inputs or len(policies) > 1):
         yield from _charged(subject, result, numbers)
     elif result.kind in ("advantage", "return", "reward") and inputs & {"reward", "token_reward"}:
@@ -121,7 +128,9 @@ def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iter
         yield from watched(inputs)
     policies = inputs & set(LOGPS)
     terms: list[Known] = []
-    if result.kind == "loss" and policies and inputs & {"advantage", "outcome"}:
+    if result.kind == "loss" and len(policies) > 1 and "token_loss" in inputs:
+        terms += weights.corrected(inputs, numbers, _by_name(subject))
+    elif result.kind == "loss" and policies and inputs & {"advantage", "outcome"}:
         terms += surrogate.policy_losses(inputs, numbers)
     elif result.kind == "loss" and "returns" in inputs:
         terms += token.squared_errors(inputs, numbers)
