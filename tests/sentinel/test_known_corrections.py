@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
-
 from tests.sentinel.test_known_credit import fits
+from torch import Tensor
 
 
 def in_band(lp: Tensor, lp_rollout: Tensor, mask: Tensor, low: float = 0.5, high: float = 2.0) -> Tensor:

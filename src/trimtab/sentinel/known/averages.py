@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,6 +81,26 @@ AVERAGES: tuple[Average, ...] = (
         "each row is divided by the count of the whole batch, and by the number of rows once more",
     ),
 )  # fmt: skip
+
+
+def every_average(c: Cells, formula: Any) -> Tensor:
+    """All `AVERAGES` of a formula at once: each of them is a weighted sum of the cells."""
+    return c.of_formula(formula, "averages", lambda x: _weights(c) @ x.reshape(-1))
+
+
+def _weights(c: Cells) -> Tensor:
+    """The weight of each cell in each of the averages, [averages, cells]."""
+
+    def slopes() -> Tensor:
+        with torch.enable_grad():
+            x = torch.zeros_like(c.mask, requires_grad=True)
+            found = [torch.autograd.grad(one.of(c, x), x)[0].reshape(-1) for one in AVERAGES]
+        return torch.stack(found)
+
+    return c.held("weights of averages", slopes)
+
+
+PLACES = {one.name: i for i, one in enumerate(AVERAGES)}
 
 
 def with_constant(constant: float) -> tuple[Average, ...]:

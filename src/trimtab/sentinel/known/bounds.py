@@ -19,12 +19,12 @@ def likely(numbers: Sequence[float], named: Mapping[str, float]) -> list[Band]:
     lows = [v for n, v in named.items() if set(words_of(n)) & LOW and 0 <= v < 1]
     highs = [v for n, v in named.items() if set(words_of(n)) & HIGH and v > 0]
     others = [v for n, v in named.items() if not set(words_of(n)) & (OTHER | LOW | HIGH) and v > 0]
-    found: dict[Band, None] = {}
     if lows or highs:
-        found |= dict.fromkeys((*_two_sided(lows or others, highs or others), *_one_sided(lows, highs)))
+        around = _two_sided([n for n in others if n < 1], [n for n in others if n < 1])
+        found = dict.fromkeys((*_two_sided(lows or others, highs or others), *around, *_one_sided(lows, highs)))
     else:
         free = others or [n for n in numbers if n > 0]
-        found |= dict.fromkeys((*_two_sided([n for n in free if n < 1], free), *_one_sided((), free)))
+        found = dict.fromkeys((*_two_sided([n for n in free if n < 1], free), *_one_sided((), free)))
     return [band for band in found if band[0] < 1 < band[1]][:MOST]
 
 

@@ -1,5 +1,6 @@
 """A case as rows of cells, for formulas in the shape that most frameworks write them in."""
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +20,7 @@ class Cells:
         self.case = case
         self._by_token = by_token
         self._held: dict[str, Tensor] = {}
-        self._last: tuple[Any, Tensor] = (None, torch.zeros(0))
+        self._last: tuple[Any, dict[str, Tensor]] = (None, {})
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._held:
@@ -28,9 +29,22 @@ class Cells:
 
     def once(self, formula: Any) -> Tensor:
         """The values of a formula, computed at the first time of asking."""
+        return self.of_formula(formula, "values", lambda x: x)
+
+    def of_formula(self, formula: Any, name: str, made: Callable[[Tensor], Tensor]) -> Tensor:
+        """Something made of the values of a formula, computed once as long as the same formula is asked about."""
         if self._last[0] is not formula:
-            self._last = (formula, formula.of(self))
-        return self._last[1]
+            self._last = (formula, {"values": formula.of(self)})
+        known = self._last[1]
+        if name not in known:
+            known[name] = made(known["values"])
+        return known[name]
+
+    def held(self, name: str, made: Callable[[], Tensor]) -> Tensor:
+        """Something that depends on no formula, computed once."""
+        if name not in self._held:
+            self._held[name] = made()
+        return self._held[name]
 
     @cached_property
     def mask(self) -> Tensor:
@@ -69,10 +83,7 @@ class Cells:
 
     def gap(self, top: str, bottom: str) -> Tensor:
         """The log-ratio of two policies."""
-        name = f"{top} - {bottom}"
-        if name not in self._held:
-            self._held[name] = self[top] - self[bottom]
-        return self._held[name]
+        return self.held(f"{top} - {bottom}", lambda: self[top] - self[bottom])
 
     @cached_property
     def last(self) -> Tensor:

@@ -10,8 +10,16 @@ from trimtab.sentinel.batch.perturb import LOGPS
 from trimtab.sentinel.binding.settings import named, settings_of, settled
 from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.binding.words import words_of
-from trimtab.sentinel.known import charged, credit, kept, masks, surrogate, token, weights
-from trimtab.sentinel.known.averages import AVERAGES, EXTREMES, ROW_AVERAGES, Average, with_constant
+from trimtab.sentinel.known import charged, credit, kept, losses, masks, surrogate, token, weights
+from trimtab.sentinel.known.averages import (
+    AVERAGES,
+    EXTREMES,
+    PLACES,
+    ROW_AVERAGES,
+    Average,
+    every_average,
+    with_constant,
+)
 from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.token import Known
 
@@ -30,10 +38,13 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
         yield from token.kl(inputs)
         yield from token.importance(inputs, numbers)
         yield from weights.importance(inputs, numbers, _by_name(subject))
-    elif result.kind == "term" and inputs & {"advantage", "outcome"} and policies:
-        yield from surrogate.policy_losses(inputs, numbers)
+    elif result.kind == "loss" and result.level == "sequence" and "logp_current" in inputs and _pushed(inputs):
+        for one in _policy_losses(subject, numbers):
+            yield from (averaged(one, average) for average in ROW_AVERAGES)
+    elif result.kind == "term" and _pushed(inputs) and policies:
+        yield from _policy_losses(subject, numbers)
     elif result.kind == "statistic" and result.level == "token" and inputs & {"advantage", "outcome"} and policies:
-        yield from (one for one in surrogate.policy_losses(inputs, numbers) if not one.is_part)
+        yield from (one for one in _policy_losses(subject, numbers) if not one.is_part)
         yield from token.kl(inputs)
     elif result.kind == "term" and "returns" in inputs and "value" in inputs:
         yield from token.squared_errors(inputs, numbers)
@@ -73,6 +84,17 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
             yield from credit.whitened(name)
             yield credit.by_variance(name)
             yield from credit.by_mean_square(name)
+
+
+def _pushed(inputs: frozenset[str]) -> bool:
+    """Whether something says which tokens to make likelier."""
+    return bool(inputs & {"advantage", "outcome", "reward", "token_reward"})
+
+
+def _policy_losses(subject: Subject, numbers: Sequence[float]) -> Iterator[Known]:
+    if subject.inputs & {"advantage", "outcome"}:
+        yield from surrogate.policy_losses(subject.inputs, numbers, _by_name(subject))
+    yield from losses.policy_losses(subject.inputs, numbers, _by_name(subject))
 
 
 CREDIT = ("advantage", "return", "reward", "statistic")
@@ -126,15 +148,31 @@ def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iter
     if result.kind != "loss":
         yield from counts()
         yield from watched(inputs)
+    terms = _terms(subject, result, numbers)
+    averages = AVERAGES if result.kind == "loss" else (*AVERAGES, *EXTREMES)
+    if len(terms) == 1:
+        averages = (*averages, *(one for n in numbers if n > 1 for one in with_constant(n)))
+    # Published formulas first: the search ends at the first one that fits exactly.
+    fine = [average for average in averages if not average.mistake]
+    for one in terms:
+        if not one.mistake:
+            yield from (averaged(one, average) for average in fine)
+    for one in _rare_terms(subject, result, numbers):
+        yield from (averaged(one, average) for average in fine)
+    for one in terms:
+        yield from (averaged(one, a) for a in (fine if one.mistake else averages) if one.mistake or a.mistake)
+
+
+def _terms(subject: Subject, result: Result, numbers: Sequence[float]) -> list[Known]:
+    """Numbers per token that a loss or a metric can be an average of."""
+    inputs = subject.inputs
     policies = inputs & set(LOGPS)
     terms: list[Known] = []
-    if result.kind == "loss" and len(policies) > 1 and "token_loss" in inputs:
-        terms += weights.corrected(inputs, numbers, _by_name(subject))
-    elif result.kind == "loss" and policies and inputs & {"advantage", "outcome"}:
-        terms += surrogate.policy_losses(inputs, numbers)
+    if result.kind == "loss" and policies and inputs & {"advantage", "outcome"}:
+        terms += surrogate.policy_losses(inputs, numbers, _by_name(subject))
     elif result.kind == "loss" and "returns" in inputs:
         terms += token.squared_errors(inputs, numbers)
-    elif policies:
+    elif policies and not (result.kind == "loss" and _pushed(inputs)):
         terms += [*token.kl(inputs), *token.gaps(inputs)] if len(policies) > 1 else []
         terms += surrogate.clip_flags(inputs, numbers) if "logp_current" in inputs else []
     if {"logits", "token_id"} <= inputs and result.kind == "loss":
@@ -144,12 +182,16 @@ def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iter
         terms += token.entropy(_temperatures(subject))
     if not policies:
         terms += [Known(n, lambda c, n=n: c[n]) for n in sorted(inputs & {"token_loss", "entropy", "kl", "advantage"})]
-    averages = AVERAGES if result.kind == "loss" else (*AVERAGES, *EXTREMES)
-    if len(terms) == 1:
-        averages = (*averages, *(one for n in numbers if n > 1 for one in with_constant(n)))
-    for one in terms:
-        for average in averages:
-            yield averaged(one, average)
+    return terms
+
+
+def _rare_terms(subject: Subject, result: Result, numbers: Sequence[float]) -> Iterator[Known]:
+    """Published numbers per token that few functions compute; no mistake in their averages is listed."""
+    inputs = subject.inputs
+    if result.kind == "loss" and "token_loss" in inputs:
+        yield from weights.corrected(inputs, numbers, _by_name(subject))
+    if result.kind == "loss" and _pushed(inputs):
+        yield from losses.policy_losses(inputs, numbers, _by_name(subject))
 
 
 def counts() -> Iterator[Known]:
@@ -207,4 +249,9 @@ def _across(c: Cells) -> Tensor:
 
 def averaged(one: Known, average: Average) -> Known:
     """An average of a formula. The formula is computed once per case, however many averages are tried."""
-    return Known(f"{average.name} of {one.name}", lambda c: average.of(c, c.once(one)), one.mistake or average.mistake)
+    place = PLACES.get(average.name)
+
+    def of(c: Cells) -> Tensor:
+        return average.of(c, c.once(one)) if place is None else every_average(c, one)[place]
+
+    return Known(f"{average.name} of {one.name}", of, one.mistake or average.mistake)
