@@ -21,7 +21,9 @@ def likely(numbers: Sequence[float], named: Mapping[str, float]) -> list[Band]:
     others = [v for n, v in named.items() if not set(words_of(n)) & (OTHER | LOW | HIGH) and v > 0]
     if lows or highs:
         around = _two_sided([n for n in others if n < 1], [n for n in others if n < 1])
-        found = dict.fromkeys((*_two_sided(lows or others, highs or others), *around, *_one_sided(lows, highs)))
+        both = _two_sided(lows or others, highs or others)
+        alone = tuple(_one_sided(lows, highs))
+        found = dict.fromkeys((*both, *around, *alone) if lows and highs else (*alone, *around, *both))
     else:
         free = others or [n for n in numbers if n > 0]
         found = dict.fromkeys((*_two_sided([n for n in free if n < 1], free), *_one_sided((), free)))
@@ -55,6 +57,15 @@ def shown(band: Band) -> str:
 def called(named: Mapping[str, float], *words: str) -> list[float]:
     """The numbers of the settings with one of these words in their names."""
     return [value for name, value in named.items() if set(words_of(name)) & set(words)]
+
+
+def sides(numbers: Sequence[float], named: Mapping[str, float]) -> list[Band]:
+    """How far something may go down and up: the settings called low and high, or any two numbers below 1."""
+    lows, highs = (
+        [v for n, v in named.items() if set(words_of(n)) & words and 0 < v < 1] or [n for n in numbers if 0 < n < 1]
+        for words in (LOW, HIGH)
+    )
+    return [(low, high) for low in lows for high in highs]
 
 
 DISTANCES = frozenset({"kl", "k1", "k2", "k3", "threshold", "thresh", "delta", "log", "tau", "veto", "error", "diff"})

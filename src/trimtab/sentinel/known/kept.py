@@ -174,7 +174,7 @@ def by_sign(
                 f"{told} not pushed out of {bounds.shown(band)}",
                 lambda c, f=of, b=band: gated(c, f(c).exp() > b[1], f(c).exp() < b[0]),
             )
-    for low, high in ((a, b) for a in numbers for b in numbers if 0 < a < 1 and 0 < b < 1):
+    for low, high in bounds.sides(numbers, named):
 
         def by_difference(c: Cells, a: float = low, b: float = high) -> Tensor:
             apart = c[top].exp() - c[bottom].exp()

@@ -50,8 +50,7 @@ def _soft(own: str, behind: str, numbers: Sequence[float], named: Settings) -> I
 
 def _geometric(own: str, behind: str, numbers: Sequence[float], named: Settings) -> Iterator[Known]:
     """GMPO: log-ratios are clipped token by token, on the side where it binds, before their mean."""
-    near = [n for n in numbers if 0 < n < 1]
-    offsets = [(-a, b) for a in near for b in near]
+    offsets = [(-low, high) for low, high in bounds.sides(numbers, named)]
     logs = [(torch.tensor(b[0]).log().item(), torch.tensor(b[1]).log().item()) for b in bounds.likely(numbers, named)]
     for low, high in dict.fromkeys((*offsets, *(band for band in logs if abs(band[0]) + abs(band[1]) < bounds.FREE))):
         for by_row in (False, True):
