@@ -85,3 +85,62 @@ def charged_leave_one_out(rewards: Tensor, old_logps: Tensor, ref_logps: Tensor,
 def test_charged_credit_is_recognised(fn: Callable[..., object], formula: str) -> None:
     assert (formula, "") in fits(fn)
     assert not any(mistake for _, mistake in fits(fn))
+
+
+def by_group(rewards: Tensor, groups: Tensor, one: Callable[[Tensor], Tensor]) -> Tensor:
+    out = torch.zeros_like(rewards)
+    for name in groups.unique():
+        out[groups == name] = one(rewards[groups == name])
+    return out
+
+
+def over_the_mean(rewards: Tensor, groups: Tensor) -> Tensor:
+    return by_group(rewards, groups, lambda r: (r - r.mean()) / (r.mean() + 1e-6) if r.mean() > 0 else r * 0)
+
+
+def then_whitened(rewards: Tensor, groups: Tensor) -> Tensor:
+    left = by_group(rewards, groups, lambda r: r - r.mean())
+    return (left - left.mean()) / (left.std() + 1e-8)
+
+
+def best_only(rewards: Tensor, groups: Tensor) -> Tensor:
+    def lead(r: Tensor) -> Tensor:
+        if len(r) < 2:
+            return r * 0
+        top = r.topk(2)
+        return torch.zeros_like(r).scatter(0, top.indices[:1], top.values[:1] - top.values[1:])
+
+    return by_group(rewards, groups, lead)
+
+
+def between_extremes(rewards: Tensor, groups: Tensor) -> Tensor:
+    return by_group(rewards, groups, lambda r: (r - r.min()) / (r.max() - r.min() + 1e-8))
+
+
+def of_those_that_vote(prompt_ids: Tensor, rewards: Tensor, valid_mask: Tensor) -> Tensor:
+    same = (prompt_ids.unsqueeze(0) == prompt_ids.unsqueeze(1)).to(rewards.dtype) * valid_mask.to(rewards.dtype)
+    return rewards - (same @ rewards) / same.sum(-1).clamp(min=1)
+
+
+def opo(token_level_rewards: Tensor, response_mask: Tensor, index: Tensor) -> Tensor:
+    scores, lengths = (token_level_rewards * response_mask).sum(1), response_mask.sum(1)
+    out = torch.zeros_like(scores)
+    for name in set(index.tolist()):
+        own = torch.tensor([one == name for one in index.tolist()])
+        out[own] = scores[own] - (scores[own] * lengths[own]).sum() / lengths[own].sum()
+    return out[:, None] * response_mask
+
+
+@pytest.mark.parametrize(
+    ("fn", "formula"),
+    [
+        (over_the_mean, "reward - group mean, over the positive group mean"),
+        (then_whitened, "reward - group mean, whitened over answers, n - 1"),
+        (best_only, "lead of the best"),
+        (between_extremes, "reward between the extremes of its group"),
+        (of_those_that_vote, "reward - group mean, of answers that vote"),
+        (opo, "reward - mean by trained length"),
+    ],
+)
+def test_rewards_inside_their_group_are_recognised(fn: Callable[..., object], formula: str) -> None:
+    assert fits(fn) == [(formula, "")]

@@ -10,7 +10,7 @@ from trimtab.sentinel.batch.perturb import LOGPS
 from trimtab.sentinel.binding.settings import named, settings_of, settled
 from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.binding.words import words_of
-from trimtab.sentinel.known import charged, credit, kept, losses, masks, surrogate, token, weights
+from trimtab.sentinel.known import charged, credit, distilled, grouped, kept, losses, masks, surrogate, token, weights
 from trimtab.sentinel.known.averages import (
     AVERAGES,
     EXTREMES,
@@ -32,6 +32,8 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
         yield from _scalars(subject, result, numbers)
     elif result.level == "sequence" and not policies and "token_loss" in inputs:
         yield from (averaged(Known("token_loss", lambda c: c["token_loss"]), one) for one in ROW_AVERAGES)
+    elif {"logits", "teacher_logits"} <= inputs:
+        yield from _distilled(subject)
     elif "token_loss" in inputs and len(policies) > 1 and result.kind in ("term", "loss", "statistic"):
         yield from weights.corrected(inputs, numbers, _by_name(subject))
     elif result.kind in ("kl", "term", "importance") and len(policies) > 1 and not inputs & {"advantage", "outcome"}:
@@ -71,6 +73,8 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
     elif result.kind in ("advantage", "return", "reward") and inputs & {"reward", "token_reward"}:
         if result.level == "sequence" or "group" in inputs or subject.couples == "group":
             yield from _told_apart(subject, credit.normalised())
+            yield from grouped.advantages(numbers, _by_name(subject), by_token=result.level == "token")
+            yield from grouped.of_voters() if inputs & {"votes", "in_use"} else ()
         if result.level == "token":
             yield from credit.carried_back(inputs, numbers, _by_name(subject))
         if result.level == "sequence" and "group" not in inputs:
@@ -84,6 +88,14 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
             yield from credit.whitened(name)
             yield credit.by_variance(name)
             yield from credit.by_mean_square(name)
+
+
+def _distilled(subject: Subject) -> Iterator[Known]:
+    """Numbers per token of a student and its teacher."""
+    numbers, heats = settings_of(subject), _temperatures(subject)
+    yield from distilled.divergences(heats, numbers)
+    if "token_id" in subject.inputs:
+        yield from distilled.with_labels(heats, numbers)
 
 
 def _pushed(inputs: frozenset[str]) -> bool:
@@ -175,6 +187,8 @@ def _terms(subject: Subject, result: Result, numbers: Sequence[float]) -> list[K
     elif policies and not (result.kind == "loss" and _pushed(inputs)):
         terms += [*token.kl(inputs), *token.gaps(inputs)] if len(policies) > 1 else []
         terms += surrogate.clip_flags(inputs, numbers) if "logp_current" in inputs else []
+    if {"logits", "teacher_logits"} <= inputs:
+        return list(_distilled(subject))
     if {"logits", "token_id"} <= inputs and result.kind == "loss":
         for one in token.scores(_temperatures(subject)):
             terms.append(Known(f"minus the {one.name}", lambda c, o=one: -o.of(c), one.mistake, one.partial))
