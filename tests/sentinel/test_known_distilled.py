@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.sentinel.test_known_credit import fits
 from torch import Tensor
 from torch.nn import functional
-
-from tests.sentinel.test_known_credit import fits
 
 
 def forward_kl(logits: Tensor, teacher_logits: Tensor, mask: Tensor, temperature: float = 2.0) -> Tensor:

@@ -106,3 +106,32 @@ def test_a_policy_loss_is_recognised(fn: Callable[..., object], formula: str) ->
     found = fits(fn)
     assert (formula, "") in found
     assert not any(mistake for _, mistake in found)
+
+
+def ppo_with_entropy(lp: Tensor, old_lp: Tensor, adv: Tensor, entropy: Tensor, mask: Tensor, eps: float = 0.2,
+                     ent_coef: float = 0.01) -> Tensor:  # fmt: skip
+    ratio = torch.exp(lp - old_lp)
+    loss = torch.max(-adv * ratio, -adv * ratio.clamp(1 - eps, 1 + eps))
+    return mean(loss, mask) - ent_coef * mean(entropy, mask)
+
+
+def actor_critic(lp: Tensor, old_lp: Tensor, adv: Tensor, values: Tensor, returns: Tensor, entropy: Tensor,
+                 mask: Tensor, clip: float = 0.2, vf_coef: float = 0.5, ent_coef: float = 0.01) -> Tensor:  # fmt: skip
+    ratio = torch.exp(lp - old_lp)
+    loss = torch.max(-adv * ratio, -adv * ratio.clamp(1 - clip, 1 + clip))
+    return mean(loss, mask) + vf_coef * 0.5 * mean((values - returns) ** 2, mask) - ent_coef * mean(entropy, mask)
+
+
+@pytest.mark.parametrize(
+    ("fn", "formula"),
+    [
+        (ppo_with_entropy, "token mean of clipped to [0.8, 1.2], ratio to logp_old, minus 0.01 × entropy"),
+        (
+            actor_critic,
+            "token mean of clipped to [0.8, 1.2], ratio to logp_old, minus 0.01 × entropy, "
+            "plus 0.5 × 0.5 × squared error",
+        ),
+    ],
+)
+def test_a_loss_with_more_terms_is_recognised(fn: Callable[..., object], formula: str) -> None:
+    assert fits(fn) == [(formula, "")]

@@ -10,7 +10,20 @@ from trimtab.sentinel.batch.perturb import LOGPS
 from trimtab.sentinel.binding.settings import named, settings_of, settled
 from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.binding.words import words_of
-from trimtab.sentinel.known import charged, credit, distilled, grouped, kept, losses, masks, surrogate, token, weights
+from trimtab.sentinel.known import (
+    charged,
+    credit,
+    distilled,
+    grouped,
+    joined,
+    kept,
+    losses,
+    masks,
+    metrics,
+    surrogate,
+    token,
+    weights,
+)
 from trimtab.sentinel.known.averages import (
     AVERAGES,
     EXTREMES,
@@ -160,6 +173,7 @@ def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iter
     if result.kind != "loss":
         yield from counts()
         yield from watched(inputs)
+        yield from metrics.watched(inputs, numbers)
     terms = _terms(subject, result, numbers)
     averages = AVERAGES if result.kind == "loss" else (*AVERAGES, *EXTREMES)
     if len(terms) == 1:
@@ -204,8 +218,11 @@ def _rare_terms(subject: Subject, result: Result, numbers: Sequence[float]) -> I
     inputs = subject.inputs
     if result.kind == "loss" and "token_loss" in inputs:
         yield from weights.corrected(inputs, numbers, _by_name(subject))
-    if result.kind == "loss" and _pushed(inputs):
+    if result.kind == "loss" and _pushed(inputs) and "logp_current" in inputs:
+        yield from joined.with_more(inputs, numbers, _by_name(subject))
         yield from losses.policy_losses(inputs, numbers, _by_name(subject))
+    elif result.kind != "loss" and "logp_current" in inputs:
+        yield from surrogate.dual_flags(inputs, numbers)
 
 
 def counts() -> Iterator[Known]:

@@ -159,6 +159,18 @@ def _dual(
     return torch.where(a < 0, chosen(loss, -a * cap), loss)
 
 
+def dual_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
+    """1 where the second bound of a dual clip binds."""
+    credit = "advantage" if "advantage" in inputs else "outcome" if "outcome" in inputs else ""
+    for behind in (n for n in ("logp_old", "logp_rollout") if n in inputs and credit):
+        for cap in (n for n in numbers if n > 1):
+
+            def binds(c: Cells, behind: str = behind, cap: float = cap) -> Tensor:
+                return ((c.gap("logp_current", behind).exp() > cap) & (credit_of(c, credit) < 0)).double()
+
+            yield Known(f"dual clip {cap:g} binds, ratio to {behind}", binds)
+
+
 def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
     """1 where a clip binds."""
     credit = "advantage" if "advantage" in inputs else "outcome" if "outcome" in inputs else None
