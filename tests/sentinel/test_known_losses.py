@@ -135,3 +135,15 @@ def actor_critic(lp: Tensor, old_lp: Tensor, adv: Tensor, values: Tensor, return
 )
 def test_a_loss_with_more_terms_is_recognised(fn: Callable[..., object], formula: str) -> None:
     assert fits(fn) == [(formula, "")]
+
+
+def huber(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, reach: float = 0.2) -> Tensor:
+    def error(one: Tensor) -> Tensor:
+        return torch.nn.functional.smooth_l1_loss(one, returns, reduction="none")
+
+    held = old_values + (values - old_values).clamp(-reach, reach)
+    return mean(torch.max(error(values), error(held)), mask)
+
+
+def test_a_huber_loss_is_recognised() -> None:
+    assert fits(huber) == [("token mean of Huber error up to 1, clipped at 0.2", "")]

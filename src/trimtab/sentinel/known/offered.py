@@ -20,6 +20,7 @@ from trimtab.sentinel.known import (
     losses,
     masks,
     metrics,
+    preferred,
     surrogate,
     token,
     weights,
@@ -41,7 +42,10 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
     """Formulas that a result of this kind and level can be, from the fields that the function reads."""
     inputs, numbers = subject.inputs, settings_of(subject)
     policies = inputs & set(LOGPS)
-    if result.level == "scalar":
+    if subject.role == "preference":
+        for by_position in (False, True):
+            yield from preferred.losses(inputs, numbers, _by_name(subject), by_position=by_position)
+    elif result.level == "scalar":
         yield from _scalars(subject, result, numbers)
     elif result.level == "sequence" and not policies and "token_loss" in inputs:
         yield from (averaged(Known("token_loss", lambda c: c["token_loss"]), one) for one in ROW_AVERAGES)
@@ -63,6 +67,7 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
         yield from token.kl(inputs)
     elif result.kind == "term" and "returns" in inputs and "value" in inputs:
         yield from token.squared_errors(inputs, numbers)
+        yield from token.huber_errors(inputs, numbers)
     elif result.kind == "entropy":
         yield from token.entropy(_temperatures(subject))
     elif result.kind == "logp":
@@ -173,7 +178,6 @@ def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iter
     if result.kind != "loss":
         yield from counts()
         yield from watched(inputs)
-        yield from metrics.watched(inputs, numbers)
     terms = _terms(subject, result, numbers)
     averages = AVERAGES if result.kind == "loss" else (*AVERAGES, *EXTREMES)
     if len(terms) == 1:
@@ -185,6 +189,8 @@ def _scalars(subject: Subject, result: Result, numbers: Sequence[float]) -> Iter
             yield from (averaged(one, average) for average in fine)
     for one in _rare_terms(subject, result, numbers):
         yield from (averaged(one, average) for average in fine)
+    if result.kind != "loss":
+        yield from metrics.watched(inputs, numbers)
     for one in terms:
         yield from (averaged(one, a) for a in (fine if one.mistake else averages) if one.mistake or a.mistake)
 
@@ -218,6 +224,8 @@ def _rare_terms(subject: Subject, result: Result, numbers: Sequence[float]) -> I
     inputs = subject.inputs
     if result.kind == "loss" and "token_loss" in inputs:
         yield from weights.corrected(inputs, numbers, _by_name(subject))
+    if result.kind == "loss" and {"value", "returns"} <= inputs and not inputs & set(LOGPS):
+        yield from token.huber_errors(inputs, numbers)
     if result.kind == "loss" and _pushed(inputs) and "logp_current" in inputs:
         yield from joined.with_more(inputs, numbers, _by_name(subject))
         yield from losses.policy_losses(inputs, numbers, _by_name(subject))
