@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,13 +10,6 @@ from torch import Tensor
 from trimtab.sentinel.known.cells import Cells
 
 Reduce = Callable[[Cells, Tensor], Tensor]
-
-
-class Formula(Protocol):
-    """Numbers per cell."""
-
-    @property
-    def of(self) -> Callable[[Cells], Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -91,41 +83,24 @@ AVERAGES: tuple[Average, ...] = (
 )  # fmt: skip
 
 
-class Shape:
-    """Cells as far as averages see them: two batches with the same masks have the same weights."""
-
-    def __init__(self, cells: Cells) -> None:
-        self.cells = cells
-        self.key = (
-            tuple(cells.mask.shape),
-            tuple(cells.mask.flatten().tolist()),
-            tuple(cells.response.flatten().tolist()),
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shape) and self.key == other.key
+def every_average(c: Cells, formula: Any) -> Tensor:
+    """All `AVERAGES` of a formula at once: each of them is a weighted sum of the cells."""
+    return c.of_formula(formula, "averages", lambda x: _weights(c) @ x.reshape(-1))
 
 
-@lru_cache(maxsize=64)
-def _weights(shape: Shape) -> Tensor:
-    """The weight of every cell in every average."""
-    c = shape.cells
-    cells = torch.eye(c.mask.numel(), dtype=torch.float64).reshape(-1, *c.mask.shape)
-    return torch.tensor([[float(one.of(c, cell)) for cell in cells] for one in AVERAGES], dtype=torch.float64)
+def _weights(c: Cells) -> Tensor:
+    """The weight of each cell in each of the averages, [averages, cells]."""
+
+    def slopes() -> Tensor:
+        with torch.enable_grad():
+            x = torch.zeros_like(c.mask, requires_grad=True)
+            found = [torch.autograd.grad(one.of(c, x), x)[0].reshape(-1) for one in AVERAGES]
+        return torch.stack(found)
+
+    return c.held("weights of averages", slopes)
 
 
-def all_averages(c: Cells, formula: Formula) -> Tensor:
-    """Every average of `AVERAGES` of one formula, in their order.
-
-    All of them are weighted sums of cells, so their weights on a case are measured once.
-    """
-    if c.weights is None:
-        c.weights = _weights(Shape(c))
-    weights = c.weights
-    return c.once(formula, lambda values: weights @ values.reshape(-1))
+PLACES = {one.name: i for i, one in enumerate(AVERAGES)}
 
 
 def with_constant(constant: float) -> tuple[Average, ...]:

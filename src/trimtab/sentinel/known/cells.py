@@ -20,25 +20,31 @@ class Cells:
         self.case = case
         self._by_token = by_token
         self._held: dict[str, Tensor] = {}
-        self._last: tuple[Any, Tensor] = (None, torch.zeros(0))
-        self._made: tuple[Any, Tensor] = (None, torch.zeros(0))
-        self.weights: Tensor | None = None
-        """The weight of every cell in every average, once they are known."""
+        self._last: tuple[Any, dict[str, Tensor]] = (None, {})
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._held:
             self._held[name] = self.case.padded(name, with_prompt=False, dtype=torch.float64).detach()
         return self._held[name]
 
-    def once(self, formula: Any, further: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """The values of a formula, or what is further made of them, computed at the first time of asking."""
+    def once(self, formula: Any) -> Tensor:
+        """The values of a formula, computed at the first time of asking."""
+        return self.of_formula(formula, "values", lambda x: x)
+
+    def of_formula(self, formula: Any, name: str, made: Callable[[Tensor], Tensor]) -> Tensor:
+        """Something made of the values of a formula, computed once as long as the same formula is asked about."""
         if self._last[0] is not formula:
-            self._last = (formula, formula.of(self))
-        if further is None:
-            return self._last[1]
-        if self._made[0] is not formula:
-            self._made = (formula, further(self._last[1]))
-        return self._made[1]
+            self._last = (formula, {"values": formula.of(self)})
+        known = self._last[1]
+        if name not in known:
+            known[name] = made(known["values"])
+        return known[name]
+
+    def held(self, name: str, made: Callable[[], Tensor]) -> Tensor:
+        """Something that depends on no formula, computed once."""
+        if name not in self._held:
+            self._held[name] = made()
+        return self._held[name]
 
     @cached_property
     def mask(self) -> Tensor:
@@ -71,6 +77,47 @@ class Cells:
         group = self.case.sequences["group"]
         return [(group == g).nonzero().squeeze(1) for g in sorted({int(g) for g in group})]
 
+    def means(self, values: Tensor) -> Tensor:
+        """The mean of each row over its trained tokens."""
+        return (values * self.mask).sum(1) / self.count
+
+    def gap(self, top: str, bottom: str) -> Tensor:
+        """The log-ratio of two policies."""
+        return self.held(f"{top} - {bottom}", lambda: self[top] - self[bottom])
+
+    @cached_property
+    def last(self) -> Tensor:
+        """1 at the last trained token of each row."""
+        return self.mask * (self.mask.flip(1).cumsum(1).flip(1) == 1)
+
+    @cached_property
+    def voters(self) -> Tensor:
+        """Which rows vote on the statistics of their group."""
+        return self.case.sequences["votes"].bool()
+
+    def with_reward(self, reward: Tensor) -> "Cells":
+        """The same cells, with other rewards."""
+        return self._with({}, {"reward": reward})
+
+    def with_paid(self, paid: Tensor) -> "Cells":
+        """The same cells, with other rewards of tokens."""
+        return self._with({"token_reward": paid}, {})
+
+    def with_groups(self, groups: list[Tensor]) -> "Cells":
+        """The same cells, with other groups."""
+        return self._with({}, {"groups": groups})
+
+    def _with(self, held: dict[str, Tensor], derived: dict[str, Any]) -> "Cells":
+        made = Cells(self.case, by_token=self._by_token)
+        made._held = {**self._held, **held}
+        kept = {name: self.__dict__[name] for name in _OF_SHAPE if name in self.__dict__}
+        made.__dict__.update({**kept, **derived})
+        return made
+
     def rows(self, values: Tensor) -> Tensor:
         """One number per row, copied to its cells."""
         return values[:, None].expand_as(self.mask)
+
+
+_OF_SHAPE = ("mask", "response", "count", "groups", "last")
+"""What depends on no reward."""

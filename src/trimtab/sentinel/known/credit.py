@@ -104,7 +104,7 @@ def carried_back(
     Where settings are called gamma and lambda, their numbers are taken for these.
     """
     free = [n for n in dict.fromkeys((*numbers, 1.0)) if 0 < n <= 1]
-    gammas, lams = ([held] if held is not None else free for held in _called(named or {}))
+    gammas, lams = ([held] if held is not None else free for held in called(named or {}))
     value = next((v for v in ("value_old", "value") if v in inputs), "")
     if value and len(gammas) == len(lams) == 1 and gammas != lams:
         exchanged = "gamma stands for lambda, and lambda for gamma"
@@ -193,7 +193,7 @@ def shortened(numbers: Sequence[float]) -> Iterator[Known]:
                 )  # fmt: skip
 
 
-def _called(named: Mapping[str, float]) -> tuple[float | None, float | None]:
+def called(named: Mapping[str, float]) -> tuple[float | None, float | None]:
     """The numbers of the settings called gamma and lambda."""
     return tuple(
         next((v for n, v in named.items() if set(words_of(n)) & words), None)

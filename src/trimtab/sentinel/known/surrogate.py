@@ -1,15 +1,14 @@
 """Policy losses per token, and the fraction of tokens at which a clip binds."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 import torch
 from torch import Tensor
 
+from trimtab.sentinel.known.bounds import Band, likely, shown
 from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.token import Known
-
-Band = tuple[float, float]
 
 
 def bands(numbers: Sequence[float]) -> Iterator[Band]:
@@ -24,20 +23,24 @@ def bands(numbers: Sequence[float]) -> Iterator[Band]:
                 yield band
 
 
-def _credit(c: Cells, name: str) -> Tensor:
+def credit_of(c: Cells, name: str) -> Tensor:
+    """The advantage of each token, or that of its row."""
     return c.rows(c.outcome) if name == "outcome" else c[name]
 
 
-def policy_losses(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
+def policy_losses(inputs: frozenset[str], numbers: Sequence[float], named: Mapping[str, float]) -> Iterator[Known]:
     """The loss of each token, to minimise."""
     credit = "advantage" if "advantage" in inputs else "outcome"
-    yield Known("REINFORCE", lambda c: -_credit(c, credit) * c["logp_current"])
+    yield Known("REINFORCE", lambda c: -credit_of(c, credit) * c["logp_current"])
     up = "the sign is lost: it minimises what it should maximise"
-    yield Known("REINFORCE, sign lost", lambda c: _credit(c, credit) * c["logp_current"], up)
+    yield Known("REINFORCE, sign lost", lambda c: credit_of(c, credit) * c["logp_current"], up)
     for behind in (n for n in ("logp_old", "logp_rollout") if n in inputs):
-        for one in (*_from(credit, behind, numbers), *_weighted(credit, behind, numbers)):
-            yield one
-            if behind == "logp_old" and "logp_rollout" in inputs and not one.mistake:
+        yield from (*_from(credit, behind, numbers), *_weighted(credit, behind, numbers))
+    if {"logp_old", "logp_rollout"} <= inputs:
+        # There are hundreds of weights for each loss: only intervals that the settings are called for.
+        near = [shown(band) for band in likely(numbers, named)]
+        for one in (*_from(credit, "logp_old", numbers), *_weighted(credit, "logp_old", numbers)):
+            if not one.mistake and ("[" not in one.name or any(band in one.name for band in near)):
                 yield from _decoupled(one, numbers)
 
 
@@ -60,10 +63,10 @@ def _weighted(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Kn
         held: list[tuple[str, Band]] = [("", (0.0, float("inf")))]
         held += [(f" up to {cap:g}", (0.0, cap)) for cap in numbers if cap > 1]
         held += [(f" in [{band[0]:g}, {band[1]:g}]", band) for band in bands(numbers)]
-        for shown, band in held:
+        for bounded, band in held:
             yield Known(
-                f"REINFORCE weighted by its {told} to {behind}{shown}",
-                lambda c, r=ratio, b=band: -r(c).clamp(*b) * _credit(c, credit) * c["logp_current"], mistake,
+                f"REINFORCE weighted by its {told} to {behind}{bounded}",
+                lambda c, r=ratio, b=band: -r(c).clamp(*b) * credit_of(c, credit) * c["logp_current"], mistake,
             )  # fmt: skip
 
 
@@ -73,7 +76,7 @@ def _decoupled(one: Known, numbers: Sequence[float]) -> Iterator[Known]:
     turned = "the weight is turned around: sampler over old policy"
     ends = (("logp_old", "logp_rollout", ""), ("logp_current", "logp_rollout", wrong),
             ("logp_rollout", "logp_old", turned))  # fmt: skip
-    for end, start, mistake in ends:
+    for end, start, mistake in ends if one.name.startswith("clipped") and "dual" not in one.name else ends[:1]:
 
         def ratio(c: Cells, end: str = end, start: str = start) -> Tensor:
             return (c[end] - c[start]).exp()
@@ -111,34 +114,36 @@ def _from(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Known]
     up = "the sign is lost: it minimises what it should maximise"
     for level, r in (("", ratio), (", ratio of the sequence", of_sequence), (", product of the sequence", product_of)):
         told = f"ratio to {behind}{level}"
-        yield Known(f"unclipped, {told}", lambda c, r=r: -_credit(c, credit) * r(c))
-        yield Known(f"unclipped, {told}, sign lost", lambda c, r=r: _credit(c, credit) * r(c), up)
+        yield Known(f"unclipped, {told}", lambda c, r=r: -credit_of(c, credit) * r(c))
+        yield Known(f"unclipped, {told}, sign lost", lambda c, r=r: credit_of(c, credit) * r(c), up)
         for band in bands(numbers):
-            shown = f"[{band[0]:g}, {band[1]:g}]"
+            interval = f"[{band[0]:g}, {band[1]:g}]"
 
             def both(c: Cells, r: object = r, band: Band = band) -> tuple[Tensor, Tensor]:
                 found: Tensor = r(c)  # type: ignore[operator]
-                a = _credit(c, credit)
+                a = credit_of(c, credit)
                 return -a * found, -a * found.clamp(*band)
 
-            yield Known(f"clipped to {shown}, {told}", lambda c, b=both: torch.maximum(*b(c)))
+            yield Known(f"clipped to {interval}, {told}", lambda c, b=both: torch.maximum(*b(c)))
             small = "the smaller of the two losses is taken, so the clip removes the wrong side"
-            yield Known(f"clipped to {shown}, {told}, the smaller one", lambda c, b=both: torch.minimum(*b(c)), small)
+            yield Known(
+                f"clipped to {interval}, {told}, the smaller one", lambda c, b=both: torch.minimum(*b(c)), small
+            )
             alone = "the clipped loss is used alone, so a token that moved the wrong way gets no gradient"
-            yield Known(f"always clipped to {shown}, {told}", lambda c, b=both: b(c)[1], alone, is_part=True)
+            yield Known(f"always clipped to {interval}, {told}", lambda c, b=both: b(c)[1], alone, is_part=True)
             for cap in (n for n in numbers if n > 1):
                 yield Known(
-                    f"clipped to {shown} with dual clip {cap:g}, {told}",
+                    f"clipped to {interval} with dual clip {cap:g}, {told}",
                     lambda c, b=both, k=cap: _dual(c, credit, b(c), k),
                 )
                 lower = "the dual clip lets a negative advantage push further instead of bounding it"
                 yield Known(
-                    f"clipped to {shown} with dual clip {cap:g}, {told}, the other way",
+                    f"clipped to {interval} with dual clip {cap:g}, {told}, the other way",
                     lambda c, b=both, k=cap: _dual(c, credit, b(c), k, torch.maximum), lower,
                 )  # fmt: skip
                 yield Known(
-                    f"clipped to {shown} with dual clip {cap:g}, {told}, for every sign",
-                    lambda c, b=both, k=cap: torch.minimum(torch.maximum(*b(c)), -_credit(c, credit) * k),
+                    f"clipped to {interval} with dual clip {cap:g}, {told}, for every sign",
+                    lambda c, b=both, k=cap: torch.minimum(torch.maximum(*b(c)), -credit_of(c, credit) * k),
                     "the dual clip bounds positive advantages too",
                 )
 
@@ -150,8 +155,20 @@ def _dual(
     cap: float,
     chosen: Callable[[Tensor, Tensor], Tensor] = torch.minimum,
 ) -> Tensor:
-    loss, a = torch.maximum(*both), _credit(c, credit)
+    loss, a = torch.maximum(*both), credit_of(c, credit)
     return torch.where(a < 0, chosen(loss, -a * cap), loss)
+
+
+def dual_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
+    """1 where the second bound of a dual clip binds."""
+    credit = "advantage" if "advantage" in inputs else "outcome" if "outcome" in inputs else ""
+    for behind in (n for n in ("logp_old", "logp_rollout") if n in inputs and credit):
+        for cap in (n for n in numbers if n > 1):
+
+            def binds(c: Cells, behind: str = behind, cap: float = cap) -> Tensor:
+                return ((c.gap("logp_current", behind).exp() > cap) & (credit_of(c, credit) < 0)).double()
+
+            yield Known(f"dual clip {cap:g} binds, ratio to {behind}", binds)
 
 
 def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
@@ -163,50 +180,50 @@ def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
             return (c["logp_current"] - c[behind]).exp()
 
         for band in bands(numbers):
-            shown = f"[{band[0]:g}, {band[1]:g}]"
+            interval = f"[{band[0]:g}, {band[1]:g}]"
 
             def outside(c: Cells, r: object = ratio, band: Band = band) -> tuple[Tensor, Tensor]:
                 found: Tensor = r(c)  # type: ignore[operator]
                 return (found < band[0]).double(), (found > band[1]).double()
 
-            yield Known(f"outside {shown}", lambda c, o=outside: sum(o(c)))  # type: ignore[arg-type]
-            yield Known(f"below {shown}", lambda c, o=outside: o(c)[0])
-            yield Known(f"above {shown}", lambda c, o=outside: o(c)[1])
+            yield Known(f"outside {interval}", lambda c, o=outside: sum(o(c)))  # type: ignore[arg-type]
+            yield Known(f"below {interval}", lambda c, o=outside: o(c)[0])
+            yield Known(f"above {interval}", lambda c, o=outside: o(c)[1])
             inside = "it counts the tokens inside the band"
-            yield Known(f"inside {shown}", lambda c, o=outside: 1 - o(c)[0] - o(c)[1], inside)
+            yield Known(f"inside {interval}", lambda c, o=outside: 1 - o(c)[0] - o(c)[1], inside)
             if credit is None:
                 continue
 
             def binds(c: Cells, o: object = outside, name: str = credit) -> Tensor:
                 low, high = o(c)  # type: ignore[operator]
-                a = _credit(c, name)
+                a = credit_of(c, name)
                 return torch.where(a > 0, high, torch.where(a < 0, low, torch.zeros_like(low)))
 
-            yield Known(f"clip to {shown} binds", binds)
+            yield Known(f"clip to {interval} binds", binds)
             yield Known(
-                f"clip to {shown} binds below",
-                lambda c, o=outside, name=credit: torch.where(_credit(c, name) < 0, o(c)[0], 0.0),
+                f"clip to {interval} binds below",
+                lambda c, o=outside, name=credit: torch.where(credit_of(c, name) < 0, o(c)[0], 0.0),
             )
             yield Known(
-                f"clip to {shown} binds above",
-                lambda c, o=outside, name=credit: torch.where(_credit(c, name) > 0, o(c)[1], 0.0),
+                f"clip to {interval} binds above",
+                lambda c, o=outside, name=credit: torch.where(credit_of(c, name) > 0, o(c)[1], 0.0),
             )
             if not any(abs(band[1] - number) < 1e-9 for number in numbers):  # the second bound of a dual clip is one
                 signs = "it counts tokens whose advantage has the other sign, for which this side never binds"
                 yield Known(
-                    f"above {shown} for negative advantages",
-                    lambda c, o=outside, name=credit: torch.where(_credit(c, name) < 0, o(c)[1], 0.0), signs,
+                    f"above {interval} for negative advantages",
+                    lambda c, o=outside, name=credit: torch.where(credit_of(c, name) < 0, o(c)[1], 0.0), signs,
                 )  # fmt: skip
                 yield Known(
-                    f"below {shown} for positive advantages",
-                    lambda c, o=outside, name=credit: torch.where(_credit(c, name) > 0, o(c)[0], 0.0), signs,
+                    f"below {interval} for positive advantages",
+                    lambda c, o=outside, name=credit: torch.where(credit_of(c, name) > 0, o(c)[0], 0.0), signs,
                 )  # fmt: skip
             free = "it counts the tokens at which the clip does not bind"
-            yield Known(f"clip to {shown} does not bind", lambda c, b=binds: 1 - b(c), free)
+            yield Known(f"clip to {interval} does not bind", lambda c, b=binds: 1 - b(c), free)
 
             def other(c: Cells, o: object = outside, name: str = credit) -> Tensor:
                 low, high = o(c)  # type: ignore[operator]
-                a = _credit(c, name)
+                a = credit_of(c, name)
                 return torch.where(a > 0, low, torch.where(a < 0, high, torch.zeros_like(low)))
 
-            yield Known(f"clip to {shown}, sides exchanged", other, "the two signs of the advantage are exchanged")
+            yield Known(f"clip to {interval}, sides exchanged", other, "the two signs of the advantage are exchanged")

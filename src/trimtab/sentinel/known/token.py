@@ -264,3 +264,21 @@ def squared_errors(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator
             )  # fmt: skip
             only = "only the clipped error counts, so a value far away gets no gradient"
             yield Known(f"{told}, clipped only", lambda c, b=both: b(c)[1], only)
+
+
+def huber_errors(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
+    """Losses of a value head that grow linearly where the error is large, plain and clipped around the old value."""
+    for delta in dict.fromkeys((1.0, 10.0, *(n for n in numbers if n > 0))):
+
+        def error(c: Cells, value: Tensor, d: float = delta) -> Tensor:
+            return torch.nn.functional.huber_loss(value, c["returns"], reduction="none", delta=d)
+
+        for scale, told in ((1.0, f"Huber error up to {delta:g}"), (1 / delta, f"smooth L1 error up to {delta:g}")):
+            yield Known(told, lambda c, e=error, s=scale: s * e(c, c["value"]))
+            for reach in numbers if "value_old" in inputs else ():
+
+                def larger(c: Cells, e: Callable[..., Tensor] = error, r: float = reach, s: float = scale) -> Tensor:
+                    held = c["value"].clamp(c["value_old"] - r, c["value_old"] + r)
+                    return s * torch.maximum(e(c, c["value"]), e(c, held))
+
+                yield Known(f"{told}, clipped at {reach:g}", larger)
