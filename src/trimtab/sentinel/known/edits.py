@@ -9,8 +9,22 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-Alike = Mapping[str, tuple[str, ...]]
-"""A variable, and the others that held something of the same type and shape."""
+
+@dataclass(frozen=True)
+class Around:
+    """What a body has at hand.
+
+    alike    a variable, and the others that held something of the same type and shape
+    masks    variables that held 0 and 1 only
+    numbers  settings: variables, attributes and keys that held one number
+    modules  names of modules that have a logarithm
+    """
+
+    alike: Mapping[str, tuple[str, ...]]
+    masks: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
 
 OPERATORS: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
     ast.Add: (ast.Sub,), ast.Sub: (ast.Add,), ast.Mult: (ast.Div,), ast.Div: (ast.Mult,),
@@ -70,10 +84,10 @@ class Edit:
         return f"`{ast.unparse(self.old)}` were `{ast.unparse(self.new)}`"
 
 
-def edits(function: ast.AST, alike: Alike, masks: tuple[str, ...]) -> Iterator[Edit]:
+def edits(function: ast.AST, around: Around) -> Iterator[Edit]:
     """Every small change to the body of a function, the likely ones first."""
     slots = list(_slots(function))
-    for kinds in (_turned, _negated, _one_step, _renamed, _masked, _numbers):
+    for kinds in (_turned, _negated, _one_step, _renamed, _masked, _numbers, _scaled):
         for owner, field, index, node in slots:
             if isinstance(owner, ast.Return | ast.Tuple | ast.Dict) and kinds is _renamed:
                 continue  # another result, and not another formula
@@ -81,7 +95,7 @@ def edits(function: ast.AST, alike: Alike, masks: tuple[str, ...]) -> Iterator[E
                 continue  # it would switch something off
             if not _counts(owner, field) and (kinds is _one_step or (kinds is _numbers and _is_whole(node))):
                 continue  # x - 1 is a distance from 1 there, and not a step too far
-            for new in kinds(node, alike, masks):
+            for new in kinds(node, around):
                 yield Edit(owner, field, index, node, ast.copy_location(ast.fix_missing_locations(new), node))
 
 
@@ -106,12 +120,13 @@ def _slots(function: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.ex
 # --- an operand, a sign, a side -----------------------------------------------------------------------------------
 
 
-def _turned(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
+def _turned(node: ast.expr, around: Around) -> Iterator[ast.expr]:
     if isinstance(node, ast.BinOp):
         if isinstance(node.op, ast.Sub | ast.Div | ast.FloorDiv):
             yield ast.BinOp(node.right, node.op, node.left)
         for other in OPERATORS.get(type(node.op), ()):
             yield ast.BinOp(node.left, other(), node.right)
+        yield from _exchanged(node)
     elif isinstance(node, ast.Compare) and len(node.ops) == 1:
         other = COMPARISONS.get(type(node.ops[0]))
         if other is not None:
@@ -126,12 +141,23 @@ def _turned(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[as
         yield from _cut(node)
 
 
-def _negated(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
-    if isinstance(node, ast.Call | ast.BinOp) or (isinstance(node, ast.Name) and node.id in alike):
+def _exchanged(node: ast.BinOp) -> Iterator[ast.expr]:
+    """`a * x + b * y` with the factors of the other."""
+    first, second = node.left, node.right
+    if not (isinstance(first, ast.BinOp) and isinstance(second, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)):
+        return
+    if isinstance(first.op, ast.Mult) and isinstance(second.op, ast.Mult):
+        yield ast.BinOp(
+            ast.BinOp(second.left, ast.Mult(), first.right), node.op, ast.BinOp(first.left, ast.Mult(), second.right)
+        )
+
+
+def _negated(node: ast.expr, around: Around) -> Iterator[ast.expr]:
+    if isinstance(node, ast.Call | ast.BinOp) or (isinstance(node, ast.Name) and node.id in around.alike):
         yield ast.UnaryOp(ast.USub(), node)
 
 
-def _one_step(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
+def _one_step(node: ast.expr, around: Around) -> Iterator[ast.expr]:
     """A step more or less."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and _is_one(node.right):
         yield node.left
@@ -214,22 +240,22 @@ def _other_slices(part: ast.expr) -> Iterator[ast.expr]:
 # --- another variable, another setting ----------------------------------------------------------------------------
 
 
-def _renamed(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
+def _renamed(node: ast.expr, around: Around) -> Iterator[ast.expr]:
     """Another variable, `self.high` for `self.low`, `batch["ref"]` for `batch["old"]`."""
     if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Load):
-        for other in alike.get(ast.unparse(node), ()):
+        for other in around.alike.get(ast.unparse(node), ()):
             yield ast.parse(other, mode="eval").body
 
 
 # --- a mask that was left out --------------------------------------------------------------------------------------
 
 
-def _masked(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
+def _masked(node: ast.expr, around: Around) -> Iterator[ast.expr]:
     """A mask before a sum, a mean over what it keeps, and other counts below the line."""
     if isinstance(node, ast.Call) and _name(node) in REDUCTIONS:
-        yield from _of_what_is_kept(node, masks)
+        yield from _of_what_is_kept(node, around.masks)
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        for mask in masks:
+        for mask in around.masks:
             for text in (f"{mask}.sum()", f"{mask}.sum(-1)", f"{mask}.shape[0]", f"{mask}.numel()"):
                 if text not in ast.unparse(node.right):
                     yield ast.BinOp(node.left, ast.Div(), ast.parse(text, mode="eval").body)
@@ -256,10 +282,26 @@ def _of_what_is_kept(node: ast.Call, masks: tuple[str, ...]) -> Iterator[ast.exp
             yield ast.parse(f"({ast.unparse(product)}).sum{where} / {mask}.sum{where}", mode="eval").body
 
 
+# --- a setting that was left out ---------------------------------------------------------------------------------
+
+
+def _scaled(node: ast.expr, around: Around) -> Iterator[ast.expr]:
+    """A variable over or times a setting, and a bound on a logarithm."""
+    told = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) else ""
+    if told not in around.alike or not isinstance(getattr(node, "ctx", None), ast.Load):
+        return
+    for number in (one for one in around.numbers if one != told):
+        other = ast.parse(number, mode="eval").body
+        yield from (ast.BinOp(node, op(), other) for op in (ast.Div, ast.Mult))
+    if told in around.numbers:
+        for module in around.modules[:1]:
+            yield ast.Call(ast.Attribute(ast.Name(module, ast.Load()), "log", ast.Load()), [node], [])
+
+
 # --- a number ------------------------------------------------------------------------------------------------------
 
 
-def _numbers(node: ast.expr, alike: Alike, masks: tuple[str, ...]) -> Iterator[ast.expr]:
+def _numbers(node: ast.expr, around: Around) -> Iterator[ast.expr]:
     if not isinstance(node, ast.Constant):
         return
     value = node.value

@@ -95,17 +95,25 @@ def repaired(subject: Subject, cases: Sequence[Case], walked: Sequence[Path]) ->
     """
     found: dict[str, Repair] = {}
     left = MOST
-    for path in (one for one in walked if one.is_other):
+    at_first = {fit.result for fit in walked[0].fits}
+    for path in walked:
         known = {*found, *(fit.result for fit in path.fits)}
-        there, tried = _on_path(replace(subject, options=path.options), cases, known, left)
+        # Another number opens no other lines, but it shows what two equal defaults hide.
+        asked = None if path.is_other else at_first - known
+        there, tried = _on_path(replace(subject, options=path.options), cases, known, left, asked)
         found |= {one.result: replace(one, said=path.said) for one in there}
         left -= tried
     return list(found.values())
 
 
-def _on_path(subject: Subject, cases: Sequence[Case], known: Collection[str], most: int) -> tuple[list[Repair], int]:
-    """Repairs of unknown results under the options of a subject, and how many changes were tried."""
+def _on_path(
+    subject: Subject, cases: Sequence[Case], known: Collection[str], most: int, asked: Collection[str] | None
+) -> tuple[list[Repair], int]:
+    """Repairs of unknown results (only of those asked for) under the options of a subject, and how many were tried."""
+    if asked is not None and not asked:
+        return [], 0
     seen = answers(subject, subject.options, cases)
+    known = known if asked is None else {name for _, out in seen for name in out if name not in asked}
     unknown = _unknown(subject, seen, known) if len(seen) >= LEAST else {}
     found: dict[str, Repair] = {}
     tried = 0

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.known.edits import Edit, edits
+from trimtab.sentinel.known.edits import Around, Edit, edits
 
 OURS = str(Path(__file__).resolve().parents[2])
 PYTHON = str(Path(sysconfig.get_paths()["stdlib"]).resolve())
@@ -39,9 +39,16 @@ class Ran:
 
     def edits(self) -> Iterator[Edit]:
         """Small changes to its source."""
-        alike = _alike(self.tree, self.held)
-        masks = tuple(name for name, value in self.held.items() if _is_mask(value))
-        yield from edits(self.tree, alike, masks[:3])
+        kinds = _kinds(self.tree, self.held)
+        yield from edits(
+            self.tree,
+            Around(
+                _alike(self.tree, kinds),
+                masks=tuple(name for name, value in self.held.items() if _is_mask(value))[:3],
+                numbers=tuple(name for name, kind in kinds.items() if kind == "number")[:3],
+                modules=tuple(name for name in ("math", "np", "numpy") if name in self.made.__globals__),
+            ),
+        )
 
     @contextmanager
     def with_edit(self, edit: Edit) -> Generator[bool]:
@@ -169,15 +176,19 @@ def _is_mask(value: object) -> bool:
     return bool(((found == 0) | (found == 1)).all()) and bool(found.any()) and value.numel() > 1
 
 
-def _alike(tree: ast.AST, held: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """What can be confused: variables and settings of one type and shape, neither of which is made from the other."""
-    kinds = {name: _kind(value) for name, value in [*held.items(), *_looked_up(tree, held)]}
+def _kinds(tree: ast.AST, held: Mapping[str, Any]) -> dict[str, object]:
+    """Type and shape of every variable and setting."""
+    return {name: _kind(value) for name, value in [*held.items(), *_looked_up(tree, held)]}
+
+
+def _alike(tree: ast.AST, kinds: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
+    """What can be confused: variables and settings of one type and shape. What one is made from is simpler than it."""
     made = _made_from(tree)
     return {
         name: tuple(
             other
             for other, theirs in kinds.items()
-            if other != name and theirs == kind and name not in made.get(other, ()) and other not in made.get(name, ())
+            if other != name and theirs == kind and other not in made.get(name, ())
         )
         for name, kind in kinds.items()
         if kind is not None
