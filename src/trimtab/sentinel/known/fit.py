@@ -81,7 +81,8 @@ def paths(subject: Subject, cases: Sequence[Case]) -> list[Path]:
 
 def _in_one_direction(walked: list[Path]) -> list[Path]:
     """Which policy sampled is not known here. A direction is a mistake only where two paths have different ones."""
-    every = {(fit.result, fit.formula.endswith(TURNED)) for path in walked for fit in path.fits}
+    directed = (fit for path in walked for fit in path.fits if "k1 of" in fit.formula or "k3 of" in fit.formula)
+    every = {(fit.result, fit.formula.endswith(TURNED)) for fit in directed}
     both = {result for result, is_turned in every if (result, not is_turned) in every}
     return [
         replace(path, fits=tuple(

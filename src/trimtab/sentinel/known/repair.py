@@ -28,8 +28,8 @@ MOST = 500
 LEAST = 3
 """How many ordinary batches a function must take."""
 KINDS = (
-    frozenset(LOGPS), frozenset({"value", "value_old", "returns"}), frozenset({"reward", "token_reward"}),
-    frozenset({"trainable", "attention", "response"}),
+    frozenset({*LOGPS} - {"logp_rollout"}), frozenset({"value", "value_old", "returns"}),
+    frozenset({"reward", "token_reward"}), frozenset({"trainable", "attention", "response"}),
 )  # fmt: skip
 """Fields that are taken for one another."""
 SETTINGS = 12
@@ -186,10 +186,15 @@ def _followed(subject: Subject, name: str, case: Case) -> frozenset[str]:
     """The fields and the settings whose numbers a result follows."""
     before = _called(subject, case)
     found: set[str] = set()
-    for option, value in others(subject)[:SETTINGS]:
+    own = [(n, 0.7 * v) for n, v in subject.options.items() if isinstance(v, float) and v]
+    for option, value in [*own, *others(subject)][:SETTINGS]:
         after = _called(replace(subject, options=with_setting(subject, option, value)), case)
         if name in before and name in after and not same(before[name].value, after[name].value):
             found.add(f"{option}={value}")
+    half = range((case.num_sequences + 1) // 2)
+    part, alone = (_called(subject, case.taken(half, as_part=is_part)) for is_part in (True, False))
+    if name in part and name in alone and not same(part[name].value, alone[name].value):
+        found.add("whole")
     for field in sorted(subject.inputs):
         for moved in _moved(case, field):
             after = _called(subject, moved)

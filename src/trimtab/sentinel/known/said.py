@@ -44,7 +44,9 @@ def told_otherwise(
         yield exchanged
     if set(words_of(result)) & APART and " of ratio " in formula:
         yield f"{result} says how far two policies are apart, and a ratio is 1 where they agree"
-    if set(words_of(name)) & WITHOUT_ITSELF and formula.startswith("reward - group mean"):
+    # Over the spread of the batch, the factor between the two is gone.
+    alone = formula.startswith("reward - group mean") and not re.search("batch spread|whitened", formula)
+    if set(words_of(name)) & WITHOUT_ITSELF and alone:
         yield f"{name} asks for the mean of the others, and the sample itself is in this one"
 
 

@@ -150,10 +150,17 @@ def told(error: Exception) -> str:
 
 
 def _graded(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
-    """A bug under a guessed binding is a suspect, unless every other plausible binding shows it as well."""
-    if not subject.guessed or verdict.status != "bug":
+    """A bug under a guessed binding is a suspect, unless every other plausible binding shows it as well.
+
+    A formula with a mistake is nothing at all, if it is a published one under another plausible binding.
+    """
+    is_formula = verdict.invariant == "known_mistake" and verdict.status == "suspect"
+    if not subject.guessed or (verdict.status != "bug" and not is_formula):
         return verdict
     others = [ready(one, cases[: len(SHAPES)])[0] for one in subject.alternatives]
+    if is_formula:
+        as_published = [one for one in (_held(o, "known_mistake", cases) for o in others) if one.status == "holds"]
+        return replace(as_published[0], subject=verdict.subject) if as_published else verdict
     sure = (
         bool(others)
         and not subject.invented
