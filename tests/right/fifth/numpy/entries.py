@@ -1,0 +1,3 @@
+from tests.right.entry import Entry
+
+ENTRIES: list[Entry] = []
