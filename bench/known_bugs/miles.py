@@ -18,14 +18,15 @@ def _row(
 
 
 ONE_TOKEN = (
-    "miles/backends/training_utils/loss.py:1003: with --calculate-per-token-loss, a sample whose loss mask is all 0 "
-    "adds one token to the count that the loss is divided by"
+    "miles/backends/training_utils/loss.py:1003, on Megatron: with --calculate-per-token-loss, a sample whose loss mask "
+    "is all 0 (a filtered one, or one that --mask-offpolicy-in-partial-rollout masks) adds one token to the count"
 )
 NOT_PASSED = (
-    "miles/backends/training_utils/loss.py:681: compute_policy_loss is called without eps_clip_c, so any run with "
-    "--eps-clip-c trains without a dual clip"
+    "miles/backends/training_utils/loss.py:681: compute_policy_loss is called without eps_clip_c, so a run with "
+    "--eps-clip-c and the policy loss trains without a dual clip (repaired later, in 9525fc77f)"
 )
-"""Judged real at the repair of another bug: where, and what reaches it."""
+"""Judged real at the repair of another bug, and confirmed by somebody who did not write the bindings: where, and what
+reaches it."""
 
 
 ROWS = [

@@ -153,14 +153,15 @@ def _row(name: str, buggy: str, fixed: str | None, invariants: tuple[str, ...], 
 
 
 LOCAL_COUNT = (
-    "nemo_rl/algorithms/loss/loss_functions.py:646: with positive_example_nll_weight > 0 and two micro-batches, the "
+    "nemo_rl/algorithms/loss/loss_functions.py:641, from ppo.py:1294: in PPO with positive_example_nll_weight > 0, the "
     "likelihood of correct answers is divided by the count of the micro-batch, and the losses are summed"
 )
 LOGGED_RATIO = (
-    "nemo_rl/algorithms/loss/loss_functions.py:654: with disable_ppo_ratio, `ratios` holds log-probs, and any batch "
-    "logs their mean as probs_ratio"
+    "nemo_rl/algorithms/loss/loss_functions.py:654, from grpo.py:2650: with disable_ppo_ratio and without "
+    "force_on_policy_ratio, `ratios` holds log-probs, and their mean is logged as probs_ratio"
 )
-"""Judged real at the repair of another bug: where, and what reaches it."""
+"""Judged real at the repair of another bug, and confirmed by somebody who did not write the bindings: where, and what
+reaches it."""
 
 
 WORKER = "nemo_rl/models/policy/dtensor_policy_worker.py"

@@ -27,13 +27,14 @@ def _row(
 
 NO_MASK = (
     "slime/backends/megatron_utils/loss.py:779: the PPO branch hands no loss mask to get_advantages_and_returns_batch, "
-    "so with tool output in an answer its rewards and values are steps of the recursion"
+    "so with tool output in an answer, and lambda or gamma below 1 or a KL in the reward, its steps count"
 )
 ONE_TOKEN = (
-    "slime/backends/megatron_utils/loss.py:1260: with --calculate-per-token-loss, a sample whose loss mask is all 0 "
-    "(an aborted or filtered one) adds one token to the count that the loss is divided by"
+    "slime/backends/megatron_utils/loss.py:1260: with --calculate-per-token-loss, a sample whose loss mask is all 0 (a "
+    "filtered one, or one that --mask-offpolicy-in-partial-rollout masks) adds one token to the count below the loss"
 )
-"""Judged real at the repair of another bug: where, and what reaches it."""
+"""Judged real at the repair of another bug, and confirmed by somebody who did not write the bindings: where, and what
+reaches it."""
 
 
 def _per_token(fn: Boundary) -> Subject:
