@@ -18,7 +18,7 @@ def _row(
 
 
 ONE_TOKEN = (
-    "miles/backends/training_utils/loss.py:1003, on Megatron: with --calculate-per-token-loss, a sample whose loss mask "
+    "miles/backends/training_utils/loss.py:1003, Megatron: with --calculate-per-token-loss, a sample whose loss mask "
     "is all 0 (a filtered one, or one that --mask-offpolicy-in-partial-rollout masks) adds one token to the count"
 )
 NOT_PASSED = (

@@ -12,7 +12,8 @@ Real silent bugs of other frameworks. The sentinel checks each one at the commit
 This page is written by `python -m bench.known_bugs --markdown docs/known_bugs.md`, which reads git directories from `TRIMTAB_PEER_REPOS`. The bindings are ours;
 no code of the frameworks is stored here. **found**: a named invariant is violated at the bug and holds at the fix (a head that still has the bug
 has no fix), as a bug or as a latent bug. **missed**: no named invariant is violated. **false alarm**: still violated at the fix. At the fix, every invariant is on: the last
-column lists other invariants with a bug verdict there that nobody judged real (`real` in `bench/known_bugs/` says where, and which input reaches it).
+column lists other invariants with a bug verdict there that nobody judged real (`real` in `bench/known_bugs/` says where, and which input reaches it;
+each of these was confirmed in the callers by somebody who did not write the bindings).
 """  # noqa: E501
 
 
