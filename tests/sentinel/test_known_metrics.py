@@ -33,7 +33,7 @@ def perplexity(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> di
         (
             longest,
             (
-                "spread of advantage of trained tokens",
+                "standard deviation of advantage",
                 "largest number of trained tokens",
                 "mean number of trained tokens",
             ),
@@ -42,7 +42,7 @@ def perplexity(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> di
             agreement,
             (
                 "correlation of probabilities of logp_rollout and logp_old",
-                "largest |log-ratio| of logp_rollout and logp_old",
+                "maximum of |k1| of KL(logp_rollout to logp_old)",
             ),
         ),
         (perplexity, ("perplexity of logp_rollout",)),

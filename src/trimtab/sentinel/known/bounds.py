@@ -61,10 +61,13 @@ def called(named: Mapping[str, float], *words: str) -> list[float]:
 
 def sides(numbers: Sequence[float], named: Mapping[str, float]) -> list[Band]:
     """How far something may go down and up: the settings called low and high, or any two numbers below 1."""
-    lows, highs = (
-        [v for n, v in named.items() if set(words_of(n)) & words and 0 < v < 1] or [n for n in numbers if 0 < n < 1]
-        for words in (LOW, HIGH)
-    )
+    ends: dict[frozenset[str], list[float]] = {
+        words: [v for n, v in named.items() if set(words_of(n)) & words and 0 < v < 1] for words in (LOW, HIGH)
+    }
+    near = [n for n in numbers if 0 < n < 1]
+    # Beside a setting called high, the one without a side is the low one, as `epsilon` is beside `epsilon_high`.
+    lows = ends[LOW] or [n for n in near if n not in ends[HIGH]] or near
+    highs = ends[HIGH] or [n for n in near if n not in ends[LOW]] or near
     return [(low, high) for low in lows for high in highs]
 
 
