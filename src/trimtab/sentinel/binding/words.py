@@ -206,6 +206,10 @@ def fields_of(names: list[str]) -> dict[str, str]:
     if "eos_id" in found.values() or "stop_ids" in found.values():
         for name in (n for n in names if n not in found and n in ("sequences", "tokens", "ids", "output_ids")):
             found[name] = "token_id"
+    sampled = [name for name, one in found.items() if one == "logp_rollout"]
+    if len(sampled) == 2 and "logp_old" not in found.values():  # old_logp is the sampler's in AReaL, but not beside it
+        old = next((n for n in sampled if set(words_of(n)) & WHOSE["logp_old"]), None)
+        found |= {old: "logp_old"} if old is not None else {}
     for field, other in (("logp_old", "logp_rollout"), ("value", "value_old")):
         same = [name for name, one in found.items() if one == field]
         if len(same) == 2 and other not in found.values():

@@ -256,7 +256,9 @@ def _with_penalty(subject: Subject, result: Result, held: Held) -> Known | None:
     base = _first(candidates(subject, result), quiet, (1.0,))
     if base is None:
         return None
-    average = next(a for a in AVERAGES if base.name.startswith(f"{a.name} of "))
+    average = next((a for a in AVERAGES if base.name.startswith(f"{a.name} of ")), None)
+    if average is None:
+        return None
     minus = "the KL is taken from the loss instead of added"
 
     def penalised() -> Iterator[Known]:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.known.edits import Around, Edit, edits
+from trimtab.sentinel.known.edits import Edit, edits
+from trimtab.sentinel.known.slips import Around
 
 OURS = str(Path(__file__).resolve().parents[2])
 PYTHON = str(Path(sysconfig.get_paths()["stdlib"]).resolve())
