@@ -1,6 +1,7 @@
 """The same samples, split or ordered differently."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -8,7 +9,8 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import parts, untied
-from trimtab.sentinel.binding.subject import Seen, Subject, run, same, same_gradient
+from trimtab.sentinel.binding.settings import modes
+from trimtab.sentinel.binding.subject import Seen, Subject, call_subject, run, same, same_gradient
 from trimtab.sentinel.invariants.apart import Match, apart, differing
 from trimtab.sentinel.invariants.declare import Compared, Effect, Violation, invariant, numbers
 
@@ -99,7 +101,7 @@ def _scalar(
 def _rules(subject: Subject, values: list[Tensor], pieces: list[Case]) -> Iterator[tuple[str, Tensor, list[float]]]:
     """Ways to combine parts: the declared one, or all known ones if none is declared."""
     yield "", *combined(subject, values, pieces)
-    if subject.combine is not None or subject.reading("whole"):
+    if subject.combine is not None or (subject.reading("whole") and not _counts_on_another_path(subject, pieces)):
         return
     counts = {
         "tokens": [float(p.segments.num_tokens) for p in pieces],
@@ -115,6 +117,22 @@ def _rules(subject: Subject, values: list[Tensor], pieces: list[Case]) -> Iterat
     for name, count in counts.items():
         weight = torch.tensor(count, dtype=torch.float64) / max(sum(count), 1.0)
         yield name, (stacked * weight).sum().reshape(values[0].shape), [float(w) for w in weight]
+
+
+def _counts_on_another_path(subject: Subject, pieces: list[Case]) -> bool:
+    """Whether counts of the whole batch are for another choice of its settings, and not for this one."""
+    return not _follows_whole(subject, pieces) and any(_follows_whole(other, pieces) for _, other in modes(subject))
+
+
+def _follows_whole(subject: Subject, pieces: list[Case]) -> bool:
+    """Whether some part gives another result as a batch of its own."""
+    for part in pieces:
+        alone = replace(part, within=None)
+        with suppress(Exception), torch.no_grad():  # a path that cannot be taken follows nothing
+            first, second = call_subject(subject, part), call_subject(subject, alone)
+            if any(not same(one.value, second[name].value) for name, one in first.items()):
+                return True
+    return False
 
 
 def combined(subject: Subject, values: list[Tensor], pieces: list[Case]) -> tuple[Tensor, list[float]]:
