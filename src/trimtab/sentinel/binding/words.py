@@ -54,7 +54,7 @@ NUMBERS: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"gamma", "discount"}), 0.9),
     (frozenset({"lam", "lambd", "lambda"}), 0.95),
     (frozenset({"temperature", "temp", "tau"}), 0.7),
-    (frozenset({"accum", "accumulation", "microbatches", "world"}), 1),
+    (frozenset({"accum", "accumulation", "microbatches", "world", "processes", "ranks", "workers", "replicas"}), 1),
     (frozenset({"size"}), 2),
     (frozenset({"delta"}), 0.1),
     (frozenset({"threshold", "quantile", "percentile"}), 0.5),
