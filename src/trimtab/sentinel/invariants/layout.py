@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.directed import ordinary
 from trimtab.sentinel.batch.perturb import parts, untied
+from trimtab.sentinel.batch.rest import at_rest
 from trimtab.sentinel.binding.settings import modes
 from trimtab.sentinel.binding.subject import Seen, Subject, call_subject, run, same, same_gradient
 from trimtab.sentinel.invariants.apart import Match, apart, differing
@@ -101,7 +103,7 @@ def _scalar(
 def _rules(subject: Subject, values: list[Tensor], pieces: list[Case]) -> Iterator[tuple[str, Tensor, list[float]]]:
     """Ways to combine parts: the declared one, or all known ones if none is declared."""
     yield "", *combined(subject, values, pieces)
-    if subject.combine is not None or (subject.reading("whole") and not _counts_on_another_path(subject, pieces)):
+    if subject.combine is not None or (subject.reading("whole") and not _counts_on_another_path(subject)):
         return
     counts = {
         "tokens": [float(p.segments.num_tokens) for p in pieces],
@@ -119,17 +121,18 @@ def _rules(subject: Subject, values: list[Tensor], pieces: list[Case]) -> Iterat
         yield name, (stacked * weight).sum().reshape(values[0].shape), [float(w) for w in weight]
 
 
-def _counts_on_another_path(subject: Subject, pieces: list[Case]) -> bool:
+def _counts_on_another_path(subject: Subject) -> bool:
     """Whether counts of the whole batch are for another choice of its settings, and not for this one."""
-    return not _follows_whole(subject, pieces) and any(_follows_whole(other, pieces) for _, other in modes(subject))
+    return not _follows_whole(subject) and any(_follows_whole(other) for _, other in modes(subject))
 
 
-def _follows_whole(subject: Subject, pieces: list[Case]) -> bool:
-    """Whether some part gives another result as a batch of its own."""
-    for part in pieces:
-        alone = replace(part, within=None)
+def _follows_whole(subject: Subject) -> bool:
+    """Whether some part of an ordinary batch gives another result as a batch of its own."""
+    for case in ordinary()[:3]:
         with suppress(Exception), torch.no_grad():  # a path that cannot be taken follows nothing
-            first, second = call_subject(subject, part), call_subject(subject, alone)
+            own = subject.adapt(at_rest(case, subject.fields))
+            half = range((own.num_sequences + 1) // 2)
+            first, second = (call_subject(subject, own.taken(half, as_part=is_part)) for is_part in (True, False))
             if any(not same(one.value, second[name].value) for name, one in first.items()):
                 return True
     return False
