@@ -1,6 +1,6 @@
 """How right the sentinel is on right functions and their wrong twins: `make right`, or
 
-    python -m tests.right [--corpus held] [--dialect X] [--only NAME] [--column unbound] [--jobs 2] [--out FILE]
+    python -m tests.right [--corpus held] [--dialect X] [--only NAME] [--sample 80] [--column unbound] [--out FILE]
 
 Three columns: unbound (found by its names alone), bound (names and role), bound with a definition. A right function
 should get no bug verdict; a wrong twin should get one that the right function does not get. Each entry is printed as
@@ -9,6 +9,7 @@ soon as it is known, the totals at the end. The exit code is 1 if a right functi
 
 import argparse
 import json
+import random
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -111,6 +112,8 @@ def main() -> int:
     parser.add_argument("--dialect", choices=DIALECTS)
     parser.add_argument("--only", help="the name of one function")
     parser.add_argument("--column", choices=COLUMNS, action="append", help="may be repeated; default: all")
+    parser.add_argument("--sample", type=int, help="only so many entries, chosen at random by --seed")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--budget", type=int, default=BUDGET, help="seconds per subject")
     parser.add_argument("--out", type=Path, help="write JSON")
@@ -119,6 +122,9 @@ def main() -> int:
     chosen = [e for e in known if asked.dialect in (None, e.dialect) and asked.only in (None, e.name)]
     if not chosen:
         parser.error(f"no entry is called {asked.only!r}; there are {', '.join(sorted({e.name for e in known}))}")
+    if asked.sample is not None:
+        places = sorted(random.Random(asked.seed).sample(range(len(chosen)), min(asked.sample, len(chosen))))
+        chosen = [chosen[place] for place in places]
     columns = asked.column or list(COLUMNS)
     found = collect(chosen, jobs=asked.jobs, columns=columns, budget=asked.budget)
     for corpus in dict.fromkeys(e.corpus for e in chosen):
