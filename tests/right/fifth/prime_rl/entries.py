@@ -71,7 +71,7 @@ def _assigned_value(rows: list[Row], o: Any) -> list[float]:
 ENTRIES = [
     Entry("compute_loss", "prime_rl", "policy_loss",
           "The ratio of a sequence is the mean over prompt and tool tokens too.",
-          _loss, scalar("loss", "loss", _loss_value, detached=True), several=True),
+          _loss, scalar("loss", "loss", _loss_value, detached=True), several=True, pads_finite=True),
     Entry("Orchestrator.assign", "prime_rl", "group_advantage",
           "The weighted mean of an example is divided by the lengths of the whole batch, so the baseline is too small.",
           _assigned, per_row("advantage", "advantage", _assigned_value), neutral=True, single=True),
