@@ -20,7 +20,7 @@ from trimtab.sentinel.batch.directed import SHAPES, directed
 from trimtab.sentinel.binding.callable import CannotCall, Found
 from trimtab.sentinel.binding.given import IGNORED, ROWS, Form, Keys, Size, Way, of_row, view
 from trimtab.sentinel.binding.usage import fields_by_use
-from trimtab.sentinel.binding.words import field_of, fields_of, words_of
+from trimtab.sentinel.binding.words import field_of, fields_of, is_told, words_of
 from trimtab.sentinel.binding.writes import noting_writes
 
 BATCHES = frozenset({
@@ -124,6 +124,9 @@ def plans(found: Found, *, by_size: bool = False) -> Iterator[Plan]:
     needed = [n for n in names if found.arguments[n].default is found.arguments[n].empty]
     used = fields_by_use(found.function, [n for n in needed if n not in fields], fields)
     fields |= used
+    if {"reward", "token_reward"} & set(fields.values()) and not {"advantage", "logp_ref"} & set(fields.values()):
+        # What rewards are charged for is the distance from a reference, unless a name says otherwise.
+        fields |= {n: "logp_ref" for n, f in fields.items() if f == "logp_old" and not is_told(n)}
     beside = {"trainable", "count", "rows", "in_use", "boundaries"}
     if set(fields.values()) - beside == {"value"} and "trainable" in fields.values():  # a masked mean of any numbers
         fields = {n: "token_loss" if f == "value" else f for n, f in fields.items()}

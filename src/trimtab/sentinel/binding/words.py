@@ -170,6 +170,11 @@ def field_of(name: str) -> str | None:
     return None
 
 
+def is_told(name: str) -> bool:
+    """Whether a name says whose log-probs it holds."""
+    return any(set(words_of(name)) & whose for whose in WHOSE.values())
+
+
 NEW = frozenset({"new", "cur", "curr", "current", "policy", "actor", "train", "trainer", "pi"})
 """Whose log-probs are the current ones, where two arguments could be."""
 SHORT: dict[str, frozenset[str]] = {
@@ -260,4 +265,6 @@ def is_group_size(name: str) -> bool:
 def number_of(name: str, *, bounds: bool = False) -> float | None:
     """A number for a setting without a default; None where its name does not tell."""
     words = set(words_of(name))
+    if {"reward", "clip"} <= words:
+        return 10.0
     return next((number for spelled, number in (*(BOUNDS if bounds else ()), *NUMBERS) if words & spelled), None)

@@ -55,9 +55,10 @@ class Edit:
 def edits(function: ast.AST, around: Around) -> Iterator[Edit]:
     """Every small change to the body of a function, the likely ones first."""
     slots = list(_slots(function))
+    handed_out = {id(n) for r in ast.walk(function) if isinstance(r, ast.Return | ast.Dict) for n in ast.walk(r)}
     for slip in KINDS:
         for owner, field, index, node in slots:
-            if not slips.belongs(slip, node, owner, field):
+            if not slips.belongs(slip, node, owner, field, is_result=id(node) in handed_out):
                 continue
             for new in slip(node, around):
                 yield Edit(owner, field, index, node, ast.copy_location(ast.fix_missing_locations(new), node))

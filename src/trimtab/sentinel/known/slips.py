@@ -16,12 +16,16 @@ class Around:
     alike    a variable, and the others that held something of the same type and shape
     masks    variables that held 0 and 1 only
     numbers  settings: variables, attributes and keys that held one number
+    arrays   variables that held more than one number
+    counts   variables that held a whole number
     modules  names of modules that have a logarithm
     """
 
     alike: Mapping[str, tuple[str, ...]]
     masks: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
+    arrays: frozenset[str] = frozenset()
+    counts: frozenset[str] = frozenset()
     modules: tuple[str, ...] = ()
 
 
@@ -50,9 +54,9 @@ FREE = frozenset({"torch", "np", "numpy", "F", "math", "self", "nn"})
 Slip = Callable[[ast.expr, Around], Iterator[ast.expr]]
 
 
-def belongs(slip: Slip, node: ast.expr, owner: ast.AST, field: str) -> bool:
+def belongs(slip: Slip, node: ast.expr, owner: ast.AST, field: str, *, is_result: bool) -> bool:
     """Whether a kind of slip can happen to an expression where it stands."""
-    if slip is renamed and isinstance(owner, ast.Return | ast.Tuple | ast.Dict):
+    if slip is renamed and is_result:
         return False  # another result, and not another formula
     if slip is negated and isinstance(owner, ast.Compare):
         return False  # it would switch something off
@@ -96,7 +100,7 @@ def _exchanged(node: ast.BinOp) -> Iterator[ast.expr]:
 
 
 def negated(node: ast.expr, around: Around) -> Iterator[ast.expr]:
-    if isinstance(node, ast.Call | ast.BinOp) or (isinstance(node, ast.Name) and node.id in around.alike):
+    if isinstance(node, ast.Call | ast.BinOp) or (isinstance(node, ast.Name) and node.id in around.arrays):
         yield ast.UnaryOp(ast.USub(), node)
 
 
@@ -104,7 +108,7 @@ def one_step(node: ast.expr, around: Around) -> Iterator[ast.expr]:
     """A step more or less."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and _is_one(node.right):
         yield node.left
-    elif isinstance(node, ast.Name | ast.Call | ast.Attribute):
+    elif isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in around.arrays | around.counts):
         yield from (ast.BinOp(node, op(), ast.Constant(1)) for op in (ast.Add, ast.Sub))
 
 
@@ -197,11 +201,17 @@ def masked(node: ast.expr, around: Around) -> Iterator[ast.expr]:
     """A mask before a sum, a mean over what it keeps, and other counts below the line."""
     if isinstance(node, ast.Call) and _name(node) in REDUCTIONS:
         yield from _of_what_is_kept(node, around.masks)
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and _is_a_count(node.right):
         for mask in around.masks:
             for text in (f"{mask}.sum()", f"{mask}.sum(-1)", f"{mask}.shape[0]", f"{mask}.numel()"):
                 if text not in ast.unparse(node.right):
                     yield ast.BinOp(node.left, ast.Div(), ast.parse(text, mode="eval").body)
+
+
+def _is_a_count(node: ast.expr) -> bool:
+    """Whether it is made of sizes and sums, and of no setting."""
+    told = ast.unparse(node)
+    return any(one in told for one in ("shape", "numel", "size", "len(", "sum", "count")) and "self." not in told
 
 
 def _of_what_is_kept(node: ast.Call, masks: tuple[str, ...]) -> Iterator[ast.expr]:
