@@ -118,3 +118,14 @@ def test_a_slip_in_a_helper_is_found_there() -> None:
     [(_, change, place)] = found(bind(loss, role="policy_loss", options={"eps": 0.2}))
     assert change == "`(x * mask).sum() * mask.sum()` were `(x * mask).sum() / mask.sum()`"
     assert place == f"_mean, line {_mean.__code__.co_firstlineno + 1}"
+
+
+def _weighted(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """A weight of its own, which a lower instead of an upper bound would turn into 1."""
+    ratio = torch.exp(log_probs - old_log_probs)
+    weight = torch.clamp(torch.exp(log_probs), max=1.0)
+    return (-ratio * advantages * weight * mask).sum() / mask.sum()
+
+
+def test_a_change_that_switches_a_part_off_is_no_repair() -> None:
+    assert found(bind(_weighted, role="policy_loss")) == []

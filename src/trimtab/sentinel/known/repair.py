@@ -124,9 +124,12 @@ def _on_path(
             tried += 1
             with ran.with_edit(edit) as is_code:
                 place = f"{ran.made.__qualname__}, line {edit.line}"
-                for name, formula in _became(subject, unknown, seen, found, edit) if is_code else ():
-                    value = seen[0][1][name].value.tolist()
-                    found[name] = Repair(name, formula.name, edit.text(), place, seen[0][0], value)
+                became = list(_became(subject, unknown, seen, found, edit)) if is_code else []
+            if became and ran.freezes(edit, lambda: _called(subject, seen[-1][0])):
+                continue  # it switches something off
+            for name, formula in became:
+                value = seen[0][1][name].value.tolist()
+                found[name] = Repair(name, formula.name, edit.text(), place, seen[0][0], value)
     return list(found.values()), tried
 
 

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -70,6 +70,33 @@ class Ran:
             yield True
         finally:
             self.made.__code__ = before
+
+    def freezes(self, edit: Edit, call: Callable[[], object]) -> bool:
+        """Whether the expression varies on a batch as it is, and no longer with the change."""
+        return self._varies(edit, edit.old, call) and not self._varies(edit, edit.new, call)
+
+    def _varies(self, edit: Edit, node: ast.AST, call: Callable[[], object]) -> bool:
+        """Whether an expression takes more than one value in a call."""
+        seen: list[float] = []
+
+        def note(value: Any) -> Any:
+            with suppress(Exception):  # not a number
+                seen.extend(torch.as_tensor(value).detach().double().reshape(-1).tolist())
+            return value
+
+        asked = ast.Call(ast.Name(NOTE, ast.Load()), [node], [])
+        placed = ast.fix_missing_locations(ast.copy_location(asked, edit.old))
+        self.made.__globals__[NOTE] = note
+        try:
+            with self.with_edit(replace(edit, new=placed)) as is_code:
+                if is_code:
+                    call()
+        finally:
+            del self.made.__globals__[NOTE]
+        return bool(seen) and max(seen) - min(seen) > 1e-9
+
+
+NOTE = "__trimtab_note__"
 
 
 def functions_of(call: Callable[[], object]) -> list[Ran]:
