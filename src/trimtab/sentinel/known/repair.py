@@ -125,7 +125,7 @@ def _on_path(
             with ran.with_edit(edit) as is_code:
                 place = f"{ran.made.__qualname__}, line {edit.line}"
                 became = list(_became(subject, unknown, seen, found, edit)) if is_code else []
-            if became and ran.freezes(edit, lambda: _called(subject, seen[-1][0])):
+            if became and ran.freezes(edit, lambda: _called(subject, seen[0][0])):
                 continue  # it switches something off
             for name, formula in became:
                 value = seen[0][1][name].value.tolist()

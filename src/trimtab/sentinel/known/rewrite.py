@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -72,35 +72,30 @@ class Ran:
             self.made.__code__ = before
 
     def freezes(self, edit: Edit, call: Callable[[], object]) -> bool:
-        """Whether the expression varies on a batch as it is, and no longer with the change."""
-        return self._varies(edit, edit.old, call) and not self._varies(edit, edit.new, call)
+        """Whether something that varies in a call no longer does with the change: it switches a part off.
 
-    def _varies(self, edit: Edit, node: ast.AST, call: Callable[[], object]) -> bool:
-        """Whether an expression takes more than one value in a call."""
-        seen: list[float] = []
-
-        def note(value: Any) -> Any:
-            with suppress(Exception):  # not a number
-                seen.extend(torch.as_tensor(value).detach().double().reshape(-1).tolist())
-            return value
-
-        asked = ast.Call(ast.Name(NOTE, ast.Load()), [node], [])
-        placed = ast.fix_missing_locations(ast.copy_location(asked, edit.old))
-        self.made.__globals__[NOTE] = note
-        try:
-            with self.with_edit(replace(edit, new=placed)) as is_code:
-                if is_code:
-                    call()
-        finally:
-            del self.made.__globals__[NOTE]
-        return bool(seen) and max(seen) - min(seen) > 1e-9
-
-
-NOTE = "__trimtab_note__"
+        `call` is the one that the variables were noted in.
+        """
+        with self.with_edit(edit) as is_code:
+            now = _variables(call).get(self.made.__code__, {}) if is_code else {}
+        return any(_varies(value) and name in now and not _varies(now[name]) for name, value in self.held.items())
 
 
 def functions_of(call: Callable[[], object]) -> list[Ran]:
     """The functions outside of torch, Python and this package that a call runs, in the order in which they return."""
+    found: list[Ran] = []
+    for code, variables in _variables(call).items():
+        if any(isinstance(value, Case) for value in variables.values()):
+            continue  # part of a binding, not of the function that is bound
+        tree = _tree_of(code)
+        function = _function_of(code)
+        if tree is not None and function is not None:
+            found.append(Ran(function, tree, variables))
+    return found
+
+
+def _variables(call: Callable[[], object]) -> dict[CodeType, dict[str, Any]]:
+    """What the variables of each foreign function hold when it returns."""
     held: dict[CodeType, dict[str, Any]] = {}
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -113,15 +108,7 @@ def functions_of(call: Callable[[], object]) -> list[Ran]:
         call()
     finally:
         sys.setprofile(before)
-    found: list[Ran] = []
-    for code, variables in held.items():
-        if any(isinstance(value, Case) for value in variables.values()):
-            continue  # part of a binding, not of the function that is bound
-        tree = _tree_of(code)
-        function = _function_of(code)
-        if tree is not None and function is not None:
-            found.append(Ran(function, tree, variables))
-    return found
+    return held
 
 
 @cache
@@ -191,6 +178,14 @@ def _kind(value: object) -> object:
         inner = _kind(value[0])
         return None if inner is None else ("list", inner)
     return None
+
+
+def _varies(value: object) -> bool:
+    """Whether it holds more than one number."""
+    if not isinstance(value, Tensor | np.ndarray):
+        return False
+    numbers = torch.as_tensor(value).detach()
+    return numbers.numel() > 1 and not numbers.is_complex() and bool((numbers != numbers.reshape(-1)[0]).any())
 
 
 def _floats(value: Any) -> bool:
