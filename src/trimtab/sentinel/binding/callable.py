@@ -315,6 +315,8 @@ def _sorted(
             options[name] = _config(one.annotation, choices, bounds=bounds)
         elif is_group_size(name) or (one.annotation in (int, "int") and is_size_by_use(function, name)):
             options[name] = 2
+        elif isinstance(one.default, int) and "chunk" in words:
+            options[name] = 2  # a large one hides on small batches what happens between two
         elif one.default is not one.empty and one.default is not None:
             options[name] = one.default
         elif one.default is None and _is_number(name, one.annotation):

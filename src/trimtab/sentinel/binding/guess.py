@@ -122,11 +122,16 @@ def plans(found: Found, *, by_size: bool = False) -> Iterator[Plan]:
         elif name in BOUNDARIES:
             fields[name] = "boundaries"
     needed = [n for n in names if found.arguments[n].default is found.arguments[n].empty]
+    for name in (n for n in needed if fields.get(n) == "token_id" and not set(words_of(n)) & {"ids", "id", "labels"}):
+        rest = {n: f for n, f in fields.items() if n != name}
+        fields |= {n: f for n, f in fields_by_use(found.function, [name], rest).items() if f == "trainable"}
     used = fields_by_use(found.function, [n for n in needed if n not in fields], fields)
     fields |= used
     if {"reward", "token_reward"} & set(fields.values()) and not {"advantage", "logp_ref"} & set(fields.values()):
         # What rewards are charged for is the distance from a reference, unless a name says otherwise.
         fields |= {n: "logp_ref" for n, f in fields.items() if f == "logp_old" and not is_told(n)}
+    if "group" in fields.values() and not {"value", "reward", "token_reward"} & set(fields.values()):
+        fields = {n: "reward" if f == "returns" else f for n, f in fields.items()}  # what is compared inside a group
     beside = {"trainable", "count", "rows", "in_use", "boundaries"}
     if set(fields.values()) - beside == {"value"} and "trainable" in fields.values():  # a masked mean of any numbers
         fields = {n: "token_loss" if f == "value" else f for n, f in fields.items()}
@@ -139,7 +144,8 @@ def plans(found: Found, *, by_size: bool = False) -> Iterator[Plan]:
     by_row = "in_use" in fields.values() or _asks_for_rows(found)
     for way in _ways(found, fields):
         choices = [
-            [_suppressed(one) if by_row else one for one in _fillings(found, n, f, way)] for n, f in fields.items()
+            [_suppressed(one) if by_row else one for one in _fillings(found, n, f, way, fields)]
+            for n, f in fields.items()
         ]
         for chosen in itertools.product(*choices):
             for as_numpy in (False, True) if speaks is None else (speaks,):
@@ -161,7 +167,7 @@ def _asks_for_rows(found: Found) -> bool:
     return any(isinstance(name, str) and name.isidentifier() and field_of(name) == "in_use" for name in names)
 
 
-def _fillings(found: Found, name: str, field: str, way: Way) -> Iterator[Filling]:
+def _fillings(found: Found, name: str, field: str, way: Way, fields: Mapping[str, str]) -> Iterator[Filling]:
     """The ways to fill one argument: per token or per sequence, and how groups are named. The usual one first."""
     annotation = str(found.arguments[name].annotation).lower()
     as_list: Form = "list" if "list" in annotation and "tensor" not in annotation else "tensor"
@@ -186,7 +192,7 @@ def _fillings(found: Found, name: str, field: str, way: Way) -> Iterator[Filling
         yield Filling(name, field, "sequence", as_list)
         if field == "ended" and way == "padded":
             yield Filling(name, field, "sequence", "steps")
-    elif field == "trainable" and _is_about_rows(found):
+    elif field == "trainable" and _is_about_rows(fields):
         about: tuple[Size, ...] = ("token", "sequence") if _discounts(found) else ("sequence", "token")
         yield from (Filling(name, field, size) for size in about)
     else:
@@ -205,10 +211,10 @@ def _ignores(found: Found) -> bool:
     return not masks and (told or IGNORED in getattr(getattr(found.function, "__code__", None), "co_consts", ()))
 
 
-def _is_about_rows(found: Found) -> bool:
+def _is_about_rows(fields: Mapping[str, str]) -> bool:
     """Whether every other argument has one entry per sequence, so that a mask has, too."""
-    fields = {f for f in fields_of(list(found.arguments)).values() if f != "trainable"}
-    return bool(fields) and fields <= ROWS
+    others = {f for f in fields.values() if f != "trainable"}
+    return bool(others) and others <= ROWS
 
 
 def _discounts(found: Found) -> bool:
@@ -232,6 +238,8 @@ def _ways(found: Found, fields: Mapping[str, str]) -> Sequence[Way]:
         return ("padded", "model", "alone", "packed")
     if "batch" in fields.values():
         return ("padded", "sliced", "list", "packed")
+    if "ended" in fields.values():
+        return ("padded", "packed", "row", "list", "whole")
     if _discounts(found) and "trainable" not in fields.values():
         return ("row", "padded", "list", "packed", "whole")  # one episode, step after step
     return ("padded", "row", "list", "packed", "whole")

@@ -84,13 +84,16 @@ class Ran:
 def functions_of(call: Callable[[], object]) -> list[Ran]:
     """The functions outside of torch, Python and this package that a call runs, in the order in which they return."""
     found: list[Ran] = []
-    for code, variables in _variables(call).items():
+    held = _variables(call)
+    for code, variables in held.items():
         if any(isinstance(value, Case) for value in variables.values()):
             continue  # part of a binding, not of the function that is bound
         tree = _tree_of(code)
         function = _function_of(code)
         if tree is not None and function is not None:
-            found.append(Ran(function, tree, variables))
+            # A function inside of it is made anew in each call. Its text and its variables belong to the outer one.
+            inner = [held[one] for one in code.co_consts if isinstance(one, CodeType) and one in held]
+            found.append(Ran(function, tree, {**{n: v for one in inner for n, v in one.items()}, **variables}))
     return found
 
 
