@@ -42,7 +42,7 @@ class Config:
         elif name in self._texts:
             self.asked[name] = self._texts[name][0]
         else:
-            self.asked[name] = _setting(name, bounds=self._bounds)
+            self.asked[name] = _setting(name, bounds=self._bounds, root=self)
         return self.asked[name]
 
     def __getattr__(self, name: str) -> Any:
@@ -73,19 +73,27 @@ class Config:
 class Off(float):
     """A setting that nothing is known about: 0 as a number, no as a switch, and a table of such settings."""
 
-    def __new__(cls) -> "Off":
-        return super().__new__(cls, 0.0)
+    _root: "Config | None"
+
+    def __new__(cls, root: "Config | None" = None) -> "Off":
+        made = super().__new__(cls, 0.0)
+        made._root = root
+        return made
+
+    def _inner(self, name: str) -> Any:
+        """A setting of a table inside a config object is a setting of that object."""
+        return self._root[name] if self._root is not None else _setting(name, bounds=False)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("_"):
             raise AttributeError(name)
-        return _setting(name, bounds=False)
+        return self._inner(name)
 
     def __getitem__(self, name: str) -> Any:
-        return _setting(name, bounds=False)
+        return self._inner(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        return _setting(name, bounds=False) if default is None else default
+        return self._inner(name) if default is None else default
 
     def __index__(self) -> int:
         return 0
@@ -104,7 +112,7 @@ class Reach(float):
         return iter((-float(self), float(self)))
 
 
-def _setting(name: str, *, bounds: bool) -> Any:
+def _setting(name: str, *, bounds: bool, root: Config | None = None) -> Any:
     if is_group_size(name):
         return 2
     if words_of(name)[:1] in (["use"], ["is"], ["do"], ["enable"], ["has"]):
@@ -112,7 +120,7 @@ def _setting(name: str, *, bounds: bool) -> Any:
     number = number_of(name, bounds=bounds)
     if "range" in words_of(name):
         return Reach(10.0 if "reward" in words_of(name) else number or 1.0)
-    return Off() if number is None else number
+    return Off(root) if number is None else number
 
 
 @dataclass(frozen=True)
@@ -279,8 +287,14 @@ def asked_for(fn: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
     except (OSError, TypeError, SyntaxError):
         return {}
     found: dict[str, dict[Any, None]] = {}
+    behind = {
+        node.targets[0].id: _asked(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _asked(node.value)
+    }
     for node in ast.walk(tree):
         asked = _asked(node.left) if isinstance(node, ast.Compare) else ""
+        asked = behind.get(asked, asked)  # `how = cfg.algorithm.estimator`, then `if how == "k1"`
         if not isinstance(node, ast.Compare) or not asked:
             continue
         for other in node.comparators:

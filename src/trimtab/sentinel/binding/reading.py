@@ -166,7 +166,7 @@ def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size
 
     facts: dict[str, Any] = {"couples": preset.couples, "waived": dict(preset.waived)} if preset else {}
     facts |= {"block": 2} if by_size else {}
-    if role == "keep" and "reward" in fields:
+    if role == "keep" and "reward" in fields and ("group" in fields or by_size):
         facts["couples"] = "group"
     elif role == "keep" and not fields & {*LOGPS, "token_id"}:
         facts["couples"] = "batch"  # a share of the batch, as far as anybody knows
@@ -360,7 +360,7 @@ def role_of(
     if fields & {"reward", "token_reward"}:
         if (len(policies) > 1 or "kl" in fields) and main.level == "token" and "value" not in fields:
             return "returns" if _discounted(found) else "kl_in_reward"
-        if main.is_flag and main.level == "sequence" and ("group" in fields or by_size):
+        if main.is_flag and main.level == "sequence":
             return "keep"
         if "group" in fields or by_size:
             return "group_advantage" if main.level == "token" else "reward_normalisation"

@@ -59,6 +59,8 @@ def fields_by_use(function: Callable[..., Any], unknown: Collection[str], known:
     for first, second in _equalities(tree, behind):
         if known.get(first) == "token_id":
             give(second, "eos_id")
+        elif known.get(second) in ("eos_id", "pad_id", "stop_ids"):
+            give(first, "token_id")
     for name in unknown:
         if "list[int" in _annotation(function, name):
             give(name, "length")

@@ -178,7 +178,9 @@ def is_told(name: str) -> bool:
 NEW = frozenset({"new", "cur", "curr", "current", "policy", "actor", "train", "trainer", "pi"})
 """Whose log-probs are the current ones, where two arguments could be."""
 SHORT: dict[str, frozenset[str]] = {
-    "trainable": frozenset({"keep", "on", "valid", "is_valid", "active", "train", "w", "live", "alive"}),
+    "trainable": frozenset(
+        {"keep", "on", "valid", "is_valid", "active", "train", "w", "live", "alive", "keeps", "kept"}
+    ),
     "group": frozenset({"idx", "g", "gid"}),
     "entropy": frozenset({"h"}),
     "logp_ref": frozenset({"base", "ref", "q"}),
@@ -258,7 +260,8 @@ def _precisely(field: str, words: set[str]) -> str:
 def is_group_size(name: str) -> bool:
     """Whether it is the number of answers to one prompt: `num_samples_per_prompt`."""
     words = set(words_of(name))
-    answers, prompts = {"samples", "generations", "answers", "responses", "rollouts"}, {"prompt", "group", "problem"}
+    answers = {"samples", "generations", "answers", "responses", "rollouts", "completions", "tries"}
+    prompts = {"prompt", "group", "problem", "example", "question", "task", "query"}
     return name in GROUP_SIZES or ("per" in words and bool(words & answers) and bool(words & prompts))
 
 

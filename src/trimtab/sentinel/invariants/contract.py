@@ -122,6 +122,7 @@ def importance_contract(subject: Subject, case: Case) -> Violation | None:
         followed = seen.gradients.get(name, {})
         # Log-probs of a sampler are data. A gradient matters in the policy that trains, where there is one.
         followed = {n: g for n, g in followed.items() if n == "logp_current" or not subject.reading("logp_current")}
+        followed = {n: g for n, g in followed.items() if n != "logp_rollout"}
         if any(bool((g != 0).any()) for g in followed.values()):
             return Violation(f"{name} carries gradient", "gradient", "detached", effect=Effect("gradient"))
         low, high = result.range or subject.options.get("band", (0.0, float("inf")))

@@ -27,6 +27,8 @@ def credit_over_trainable(subject: Subject, case: Case) -> Violation | None:
         raise case.cannot("there is no observation in it")
     if not subject.inputs & {*MASKS, *case.tokens}:
         raise case.cannot("it is given nothing per token, so tool output reaches it only in counts of its binding")
+    if subject.inputs & {*MASKS, *case.tokens} == frozenset({"token_id"}):
+        raise case.cannot("its ids do not say which tokens are tool output")
     return unless_paid_elsewhere(subject, case, _over_observations)
 
 

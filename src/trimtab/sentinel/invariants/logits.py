@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.settings import with_setting
 from trimtab.sentinel.binding.subject import Subject, run
 from trimtab.sentinel.invariants.apart import Match, apart
 from trimtab.sentinel.invariants.declare import Violation, invariant
@@ -19,16 +20,17 @@ _SCORED = ("logp", "entropy", "kl", "loss", "term", "importance")
     repair="Scale in the single place that turns logits into log-probs, and pass the temperature to it.",
 )
 def temperature_consistency(subject: Subject, case: Case) -> Violation | None:
-    option = subject.temperature or ("temperature" if "temperature" in subject.options else None)
+    inner = (name for name in subject.variants if name.rpartition(".")[2] == "temperature")
+    option = subject.temperature or ("temperature" if "temperature" in subject.options else next(inner, None))
     if option is None:
         raise case.cannot("it takes no temperature")
     if not subject.reading("logits", "teacher_logits", "value"):
         raise case.cannot("it reads no logits and no values")
-    plain = run(subject, case, {**subject.options, option: 1.0})
+    plain = run(subject, case, with_setting(subject, option, 1.0))
     # Gradients differ by the factor on the logits, so only values are compared.
     bare = replace(plain, gradients={})
     for heat in (2.0, 0.5):
-        hot = {**subject.options, option: heat}
+        hot = with_setting(subject, option, heat)
         scaled = {n: heat * case.tokens[n] for n in ("logits", "teacher_logits") if n in case.tokens}
         other = run(subject, case.with_tokens(**scaled), hot)
         what = f"temperature {heat:g} with logits {heat:g} times as large"

@@ -11,7 +11,8 @@ from trimtab.sentinel.known import slips
 from trimtab.sentinel.known.slips import Around
 
 KINDS = (
-    slips.turned, slips.negated, slips.one_step, slips.renamed, slips.masked, slips.other_number, slips.scaled,
+    slips.turned, slips.reordered, slips.negated, slips.one_step, slips.renamed, slips.masked, slips.other_number,
+    slips.scaled,
 )  # fmt: skip
 """The likely ones first."""
 

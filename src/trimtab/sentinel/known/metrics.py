@@ -103,6 +103,15 @@ def rewards(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]
         for k in (int(n) for n in numbers if n >= 1 and n == int(n)):
             yield Known(f"pass@{k} above {least:g}", lambda c, t=least, k=k: _pass_at(c, k, lambda r, t=t: r > t))
             yield Known(f"pass@{k} from {least:g} on", lambda c, t=least, k=k: _pass_at(c, k, lambda r, t=t: r >= t))
+            again = "answers are drawn with replacement, which gives too little"
+            yield Known(
+                f"pass@{k} with replacement",
+                lambda c, t=least, k=k: _each(c, lambda r, t=t: 1 - (1 - (r > t).double().mean()) ** k).mean(), again,
+            )  # fmt: skip
+            yield Known(
+                f"pass@{k} with replacement",
+                lambda c, t=least, k=k: _each(c, lambda r, t=t: 1 - (1 - (r >= t).double().mean()) ** k).mean(), again,
+            )  # fmt: skip
     if "votes" in inputs:
         yield Known("mean reward of answers that vote", lambda c: c.reward[c.voters].mean())
 

@@ -97,6 +97,8 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
             yield from credit.carried_back(inputs, numbers, _by_name(subject))
         if result.level == "sequence" and "group" not in inputs:
             yield from credit.shortened(numbers)
+    elif result.kind == "reward" and result.level == "sequence" and inputs <= {"token_id", "length", "trainable"}:
+        yield from credit.shortened(numbers)
     elif result.kind == "statistic" and result.level == "sequence" and "reward" in inputs:
         yield from credit.normalised()
         if "length" in inputs:

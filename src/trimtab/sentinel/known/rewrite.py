@@ -47,6 +47,7 @@ class Ran:
                 _alike(self.tree, kinds),
                 masks=tuple(name for name, value in self.held.items() if _is_mask(value))[:3],
                 numbers=tuple(name for name, kind in kinds.items() if kind == "number")[:3],
+                settings=tuple(name for name, kind in kinds.items() if kind in ("number", "count"))[:4],
                 arrays=frozenset(name for name, kind in kinds.items() if isinstance(kind, tuple)),
                 counts=frozenset(name for name, kind in kinds.items() if kind == "count"),
                 modules=tuple(name for name in ("math", "np", "numpy") if name in self.made.__globals__),

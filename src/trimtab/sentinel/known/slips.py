@@ -16,6 +16,7 @@ class Around:
     alike    a variable, and the others that held something of the same type and shape
     masks    variables that held 0 and 1 only
     numbers  settings: variables, attributes and keys that held one number
+    settings numbers, and whole numbers that are no counts of the batch
     arrays   variables that held more than one number
     counts   variables that held a whole number
     modules  names of modules that have a logarithm
@@ -24,6 +25,7 @@ class Around:
     alike: Mapping[str, tuple[str, ...]]
     masks: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
     arrays: frozenset[str] = frozenset()
     counts: frozenset[str] = frozenset()
     modules: tuple[str, ...] = ()
@@ -31,7 +33,7 @@ class Around:
 
 OPERATORS: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
     ast.Add: (ast.Sub,), ast.Sub: (ast.Add,), ast.Mult: (ast.Div,), ast.Div: (ast.Mult,),
-    ast.FloorDiv: (ast.Mod,), ast.Mod: (ast.FloorDiv,), ast.BitAnd: (ast.BitOr,), ast.BitOr: (ast.BitAnd,),
+    ast.FloorDiv: (ast.Div, ast.Mod), ast.Mod: (ast.FloorDiv,), ast.BitAnd: (ast.BitOr,), ast.BitOr: (ast.BitAnd,),
 }  # fmt: skip
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE,
@@ -48,6 +50,7 @@ for _one, _other in PAIRS:
     OTHERS[_other] = (*OTHERS.get(_other, ()), _one)
 KEYWORDS = {"min": "max", "max": "min", "a_min": "a_max", "a_max": "a_min"}
 REDUCTIONS = frozenset({"sum", "mean", "std", "var", "max", "min", "amax", "amin"})
+EXTREMES = frozenset({"max", "min", "amax", "amin", "std", "var", "median", "quantile"})
 FREE = frozenset({"torch", "np", "numpy", "F", "math", "self", "nn"})
 
 
@@ -86,6 +89,42 @@ def turned(node: ast.expr, around: Around) -> Iterator[ast.expr]:
         yield from _called(node)
     elif isinstance(node, ast.Subscript):
         yield from _cut(node)
+
+
+SHAPED = frozenset({"exp", "square", "abs", "log", "sqrt", "expm1"})
+"""Functions of one number, which do not commute with a mean."""
+
+
+def reordered(node: ast.expr, around: Around) -> Iterator[ast.expr]:
+    """The square of a mean for the mean of squares, and the other way round."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and isinstance(node.left, ast.Call):
+        call = node.left
+        if call.args and not _is_free_call(call):
+            yield ast.Call(call.func, [ast.BinOp(call.args[0], ast.Pow(), node.right), *call.args[1:]], call.keywords)
+        elif isinstance(call.func, ast.Attribute) and call.func.attr in REDUCTIONS:
+            inside = ast.BinOp(call.func.value, ast.Pow(), node.right)
+            yield ast.Call(ast.Attribute(inside, call.func.attr, ast.Load()), call.args, call.keywords)
+    elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.BinOp):
+        power = node.args[0]
+        if isinstance(power.op, ast.Pow):
+            yield ast.BinOp(ast.Call(node.func, [power.left, *node.args[1:]], node.keywords), ast.Pow(), power.right)
+    if (
+        isinstance(node, ast.Call)
+        and _name(node) in SHAPED
+        and _is_free_call(node)
+        and isinstance(node.args[0], ast.Call)
+    ):
+        call = node.args[0]
+        if call.args:
+            yield ast.Call(call.func, [ast.Call(node.func, [call.args[0]], []), *call.args[1:]], call.keywords)
+        elif isinstance(call.func, ast.Attribute) and call.func.attr in REDUCTIONS:
+            inside = ast.Call(node.func, [call.func.value], [])
+            yield ast.Call(ast.Attribute(inside, call.func.attr, ast.Load()), call.args, call.keywords)
+
+
+def _is_free_call(node: ast.Call) -> bool:
+    """`torch.exp(x)`, and not `x.exp()` or `masked_mean(x, mask)`."""
+    return isinstance(node.func, ast.Attribute) and _is_free(node.func.value) and len(node.args) == 1
 
 
 def _exchanged(node: ast.BinOp) -> Iterator[ast.expr]:
@@ -223,6 +262,10 @@ def _of_what_is_kept(node: ast.Call, masks: tuple[str, ...]) -> Iterator[ast.exp
     is_masked = any(mask in ast.unparse(inside) for mask in masks)
     for mask in masks:
         product = inside if is_masked else ast.BinOp(inside, ast.Mult(), ast.Name(mask, ast.Load()))
+        if is_masked and _name(node) in EXTREMES and isinstance(inside, ast.BinOp) and isinstance(inside.op, ast.Mult):
+            chosen = ast.Subscript(inside.left, ast.parse(f"{mask} > 0", mode="eval").body, ast.Load())
+            rebuilt = ast.Attribute(chosen, _name(node), ast.Load()) if is_method else node.func
+            yield ast.Call(rebuilt, rest if is_method else [chosen, *rest], node.keywords)
         if is_masked:
             pass
         elif isinstance(node.func, ast.Attribute) and is_method:
@@ -243,9 +286,10 @@ def scaled(node: ast.expr, around: Around) -> Iterator[ast.expr]:
     told = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) else ""
     if told not in around.alike or not isinstance(getattr(node, "ctx", None), ast.Load):
         return
-    for number in (one for one in around.numbers if one != told):
+    operators = (ast.Div, ast.Mult, ast.Sub) if told in around.settings else (ast.Div, ast.Mult)
+    for number in (one for one in around.settings if one != told):
         other = ast.parse(number, mode="eval").body
-        yield from (ast.BinOp(node, op(), other) for op in (ast.Div, ast.Mult))
+        yield from (ast.BinOp(node, op(), other) for op in operators)
     if told in around.numbers:
         for module in around.modules[:1]:
             yield ast.Call(ast.Attribute(ast.Name(module, ast.Load()), "log", ast.Load()), [node], [])

@@ -174,6 +174,9 @@ def scores(temperatures: Sequence[float]) -> Iterator[Known]:
     for heat in heats:
         yield Known(f"log-prob at temperature {heat:g}", lambda c, h=heat: at(c, h, 0))
     yield Known("log-prob", lambda c: at(c, 1.0, 0), "the temperature is ignored" if heats else "")
+    for heat in heats:
+        late_one = "the temperature divides the log-prob and not the logits, so that probabilities do not sum to one"
+        yield Known(f"log-prob over the temperature {heat:g}", lambda c, h=heat: at(c, 1.0, 0) / h, late_one)
     for heat in (1.0, *heats):
         for step in (1, -1):
             late = "each token is scored by the logits of its neighbour"
