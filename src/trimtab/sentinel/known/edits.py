@@ -1,18 +1,18 @@
 """Every small change to the source of a function, one at a time, made in place and taken back.
 
-Which changes are tried is in `slips.py`.
+Which changes are tried is in `slips.py` and `omissions.py`.
 """
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trimtab.sentinel.known import slips
-from trimtab.sentinel.known.slips import Around
+from trimtab.sentinel.known import omissions, slips
+from trimtab.sentinel.known.source import Around
 
 KINDS = (
-    slips.turned, slips.reordered, slips.negated, slips.one_step, slips.renamed, slips.masked, slips.other_number,
-    slips.scaled,
+    slips.turned, slips.reordered, slips.negated, slips.one_step, slips.renamed, omissions.masked, slips.other_number,
+    omissions.scaled,
 )  # fmt: skip
 """The likely ones first."""
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.known.edits import Edit, edits
-from trimtab.sentinel.known.slips import Around
+from trimtab.sentinel.known.source import Around
 
 OURS = str(Path(__file__).resolve().parents[2])
 PYTHON = str(Path(sysconfig.get_paths()["stdlib"]).resolve())

@@ -1,35 +1,22 @@
 """Slips of a hand that turn a right function into a wrong one, or back: the changes that repairs are made of.
 
-An operand on the wrong side, `min` for `max`, another variable of the same shape, a mask that was left out, a step too
-far. Nothing here takes a whole feature away: a method that does more than a published one is no mistake.
+An operand on the wrong side, `min` for `max`, another variable of the same shape, a step too far; what was left out is
+in `omissions.py`. Nothing here takes a whole feature away: a method that does more than a published one is no mistake.
 """
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
-
-@dataclass(frozen=True)
-class Around:
-    """What a body has at hand.
-
-    alike    a variable, and the others that held something of the same type and shape
-    masks    variables that held 0 and 1 only
-    numbers  settings: variables, attributes and keys that held one number
-    settings numbers, and whole numbers that are no counts of the batch
-    arrays   variables that held more than one number
-    counts   variables that held a whole number
-    modules  names of modules that have a logarithm
-    """
-
-    alike: Mapping[str, tuple[str, ...]]
-    masks: tuple[str, ...] = ()
-    numbers: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
-    arrays: frozenset[str] = frozenset()
-    counts: frozenset[str] = frozenset()
-    modules: tuple[str, ...] = ()
-
+from trimtab.sentinel.known.source import (
+    REDUCTIONS,
+    Around,
+    is_free,
+    is_minus_one,
+    is_one,
+    is_whole,
+    minus_one,
+    name_of,
+)
 
 OPERATORS: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
     ast.Add: (ast.Sub,), ast.Sub: (ast.Add,), ast.Mult: (ast.Div,), ast.Div: (ast.Mult,),
@@ -49,9 +36,6 @@ for _one, _other in PAIRS:
     OTHERS[_one] = (*OTHERS.get(_one, ()), _other)
     OTHERS[_other] = (*OTHERS.get(_other, ()), _one)
 KEYWORDS = {"min": "max", "max": "min", "a_min": "a_max", "a_max": "a_min"}
-REDUCTIONS = frozenset({"sum", "mean", "std", "var", "max", "min", "amax", "amin"})
-EXTREMES = frozenset({"max", "min", "amax", "amin", "std", "var", "median", "quantile"})
-FREE = frozenset({"torch", "np", "numpy", "F", "math", "self", "nn"})
 
 
 Slip = Callable[[ast.expr, Around], Iterator[ast.expr]]
@@ -64,7 +48,7 @@ def belongs(slip: Slip, node: ast.expr, owner: ast.AST, field: str, *, is_result
     if slip is negated and isinstance(owner, ast.Compare):
         return False  # it would switch something off
     # Elsewhere, x - 1 is a distance from 1, and not a step too far.
-    return _counts(owner, field) or not (slip is one_step or (slip is other_number and _is_whole(node)))
+    return _counts(owner, field) or not (slip is one_step or (slip is other_number and is_whole(node)))
 
 
 # --- an operand, a sign, a side -----------------------------------------------------------------------------------
@@ -110,7 +94,7 @@ def reordered(node: ast.expr, around: Around) -> Iterator[ast.expr]:
             yield ast.BinOp(ast.Call(node.func, [power.left, *node.args[1:]], node.keywords), ast.Pow(), power.right)
     if (
         isinstance(node, ast.Call)
-        and _name(node) in SHAPED
+        and name_of(node) in SHAPED
         and _is_free_call(node)
         and isinstance(node.args[0], ast.Call)
     ):
@@ -124,7 +108,7 @@ def reordered(node: ast.expr, around: Around) -> Iterator[ast.expr]:
 
 def _is_free_call(node: ast.Call) -> bool:
     """`torch.exp(x)`, and not `x.exp()` or `masked_mean(x, mask)`."""
-    return isinstance(node.func, ast.Attribute) and _is_free(node.func.value) and len(node.args) == 1
+    return isinstance(node.func, ast.Attribute) and is_free(node.func.value) and len(node.args) == 1
 
 
 def _exchanged(node: ast.BinOp) -> Iterator[ast.expr]:
@@ -145,7 +129,7 @@ def negated(node: ast.expr, around: Around) -> Iterator[ast.expr]:
 
 def one_step(node: ast.expr, around: Around) -> Iterator[ast.expr]:
     """A step more or less."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and _is_one(node.right):
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and is_one(node.right):
         yield node.left
     elif isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in around.arrays | around.counts):
         yield from (ast.BinOp(node, op(), ast.Constant(1)) for op in (ast.Add, ast.Sub))
@@ -156,7 +140,7 @@ def _counts(owner: ast.AST, field: str) -> bool:
     if isinstance(owner, ast.BinOp):
         return isinstance(owner.op, ast.Div | ast.FloorDiv | ast.Pow) and field == "right"
     if isinstance(owner, ast.Call):
-        return _name(owner) in (
+        return name_of(owner) in (
             "range",
             "pow",
             "arange",
@@ -210,16 +194,16 @@ def _cut(node: ast.Subscript) -> Iterator[ast.expr]:
 def _other_slices(part: ast.expr) -> Iterator[ast.expr]:
     if isinstance(part, ast.Slice) and part.step is None:
         if part.upper is None and part.lower is not None:
-            if _is_one(part.lower):
-                yield ast.Slice(None, _minus_one(), None)
+            if is_one(part.lower):
+                yield ast.Slice(None, minus_one(), None)
             yield ast.Slice(None, part.lower, None)
         elif part.lower is None and part.upper is not None:
-            if _is_minus_one(part.upper):
+            if is_minus_one(part.upper):
                 yield ast.Slice(ast.Constant(1), None, None)
             yield ast.Slice(part.upper, None, None)
     elif isinstance(part, ast.Constant) and part.value == 0:
-        yield _minus_one()
-    elif _is_minus_one(part):
+        yield minus_one()
+    elif is_minus_one(part):
         yield ast.Constant(0)
 
 
@@ -231,68 +215,6 @@ def renamed(node: ast.expr, around: Around) -> Iterator[ast.expr]:
     if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Load):
         for other in around.alike.get(ast.unparse(node), ()):
             yield ast.parse(other, mode="eval").body
-
-
-# --- a mask that was left out --------------------------------------------------------------------------------------
-
-
-def masked(node: ast.expr, around: Around) -> Iterator[ast.expr]:
-    """A mask before a sum, a mean over what it keeps, and other counts below the line."""
-    if isinstance(node, ast.Call) and _name(node) in REDUCTIONS:
-        yield from _of_what_is_kept(node, around.masks)
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and _is_a_count(node.right):
-        for mask in around.masks:
-            for text in (f"{mask}.sum()", f"{mask}.sum(-1)", f"{mask}.shape[0]", f"{mask}.numel()"):
-                if text not in ast.unparse(node.right):
-                    yield ast.BinOp(node.left, ast.Div(), ast.parse(text, mode="eval").body)
-
-
-def _is_a_count(node: ast.expr) -> bool:
-    """Whether it is made of sizes and sums, and of no setting."""
-    told = ast.unparse(node)
-    return any(one in told for one in ("shape", "numel", "size", "len(", "sum", "count")) and "self." not in told
-
-
-def _of_what_is_kept(node: ast.Call, masks: tuple[str, ...]) -> Iterator[ast.expr]:
-    is_method = isinstance(node.func, ast.Attribute) and not _is_free(node.func.value)
-    if not is_method and not node.args:
-        return
-    inside = node.func.value if isinstance(node.func, ast.Attribute) and is_method else node.args[0]
-    rest = node.args if is_method else node.args[1:]
-    is_masked = any(mask in ast.unparse(inside) for mask in masks)
-    for mask in masks:
-        product = inside if is_masked else ast.BinOp(inside, ast.Mult(), ast.Name(mask, ast.Load()))
-        if is_masked and _name(node) in EXTREMES and isinstance(inside, ast.BinOp) and isinstance(inside.op, ast.Mult):
-            chosen = ast.Subscript(inside.left, ast.parse(f"{mask} > 0", mode="eval").body, ast.Load())
-            rebuilt = ast.Attribute(chosen, _name(node), ast.Load()) if is_method else node.func
-            yield ast.Call(rebuilt, rest if is_method else [chosen, *rest], node.keywords)
-        if is_masked:
-            pass
-        elif isinstance(node.func, ast.Attribute) and is_method:
-            yield ast.Call(ast.Attribute(product, node.func.attr, ast.Load()), rest, node.keywords)
-        else:
-            yield ast.Call(node.func, [product, *rest], node.keywords)
-        if _name(node) == "mean":
-            over = [*rest, *(k.value for k in node.keywords if k.arg in ("dim", "axis"))][:1]
-            where = f"({', '.join(map(ast.unparse, over))})"
-            yield ast.parse(f"({ast.unparse(product)}).sum{where} / {mask}.sum{where}", mode="eval").body
-
-
-# --- a setting that was left out ---------------------------------------------------------------------------------
-
-
-def scaled(node: ast.expr, around: Around) -> Iterator[ast.expr]:
-    """A variable over or times a setting, and a bound on a logarithm."""
-    told = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) else ""
-    if told not in around.alike or not isinstance(getattr(node, "ctx", None), ast.Load):
-        return
-    operators = (ast.Div, ast.Mult, ast.Sub) if told in around.settings else (ast.Div, ast.Mult)
-    for number in (one for one in around.settings if one != told):
-        other = ast.parse(number, mode="eval").body
-        yield from (ast.BinOp(node, op(), other) for op in operators)
-    if told in around.numbers:
-        for module in around.modules[:1]:
-            yield ast.Call(ast.Attribute(ast.Name(module, ast.Load()), "log", ast.Load()), [node], [])
 
 
 # --- a number ------------------------------------------------------------------------------------------------------
@@ -310,27 +232,3 @@ def other_number(node: ast.expr, around: Around) -> Iterator[ast.expr]:
             yield ast.Constant(-value)
     elif isinstance(value, float) and value in (0.0, 0.5, 1.0, 2.0):
         yield from (ast.Constant(other) for other in (0.0, 0.5, 1.0, 2.0) if other != value)
-
-
-def _name(node: ast.Call) -> str:
-    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-
-
-def _is_free(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id in FREE
-
-
-def _is_whole(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, int) and not isinstance(node.value, bool)
-
-
-def _is_one(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value == 1 and not isinstance(node.value, bool)
-
-
-def _is_minus_one(node: ast.expr) -> bool:
-    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and _is_one(node.operand)
-
-
-def _minus_one() -> ast.expr:
-    return ast.UnaryOp(ast.USub(), ast.Constant(1))
