@@ -32,7 +32,8 @@ def told_otherwise(
     name: str, result: str, options: Mapping[str, Any], formula: str, *, said: str = "", is_loss: bool = True
 ) -> Iterator[str]:
     """Sentences for every setting, for the name of the function and for its docstring, that ask for another formula."""
-    yield from _in_words(said.lower(), formula)
+    chosen = any(isinstance(value, str) and value.lower() in ESTIMATES for value in options.values())
+    yield from _in_words(said.lower(), formula, is_chosen=chosen)
     for option, value in options.items():
         if isinstance(value, str):
             spelled = value.lower().replace("-", "_").strip("_")
@@ -50,8 +51,11 @@ def told_otherwise(
         yield f"{name} asks for the mean of the others, and the sample itself is in this one"
 
 
-def _in_words(said: str, formula: str) -> Iterator[str]:
-    """What a docstring promises and a formula does not keep. Only words with one meaning count."""
+def _in_words(said: str, formula: str, *, is_chosen: bool) -> Iterator[str]:
+    """What a docstring promises and a formula does not keep. Only words with one meaning count.
+
+    Where a setting chooses the estimate, the docstring speaks of one of several.
+    """
     if "geometric" in said and "product" in formula:
         yield "its docstring says that the mean is geometric, and this is the product"
     if re.search(r"leave[- ]one[- ]out", said) and formula.startswith("reward - group mean"):
@@ -59,7 +63,7 @@ def _in_words(said: str, formula: str) -> Iterator[str]:
     local = re.search(r"\b(group|prompt)\b", said) and not re.search(r"\b(batch|global|all|whole)\b", said)
     if local and re.fullmatch(r"reward - group mean, over the batch spread(, n - 1)?", formula):
         yield "its docstring speaks of the group alone, and the spread is that of the batch"
-    for estimate in ("k1", "k2", "k3"):
+    for estimate in () if is_chosen else ("k1", "k2", "k3"):
         mentioned = re.findall(r"\bk[123]\b", said)
         if set(mentioned) == {estimate} and re.search(r"\bk[123] of", formula) and f"{estimate} of" not in formula:
             yield f"its docstring says {estimate}"

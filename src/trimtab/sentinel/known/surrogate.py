@@ -218,6 +218,11 @@ def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
                     f"below {interval} for positive advantages",
                     lambda c, o=outside, name=credit: torch.where(credit_of(c, name) > 0, o(c)[0], 0.0), signs,
                 )  # fmt: skip
+            if any(abs(band[1] - number) < 1e-9 for number in numbers):
+                yield Known(
+                    f"dual clip at {band[1]:g} binds",
+                    lambda c, o=outside, name=credit: torch.where(credit_of(c, name) < 0, o(c)[1], 0.0),
+                )
             free = "it counts the tokens at which the clip does not bind"
             yield Known(f"clip to {interval} does not bind", lambda c, b=binds: 1 - b(c), free)
 

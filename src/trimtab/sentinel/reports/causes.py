@@ -172,9 +172,11 @@ def findings(report: Report) -> list[Finding]:
 
 def triggers(verdict: VerdictData) -> tuple[str, ...]:
     """The kinds of changes that break this verdict's invariant."""
+    violation = verdict["violation"]
+    if verdict["invariant"] == "options_live" and violation and "counts of the whole batch" in violation["what"]:
+        return ("cut",)  # what it is divided by
     if verdict["invariant"] != "degenerate_bounded":
         return OF_INVARIANT.get(verdict["invariant"], (verdict["invariant"],))
-    violation = verdict["violation"]
     said = f"{violation['what']} {violation.get('condition', '')}" if violation else ""
     return ("empty",) if "no token is trainable" in said else ("distant",) if " apart " in said else ("corner",)
 

@@ -249,7 +249,11 @@ def _value_loss(boundary: Boundary) -> Subject:
         return boundary(**tensors, config=algorithm({"value_clip": value_clip}))
 
     define = handed.simply(
-        like("value_loss.squared_clipped", mean=REDUCTIONS["sequence_mean"], reach=lambda o: o["value_clip"])
+        like(
+            "value_loss.squared_clipped",
+            mean=REDUCTIONS["sequence_mean"],
+            reach=lambda o: 1e9 if o["value_clip"] is None else o["value_clip"],  # None: no clip
+        )
     )
     return bind(
         loss,
