@@ -40,6 +40,8 @@ def equals_definition(subject: Subject, case: Case) -> Violation | None:
     if not bool(case.trainable.any()):
         raise case.cannot("nothing trains: degenerate_bounded checks the mean over no tokens")
     for chosen in option_sets(subject, _read_by(subject.definition, case, subject.options)):
+        if chosen != subject.options and not _covers(subject.definition, case, chosen):
+            continue
         found = _holds_with(replace(subject, options=chosen), case)
         if found is not None:
             apart_from = {n: v for n, v in chosen.items() if v != subject.options.get(n)}
@@ -83,6 +85,15 @@ def _read_by(definition: Call, case: Case, options: Mapping[str, Any]) -> frozen
     read: set[str] = set()
     _ = definition(case, _Reading(options, read))
     return frozenset(read)
+
+
+def _covers(definition: Call, case: Case, options: Mapping[str, Any]) -> bool:
+    """Whether a definition is about other options than those of its binding; None may switch something off."""
+    try:
+        _ = definition(case, options)
+    except TypeError:
+        return not any(value is None for value in options.values())
+    return True
 
 
 def _holds_with(subject: Subject, case: Case) -> Violation | None:

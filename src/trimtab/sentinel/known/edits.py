@@ -4,6 +4,7 @@ Which changes are tried is in `slips.py` and `omissions.py`.
 """
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -56,11 +57,14 @@ class Edit:
 def edits(function: ast.AST, around: Around) -> Iterator[Edit]:
     """Every small change to the body of a function, the likely ones first."""
     slots = list(_slots(function))
+    uses = Counter(ast.unparse(node) for _, _, _, node in slots if isinstance(node, ast.Name | ast.Attribute))
     handed_out = {id(n) for r in ast.walk(function) if isinstance(r, ast.Return | ast.Dict) for n in ast.walk(r)}
     for slip in KINDS:
         for owner, field, index, node in slots:
             if not slips.belongs(slip, node, owner, field, is_result=id(node) in handed_out):
                 continue
+            if slip is slips.renamed and uses[ast.unparse(node)] == 1:
+                continue  # nothing would be left of it, and a right function uses what it is given
             for new in slip(node, around):
                 yield Edit(owner, field, index, node, ast.copy_location(ast.fix_missing_locations(new), node))
 

@@ -93,6 +93,7 @@ def _wanted(words: set[str], value: str, formula: str, *, is_loss: bool) -> tupl
                 return held, told
     if formula.startswith(("k1 of", "k2 of", "k3 of", "|k1| of")) and value in ESTIMATES:
         return ESTIMATES[value], ESTIMATES[value].removesuffix(" of")
-    if formula.startswith("reward") and words & {"scale", "std", "norm", "normalize"} and value in SCOPES:
+    about_rewards = formula.startswith("reward") and "whitened" not in formula
+    if about_rewards and words & {"scale", "std", "norm", "normalize"} and value in SCOPES:
         return SCOPES[value], f"the {SCOPES[value]}"
     return None

@@ -231,4 +231,8 @@ def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
                 a = credit_of(c, name)
                 return torch.where(a > 0, low, torch.where(a < 0, high, torch.zeros_like(low)))
 
-            yield Known(f"clip to {interval}, sides exchanged", other, "the two signs of the advantage are exchanged")
+            if not any(
+                abs(band[0] - number) < 1e-9 for number in numbers
+            ):  # one number that bounds from below is a guess
+                signs = "the two signs of the advantage are exchanged"
+                yield Known(f"clip to {interval}, sides exchanged", other, signs)
