@@ -128,7 +128,7 @@ def test_the_summary_counts_a_function_once_and_only_when_it_was_checked() -> No
     verdicts = [verdict("gae(lam=0)", "split"), verdict("gae(lam=1)", "split"), IDLE | {"subject": "ppo_loss"}]
     subjects = [subject(label) for label in ("gae(lam=0)", "gae(lam=1)", "ppo_loss")]
     said = summary(sample(verdicts, subjects=subjects))
-    assert "1 function held to 1 invariant: 2 checks hold, 1 does not apply (60 cases" in said
+    assert "1 function (2 with their options) held to 1 invariant: 2 checks hold, 1 does not apply (60 cases" in said
 
 
 def test_a_case_is_drawn_with_the_fields_that_matter() -> None:

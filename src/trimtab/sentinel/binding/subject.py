@@ -306,7 +306,7 @@ def of_kind(out: Out, case: Case, *kinds: Kind) -> list[tuple[str, Result]]:
     """The results that an invariant applies to; if there is none, it cannot be exercised."""
     found = [(name, result) for name, result in out.items() if result.kind in kinds]
     if not found:
-        raise case.cannot(f"no result is a {' or a '.join(kinds)}")
+        raise case.cannot(f"no result is {' or '.join(f'an {k}' if k[0] in 'aeiou' else f'a {k}' for k in kinds)}")
     return found
 
 

@@ -54,6 +54,9 @@ EMPTY_ROW = "a sequence without a trainable token: an answer that is empty or ma
 FAR = 20.0
 """Policies that differ by more than this in the log-prob of one token are a broken run, or a broken sampler."""
 APART = f"two policies are more than {FAR:g} apart in the log-prob of a token"
+SINGLE_LIMIT = 88.0
+"""Single precision has no exp of more than this."""
+FAR_APART = f"two policies are more than {SINGLE_LIMIT:g} apart in the log-prob of a token, where exp overflows"
 """A loss that is infinite there is hygiene, since everybody sees it. A gradient alone is latent: nobody does. So is
 NaN: it is 0 times infinity, at a token that should have no say."""
 
@@ -84,8 +87,9 @@ def _condition(case: Case, said: str) -> str:
     if not bool(case.trainable.any()):
         return EMPTY
     policies = torch.stack([case.tokens[n][case.trainable].double() for n in LOGPS if n in case.tokens])
-    if float((policies.max(0).values - policies.min(0).values).max()) > FAR:
-        return APART
+    apart = float((policies.max(0).values - policies.min(0).values).max())
+    if apart > FAR:
+        return APART if apart <= SINGLE_LIMIT else FAR_APART
     if any("a" not in row for row in case.kinds):
         return EMPTY_ROW
     return said
@@ -105,7 +109,7 @@ def _unbounded(subject: Subject, seen: Seen, case: Case, what: str, said: str) -
             of_any = subject.reading("token_loss") or subject.role == "statistic"
             loud = infinite or (condition == EMPTY and (result.kind == "metric" or not of_any))
             found = Violation(
-                f"{name} is not finite although {what}", numbers(value), "finite", where,
+                f"{name} is not finite when {what}", numbers(value), "finite", where,
                 grade="hygiene" if loud else grade,
                 effect=Effect("metric" if of_people else "value", where, float("inf")),
                 compared=Compared(name, None, case), condition=condition,
@@ -118,7 +122,7 @@ def _unbounded(subject: Subject, seen: Seen, case: Case, what: str, said: str) -
             if not bool(torch.isfinite(gradient).all()):
                 shows = condition == APART and _shows_otherwise(subject, case, name)
                 return Violation(
-                    f"d {name} / d {leaf} is not finite although {what}", numbers(gradient), "finite",
+                    f"d {name} / d {leaf} is not finite when {what}", numbers(gradient), "finite",
                     grade="hygiene" if shows else grade,
                     effect=Effect("gradient", (), float("inf")), compared=Compared(name, leaf, case),
                     condition=condition,

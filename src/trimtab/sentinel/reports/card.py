@@ -34,7 +34,8 @@ def _card(
     badge = f'<span class="badge {finding.status}-cell">{finding.status}{severity}{since}</span>'
     place = place_of(report, finding)
     where = f"<code>{shown(finding.name)}</code>{f' <small>{shown(place)}</small>' if place else ''}"
-    head = f"{badge}{where}<h3>{shown(finding.headline)}</h3>"
+    only_if = f'<p class="note">only if {shown(finding.needs)}</p>' if finding.status == "latent" else ""
+    head = f"{badge}{where}<h3>{shown(finding.headline)}</h3>{only_if}"
     opened = " open" if finding.status == "bug" and room > 0 else ""
     body = _body(report, finding, invariants, room) + _others(report, finding, invariants, at, room)
     return (
@@ -51,6 +52,7 @@ def _body(report: Report, finding: Finding, invariants: Teaching, room: int) -> 
         ("only if" if finding.status == "latent" else "needs", finding.needs),
         ("called by", callers(report, finding)),
         ("breaks", ", ".join(finding.broken)),
+        ("repair", finding.repair),
         ("with", ", ".join(few(labels, 6))),
         ("what", told),
     ]

@@ -19,6 +19,7 @@ class Trigger:
 
     headline: str = ""
     needs: str = ""
+    repair: str = ""
 
 
 TRIGGERS: dict[str, Trigger] = {
@@ -38,7 +39,12 @@ TRIGGERS: dict[str, Trigger] = {
     "empty": Trigger(
         "{result} is not finite where no token trains", "a batch or micro-batch without a trainable token"
     ),
-    "distant": Trigger("{result} is not finite where two policies are far apart", "two policies that are far apart"),
+    "distant": Trigger(
+        "{result} is not finite where two policies are far apart",
+        "two policies that are far apart",
+        "Bound the log-ratio before exp, for example to ±20. Where an advantage or a mask is 0, select with "
+        "torch.where: 0 × infinity is NaN.",
+    ),
     "decision": Trigger(needs="a batch in which a correction drops something"),
     "metric": Trigger(needs="any run: the metric misleads, the update is not touched"),
     "options": Trigger(needs="a run that sets this option"),
@@ -139,12 +145,29 @@ class Finding:
 
     @property
     def headline(self) -> str:
-        """One sentence: what is wrong."""
+        """One sentence: what is wrong, and which other results are."""
+        others = [name for name in dict.fromkeys(map(result_of, self.verdicts)) if name and name != self.result]
+        also = f" (also {', '.join(others[:3])}{', …' if len(others) > 3 else ''})" if others else ""
+        return f"{self._sentence}{also}"
+
+    @property
+    def _sentence(self) -> str:
         template = HEADLINES.get(self.lead["invariant"]) or TRIGGERS.get(self.cause, Trigger()).headline
         violation = self.lead["violation"]
         if template and self.result:
             return template.format(result=self.result)
         return (violation["what"] if violation else self.lead["reason"]) or f"breaks {self.lead['invariant']}"
+
+    @property
+    def repair(self) -> str:
+        """What to do, where the kind of trigger says more than the law; empty otherwise."""
+        violation = self.lead["violation"]
+        effect = violation["effect"] if violation else None
+        if self.cause == "content" and effect and effect["on"] == "metric":
+            return (
+                "Average over the mask, whatever the shape of the batch. A sum over the mask divided by its sum does."
+            )
+        return TRIGGERS.get(self.cause, Trigger()).repair
 
     @property
     def needs(self) -> str:

@@ -71,7 +71,7 @@ def _finding(report: Report, finding: Finding, invariants: Teaching, fresh: set[
     severity = f", {finding.severity}" if finding.severity != "none" else ""
     lead = finding.lead
     title = f"<b>{finding.status}{severity}{since}</b> · <code>{escape(one_line(finding.name))}</code>"
-    teaching = invariants.get(lead["invariant"], {})
+    teaching = {**invariants.get(lead["invariant"], {}), **({"repair": finding.repair} if finding.repair else {})}
     parts = [f"<details><summary>{title}: {prose(finding.headline)}</summary>"]
     place = place_of(report, finding)
     where = f"{', '.join(few([code(label) for label in finding.subjects], 4))}{f' at {code(place)}' if place else ''}"

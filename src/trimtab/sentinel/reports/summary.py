@@ -49,18 +49,26 @@ def _ran(report: Report) -> str:
     broken = sum(count[status] for status in ("bug", "suspect", "latent", "hygiene"))
     checks = [f"{plural(count['holds'], 'check')} {'holds' if count['holds'] == 1 else 'hold'}"]
     checks += [f"{broken} {'finds' if broken == 1 else 'find'} something"] if broken else []
+    checks += [plural(count["convention"], "convention")] if count["convention"] else []
     checks += [f"{count['waived']} waived"] if count["waived"] else []
     idle = count["could not exercise"]
     checks += [f"{idle} {'does' if idle == 1 else 'do'} not apply"] if idle else []
     cases = sum(verdict["exercised"] for verdict in verdicts)
+    several = f" ({len(labels)} with their options)" if len(labels) > len(functions) else ""
     return (
-        f"{plural(len(functions), 'function')} held to {plural(len(invariants), 'invariant')}: {', '.join(checks)} "
+        f"{plural(len(functions), 'function')}{several} held to {plural(len(invariants), 'invariant')}: "
+        f"{', '.join(checks)} "
         f"({plural(cases, 'case')}, seed {report['seed']}, {report['seconds']:.1f} s)"
     )
 
 
+ABOUT = (
+    "Each function was called with small made-up batches, before and after changes that must not matter (other "
+    "padding, another order, parts instead of the whole). No model was trained."
+)
+"""What a reader who has never seen such a report needs to know first."""
 MEANT = {
-    "bug": "a bug is wrong on batches that every run meets",
+    "bug": "a bug is wrong on ordinary batches of a run that uses the function with these options",
     "suspect": "a suspect is wrong if it was meant as its names suggest",
     "latent": "a latent bug is wrong once a run meets the condition it names",
     "hygiene": "hygiene is harmless as long as every caller is careful",
@@ -72,7 +80,7 @@ def meaning(report: Report) -> str:
     found = findings(report)
     told = [said for status, said in MEANT.items() if any(one.status == status for one in found)]
     bugs = [one for one in found if one.status == "bug"]
-    sentences = [f"{'; '.join(told)}."] if told else []
+    sentences = [ABOUT, f"{'; '.join(told)}."] if told else []
     if bugs and all(one.severity == "low" for one in bugs):
         which = "The bug is" if len(bugs) == 1 else "All bugs are"
         sentences.append(f"{which} in numbers that people read: no update is touched.")

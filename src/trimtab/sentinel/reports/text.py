@@ -65,7 +65,7 @@ def _bug(setting: Setting, finding: Finding) -> list[str]:
     lines += said("what", happened(lead)) if happened(lead) != one_line(finding.headline) else []
     lines += evidence(lead)
     lines += _guessed(setting, finding)
-    lines += said("repair", setting.invariants.get(lead["invariant"], {}).get("repair", ""))
+    lines += said("repair", finding.repair or setting.invariants.get(lead["invariant"], {}).get("repair", ""))
     lines += said("more", f"trimtab explain {lead['invariant']} · finding {lead['id']}")
     lines += [_replay(setting, finding)]
     head = f"{_painted('bug', setting.colour)}{severity}{_since(setting, finding)}  {_headline(finding)}"
@@ -91,11 +91,16 @@ def _alone(setting: Setting, finding: Finding, status: Status) -> list[str]:
     violation = finding.lead["violation"]
     lines = [f"{_headline(finding)}{_since(setting, finding)}"]
     lines += said("only if", finding.needs) if status == "latent" else []
-    lines += said("callers", callers(setting.report, finding)) if status == "latent" else []
+    lines += said("callers", callers(setting.report, finding)) if status in ("latent", "hygiene") else []
     lines += said("breaks", f"{', '.join(finding.broken)}{_at(setting, finding)}")
-    lines += said("changed", "; ".join(changed(violation))) if violation else []
+    moved = "; ".join(changed(violation)) if violation else ""
+    lines += said("changed", moved + (f" ({KINDS})" if "tokens of sequence" in moved else ""))
     lines += _guessed(setting, finding) if status == "suspect" else []
     return [*lines, _replay(setting, finding)]
+
+
+KINDS = "p prompt, a trained, o not trained"
+"""What the letters of a sequence mean."""
 
 
 def _together(setting: Setting, group: Sequence[Finding]) -> list[str]:

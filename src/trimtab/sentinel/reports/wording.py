@@ -138,6 +138,7 @@ def changed(violation: ViolationData) -> list[str]:
         f"{one['field']}{' ' + one['place'] if one['place'].startswith('without') else _of(one['place'])}: "
         f"{words(one['before'])} → {words(one['after'])}"
         for one in violation.get("trigger", [])
+        if words(one["before"]) != words(one["after"])
     ]
     rest = violation.get("trigger_left_out", 0)
     return [one_line(line) for line in lines] + ([f"… and {rest} more"] if rest else [])
