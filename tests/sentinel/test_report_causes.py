@@ -259,7 +259,7 @@ def test_the_first_screen_says_what_its_words_mean_and_whether_the_update_is_tou
     quiet = report_of(broken("metric_truth", severity="low"), broken("no_aliasing", status="hygiene"))
     assert meaning(quiet).startswith("Each function was called with small made-up batches")
     assert meaning(quiet).endswith(
-        "No model was trained. a bug is wrong on ordinary batches of a run that uses the function with these options; "
+        "No model was trained. A bug is wrong on ordinary batches of a run that uses the function with these options; "
         "hygiene is harmless as long as every caller is careful. "
         "The bug is in numbers that people read: no update is touched."
     )

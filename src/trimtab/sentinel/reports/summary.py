@@ -80,7 +80,8 @@ def meaning(report: Report) -> str:
     found = findings(report)
     told = [said for status, said in MEANT.items() if any(one.status == status for one in found)]
     bugs = [one for one in found if one.status == "bug"]
-    sentences = [ABOUT, f"{'; '.join(told)}."] if told else []
+    words = "; ".join(told)
+    sentences = [ABOUT, f"{words[:1].upper()}{words[1:]}."] if told else []
     if bugs and all(one.severity == "low" for one in bugs):
         which = "The bug is" if len(bugs) == 1 else "All bugs are"
         sentences.append(f"{which} in numbers that people read: no update is touched.")
