@@ -57,6 +57,7 @@ APART = f"two policies are more than {FAR:g} apart in the log-prob of a token"
 SINGLE_LIMIT = 88.0
 """Single precision has no exp of more than this."""
 FAR_APART = f"two policies are more than {SINGLE_LIMIT:g} apart in the log-prob of a token, where exp overflows"
+DISTANT = (APART, FAR_APART)
 """A loss that is infinite there is hygiene, since everybody sees it. A gradient alone is latent: nobody does. So is
 NaN: it is 0 times infinity, at a token that should have no say."""
 
@@ -105,7 +106,7 @@ def _unbounded(subject: Subject, seen: Seen, case: Case, what: str, said: str) -
         if not bool(torch.isfinite(value).all()):
             where = tuple(places(~torch.isfinite(value))) if value.ndim == 1 else ()
             of_people = result.kind in ("metric", "statistic")
-            infinite = condition == APART and not (bool(value.isnan().any()) and _all_credited(case))
+            infinite = condition in DISTANT and not (bool(value.isnan().any()) and _all_credited(case))
             of_any = subject.reading("token_loss") or subject.role == "statistic"
             loud = infinite or (condition == EMPTY and (result.kind == "metric" or not of_any))
             found = Violation(
@@ -120,7 +121,7 @@ def _unbounded(subject: Subject, seen: Seen, case: Case, what: str, said: str) -
             continue
         for leaf, gradient in seen.gradients.get(name, {}).items():
             if not bool(torch.isfinite(gradient).all()):
-                shows = condition == APART and _shows_otherwise(subject, case, name)
+                shows = condition in DISTANT and _shows_otherwise(subject, case, name)
                 return Violation(
                     f"d {name} / d {leaf} is not finite when {what}", numbers(gradient), "finite",
                     grade="hygiene" if shows else grade,
