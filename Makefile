@@ -21,7 +21,7 @@ test-all: ## run every test, with every extra; more than an hour
 	@sh scripts/setup.sh dev all oracle
 	@$(PYTEST) -m "" $(ARGS)
 
-right: ## check right functions and their wrong twins; about an hour on two cores; ARGS="--corpus held" for one corpus
+right: ## check right functions and their wrong twins; about two hours on two cores; ARGS="--sample 90" for some
 	@sh scripts/setup.sh dev
 	@OMP_NUM_THREADS=1 .venv/bin/python -m tests.right $(ARGS)
 
