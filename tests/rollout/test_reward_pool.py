@@ -256,7 +256,15 @@ def test_what_left_the_session_is_ended_too(escapes: str) -> None:
         mark = mark_of(pool)
         assert judged(pool, "a")[0].status == "ok"
         assert len(find_marked(REWARD_WORKER, mark)) == 3  # the worker, its child, the orphan
-    assert find_marked(REWARD_WORKER, mark) == []
+    assert left_of(mark) == []
+
+
+def left_of(mark: str) -> list[int]:
+    """Marked processes that are still there once the system had time to take away those that were killed."""
+    deadline = time.monotonic() + 30
+    while len(find_marked(REWARD_WORKER, mark)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return find_marked(REWARD_WORKER, mark)
 
 
 def test_what_left_the_session_is_ended_when_the_parent_is_gone(escapes: str) -> None:
@@ -267,10 +275,7 @@ def test_what_left_the_session_is_ended_when_the_parent_is_gone(escapes: str) ->
     child = pool._slots[0].child  # pyright: ignore[reportPrivateUsage]
     assert child is not None
     os.close(child.requests)
-    deadline = time.monotonic() + 30
-    while len(find_marked(REWARD_WORKER, mark)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert find_marked(REWARD_WORKER, mark) == []
+    assert left_of(mark) == []
     child.requests = os.open(os.devnull, os.O_WRONLY)
     pool.close()
 
