@@ -58,7 +58,9 @@ FEW = {
 """Invariants whose mutant is slow to run, and on how many cases the default suite runs it."""
 
 
-LONG = ("expected_gradient", "parallel_layout", "eos_semantics")
+LONG = (
+    "expected_gradient", "parallel_layout", "eos_semantics", "credit_flows_back", "twins_agree", "penalty_direction",
+)  # fmt: skip
 """Invariants whose mutant takes more than five seconds."""
 
 
