@@ -129,3 +129,12 @@ def _weighted(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask
 
 def test_a_change_that_switches_a_part_off_is_no_repair() -> None:
     assert found(bind(_weighted, role="policy_loss")) == []
+
+
+def _bonus(log_probs: Tensor, ref_log_probs: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
+    """An estimate with a bonus of its own; with the branches exchanged, trained tokens would have k1 alone."""
+    return torch.where(mask.bool(), log_probs - ref_log_probs + entropy, log_probs - ref_log_probs)
+
+
+def test_a_change_after_which_an_input_plays_no_part_is_no_repair() -> None:
+    assert found(bind(_bonus, role="kl")) == []

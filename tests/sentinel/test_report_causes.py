@@ -255,6 +255,12 @@ def test_a_binding_is_told_once_per_function() -> None:
     assert said.count("from losses import my_loss") == 1
 
 
+def test_counts_that_change_nothing_and_a_split_that_shows_it_are_one_cause() -> None:
+    counts = broken("options_live", "the counts of the whole batch change nothing in loss")
+    [one] = findings(report_of(broken("split", "splitting the batch in 2 changes loss"), counts))
+    assert sorted(one.invariants) == ["options_live", "split"]
+
+
 def test_the_first_screen_says_what_its_words_mean_and_whether_the_update_is_touched() -> None:
     quiet = report_of(broken("metric_truth", severity="low"), broken("no_aliasing", status="hygiene"))
     assert meaning(quiet).startswith("Each function was called with small made-up batches")
