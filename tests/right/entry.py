@@ -14,7 +14,7 @@ from trimtab.sentinel.binding.subject import Call, Subject
 DIALECTS = (
     "verl", "trl", "openrlhf", "slime", "areal", "nemo_rl", "prime_rl", "skyrl", "open_instruct", "tutorials", "numpy",
 )  # fmt: skip
-CORPORA = ("corpus", "held", "second", "third", "fourth", "fifth")
+CORPORA = ("corpus", "held", "second", "third", "fourth", "fifth", "sixth")
 CONFIGS = ("config", "cfg", "args", "loss_config", "algo_config")
 """Argument names of config objects."""
 
@@ -34,7 +34,7 @@ class Entry:
     random       it draws random numbers: "inside" (the result does not depend on them) or "result"
     pads_finite  it multiplies by the mask, which is right as long as padding is finite
     differs      how the twins are told apart if not by value or slope: whether (right, wrong) differ
-    corpus       the folder of its dialect: "corpus", or "held" to "fifth" for functions not seen while building
+    corpus       the folder of its dialect: "corpus", or "held" to "sixth" for functions not seen while building
     """
 
     name: str

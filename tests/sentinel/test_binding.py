@@ -25,8 +25,8 @@ from trimtab.sentinel import (
     subject,
 )
 from trimtab.sentinel.batch.directed import completed, directed
+from trimtab.sentinel.binding.calling import call_subject
 from trimtab.sentinel.binding.discover import subjects_of
-from trimtab.sentinel.binding.subject import call_subject
 from trimtab.sentinel.examination.record import case_data
 from trimtab.sentinel.targets.target import Unbound
 

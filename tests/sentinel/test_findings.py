@@ -12,7 +12,7 @@ from tests.sentinel.buggy import BUGGY, RIGHT, drafted, found, keep_mask, mean_l
 
 from trimtab.sentinel import Result, Subject
 from trimtab.sentinel.batch.directed import directed
-from trimtab.sentinel.binding.subject import call_subject, run
+from trimtab.sentinel.binding.calling import call_subject, run
 from trimtab.sentinel.findings import Row, Target, look, mark, recipe_of, replay_with_binding, rows
 from trimtab.sentinel.findings.duplicates import upstream_queries
 from trimtab.sentinel.findings.ledger import enter

@@ -14,7 +14,7 @@ from tests.sentinel.buggy import BUGGY, executed, in_process, keep_mask, tree
 
 from trimtab.sentinel import Result, Subject, bind, check
 from trimtab.sentinel.batch.directed import directed
-from trimtab.sentinel.binding.subject import call_subject
+from trimtab.sentinel.binding.calling import call_subject
 from trimtab.sentinel.examination.job import Job
 from trimtab.sentinel.examination.record import subject_data, verdict_data
 from trimtab.sentinel.findings.alone import Another, Record, Settings

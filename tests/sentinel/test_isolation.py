@@ -13,6 +13,7 @@ import pytest
 
 from trimtab.errors import AdapterError
 from trimtab.sentinel.examination import limits, process
+from trimtab.sentinel.examination.child import Turns
 from trimtab.sentinel.examination.job import Job
 from trimtab.sentinel.examination.limits import Limits
 from trimtab.sentinel.examination.record import report_data
@@ -262,6 +263,45 @@ def test_units_are_shared_out_and_the_report_keeps_their_order(tmp_path: Path) -
     report = run_job(job, limits=Limits(processes=2), watch=watch)
     assert [subject["label"] for subject in report["subjects"]] == ["waits", "called_later"]
     assert sorted(seen) == ["called_later", "waits"]
+
+
+@pytest.mark.slow
+def test_subjects_of_one_unit_are_shared_out_when_no_unit_is_left(tmp_path: Path) -> None:
+    body = f"""
+    import os, time
+    from pathlib import Path
+    from trimtab.sentinel import bind
+    called = Path({str(tmp_path / "called")!r})
+
+    def waits(log_probs, advantages, mask):
+        while not called.exists():  # another process calls the last one
+            time.sleep(0.01)
+        return {LOSS}
+
+    def fine(log_probs, advantages, mask):
+        return {LOSS}
+
+    def called_last(log_probs, advantages, mask):
+        called.write_text("")
+        return {LOSS}
+
+    SUBJECTS = [bind(fn, role="policy_loss") for fn in (waits, fine, called_last)]
+    OTHER = bind(fine, role="policy_loss", name="other")
+    """
+    file = put(tmp_path, "losses_in_a_list.py", body)
+    job = Job(str(file), examples=1, invariants=("mask_content",))
+    report = run_job(job, limits=Limits(processes=2, seconds=60))
+    assert [v["subject"] for v in report["verdicts"]] == ["waits", "fine", "called_last", "other"]
+    assert {v["status"] for v in report["verdicts"]} == {"holds"}
+
+
+def test_a_subject_is_taken_or_left_and_never_both() -> None:
+    turns = Turns()
+    turns.open([(0, 0), (0, 1), (0, 2), (0, 3), (0, 4)])
+    assert turns.take((0, 0))
+    assert turns.leave() == [(0, 3), (0, 4)]
+    assert [turns.take((0, n)) for n in range(5)] == [False, True, True, False, False]
+    assert turns.leave() == []
 
 
 def test_a_report_is_in_the_order_of_the_units_whoever_was_faster() -> None:

@@ -7,7 +7,7 @@ from trimtab.errors import TrimtabError
 from trimtab.sentinel import CannotRepresent, Case, Out, Result, Subject, check, run
 from trimtab.sentinel.batch.directed import build, directed
 from trimtab.sentinel.batch.perturb import compacted
-from trimtab.sentinel.binding.subject import same
+from trimtab.sentinel.binding.sameness import same
 
 CASES = list(directed())
 

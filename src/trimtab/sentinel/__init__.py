@@ -12,8 +12,9 @@ from trimtab.errors import MissingExtra
 from trimtab.sentinel.batch.case import CannotRepresent, Case
 from trimtab.sentinel.binding.bind import ROLES, after, at, bind, subject
 from trimtab.sentinel.binding.built import built
+from trimtab.sentinel.binding.calling import run
 from trimtab.sentinel.binding.like import average, divergence, like, reward_at_end, scored
-from trimtab.sentinel.binding.subject import Out, Result, Subject, run
+from trimtab.sentinel.binding.subject import Out, Result, Subject
 from trimtab.sentinel.invariants import INVARIANTS, Invariant, Violation
 from trimtab.sentinel.invariants.conventions import detected
 

@@ -7,7 +7,7 @@ import torch
 
 from trimtab.sentinel import Subject
 from trimtab.sentinel.batch.directed import directed
-from trimtab.sentinel.binding.subject import TRAINED, run
+from trimtab.sentinel.binding.calling import TRAINED, run
 
 Differs = Callable[[Any, Any], bool]
 

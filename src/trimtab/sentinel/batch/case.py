@@ -9,20 +9,14 @@ need to know about them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from trimtab.errors import unknown_name
+from trimtab.sentinel.batch.shape import MASKS, Grid, Shape, Side, shape_of
 from trimtab.signal.layout import Levels, Segments, renumbered
-
-Side = Literal["left", "right", "both"]
-"""The side of the padding. "both" pads prompts on the left and the tokens after them on the right."""
-
-MASKS = ("trainable", "attention", "response", "chosen")
-"""Flags that follow from the shape of a case: chosen by the policy; any token; after the prompt; and `chosen`, for a
-function that also takes one flag per row: it holds tokens of rows that are suppressed as a whole (`in_use` is 0)."""
 
 
 class CannotRepresent(Exception):
@@ -86,34 +80,42 @@ class Case:
         return self if self.within is None else self.within
 
     @cached_property
+    def shape(self) -> Shape:
+        return shape_of(self.kinds)
+
+    @property
     def trainable(self) -> Tensor:
         """One bool per token: chosen by the policy."""
-        return torch.tensor([kind == "a" for kinds in self.kinds for kind in kinds], dtype=torch.bool)
+        return self.shape.flags("trainable")
 
-    @cached_property
+    @property
     def owner(self) -> Tensor:
         """The sequence of each token."""
-        return torch.tensor([i for i, kinds in enumerate(self.kinds) for _ in kinds], dtype=torch.long)
+        return self.shape.owner
 
-    @cached_property
+    @property
     def segments(self) -> Segments:
         """Segments over trainable tokens."""
-        counts = torch.tensor([sum(kind == "a" for kind in kinds) for kinds in self.kinds], dtype=torch.long)
-        return Segments.from_counts(counts, int(counts.sum()))
+        return self.shape.segments
 
     @cached_property
     def levels(self) -> Levels:
         return Levels(self.segments, torch.arange(self.num_sequences), *renumbered(self.sequences["group"]))
 
-    @cached_property
+    @property
     def lengths(self) -> list[int]:
         """Tokens per sequence, including the prompt."""
-        return [len(kinds) for kinds in self.kinds]
+        return list(self.shape.lengths)
 
-    @cached_property
+    @property
     def response_lengths(self) -> list[int]:
         """Tokens per sequence after the prompt."""
-        return [len(kinds) - self._prompt(i) for i, kinds in enumerate(self.kinds)]
+        return list(self.shape.response_lengths)
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """Where each sequence starts in a packed row, and where the last one ends."""
+        return self.shape.cu_seqlens.clone()
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
@@ -126,6 +128,14 @@ class Case:
             if len(rows) > 1 and rows[0][0] < rows[-1][0]:
                 found.append((rows[-1][2], rows[0][2]))
         return found
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """Everything that a call can see of it, to tell whether two cases are the same."""
+        own = (self.kinds, repr(self.fill), self.extra_columns, self.side, self.origin, self.mask_dtype, self.eos_ids)
+        within = None if self.within is None else self.within.content
+        fields = tuple((name, _bits(values)) for one in (self.tokens, self.sequences) for name, values in one.items())
+        return (*own, self.pad_id, self.quiet, self.rank, self.world, within, fields)
 
     def cannot(self, why: str) -> CannotRepresent:
         """`raise case.cannot("groups of unequal size")`."""
@@ -163,15 +173,16 @@ class Case:
         shift              cell t holds token t + 1, which position t of a model predicts; the last cell is empty
         drop_first         the same without the last cell: [rows, width - 1]
         """
-        index = self._grid(with_prompt, side, shift, drop_first)
+        grid = self._grid(with_prompt, side, shift, drop_first)
         source = self._field(name, dtype)
-        if index.numel() == source.shape[0] and bool((index >= 0).all()):
-            return source.view(*index.shape, *source.shape[1:])
-        held = source[index.clamp(min=0)] if source.shape[0] else source.new_zeros(*index.shape, *source.shape[1:])
+        cells = grid.index.shape
+        if grid.is_full:
+            return source.view(*cells, *source.shape[1:])
+        held = source[grid.source] if source.shape[0] else source.new_zeros(*cells, *source.shape[1:])
         # Only the mask is guaranteed at cells without a token: it is 0 there, never garbage.
         blank = self.fill if held.dtype.is_floating_point and name not in (*MASKS, *self.quiet) else 0
         blank = self.pad_id if name == "token_id" else blank
-        there = (index >= 0).reshape(*index.shape, *[1] * (held.ndim - 2))
+        there = grid.held if held.ndim == 2 else grid.held.reshape(*cells, *[1] * (held.ndim - 2))
         return torch.where(there, held, torch.full_like(held, blank))
 
     def logits(self, name: str = "logits", *, side: Side | None = None) -> Tensor:
@@ -188,29 +199,29 @@ class Case:
         drop_first: bool = False,
     ) -> Tensor:
         """A subject's [rows, width] result at the trainable tokens."""
-        index = self._grid(with_prompt, side, shift, drop_first)
-        if values.shape[:2] != index.shape:
-            raise WrongShape(list(values.shape), list(index.shape))
-        place = torch.full((self.trainable.numel(),), -1)
-        place[index[index >= 0]] = (index >= 0).reshape(-1).nonzero().squeeze(1)
-        wanted = place[self.trainable.nonzero().squeeze(1)]
-        if bool((wanted < 0).any()):
+        grid = self._grid(with_prompt, side, shift, drop_first)
+        if values.shape[:2] != grid.index.shape:
+            raise WrongShape(list(values.shape), list(grid.index.shape))
+        if not grid.is_complete:
             raise self.cannot("the first token of a sequence is trainable, so a shifted view has no cell for it")
-        return values.reshape(-1, *values.shape[2:])[wanted]
+        return values.reshape(-1, *values.shape[2:])[grid.wanted]
 
     def outside_padded(self, values: Tensor, **view: Any) -> Tensor:
         """A subject's [rows, width] result in every cell without a trainable token."""
-        index = self._grid(
-            view.get("with_prompt", True), view.get("side"), view.get("shift", False), view.get("drop_first", False)
+        asked = (
+            view.get("with_prompt", True),
+            view.get("side"),
+            view.get("shift", False),
+            view.get("drop_first", False),
         )
-        inside = (index >= 0) & self.trainable[index.clamp(min=0)] if self.trainable.numel() else index >= 0
-        return values[~inside]
+        return values[~self._grid(*asked).inside]
 
     def list(self, name: str, *, with_prompt: bool = True, dtype: torch.dtype | None = None) -> list[Tensor]:
         """One 1-D tensor per sequence with all its tokens (or those after its prompt): views of the leaf."""
         source = self._field(name, dtype)
-        pieces = cast("tuple[Tensor, ...]", source.split([len(kinds) for kinds in self.kinds]))
-        return list(pieces) if with_prompt else [piece[self._prompt(i) :] for i, piece in enumerate(pieces)]
+        pieces = cast("tuple[Tensor, ...]", source.split(self.lengths))
+        prompts = self.shape.prompts
+        return list(pieces) if with_prompt else [piece[prompts[i] :] for i, piece in enumerate(pieces)]
 
     def from_list(self, values: Sequence[Tensor], *, with_prompt: bool = True) -> Tensor:
         """A subject's per-sequence results at the trainable tokens."""
@@ -238,18 +249,10 @@ class Case:
             raise WrongShape(list(values.shape), list(self.trainable.shape))
         return values[self.trainable]
 
-    @cached_property
-    def cu_seqlens(self) -> Tensor:
-        return torch.tensor([0, *[len(kinds) for kinds in self.kinds]]).cumsum(0)
-
-    def _prompt(self, row: int) -> int:
-        kinds = self.kinds[row]
-        return next((i for i, kind in enumerate(kinds) if kind != "p"), len(kinds))
-
     def flags(self, *, with_prompt: bool) -> Tensor:
         """Trainable flags over the tokens a list view shows."""
         flags = self.trainable.split(self.lengths)
-        shown = [flag[0 if with_prompt else self._prompt(i) :] for i, flag in enumerate(flags)]
+        shown = [flag[0 if with_prompt else self.shape.prompts[i] :] for i, flag in enumerate(flags)]
         return torch.cat(shown) if shown else self.trainable
 
     def note(self, name: str) -> None:
@@ -260,12 +263,7 @@ class Case:
     def _field(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         self.note(name)
         if name in MASKS:
-            wanted = {"trainable": "a", "attention": "aop", "response": "ao", "chosen": "a"}[name]
-            flags = [
-                kind in wanted or (name == "chosen" and kind == "o" and "a" not in kinds)
-                for kinds in self.kinds for kind in kinds
-            ]  # fmt: skip
-            return torch.tensor(flags, dtype=torch.bool).to(dtype or self.mask_dtype)
+            return self.shape.flags(name).to(dtype or self.mask_dtype, copy=True)
         if name in self.sequences and name not in self.tokens:
             return self.sequences[name][self.owner]
         if name not in self.tokens:
@@ -273,53 +271,17 @@ class Case:
             raise WrongBinding(unknown_name("field of a case", name, known))
         return self.tokens[name] if dtype is None else self.tokens[name].to(dtype)
 
-    def _grid(self, with_prompt: bool, side: Side | None = None, shift: bool = False, drop: bool = False) -> Tensor:
-        """[rows, width] of token indices, -1 where there is no token."""
+    def _grid(self, with_prompt: bool, side: Side | None = None, shift: bool = False, drop: bool = False) -> Grid:
         side = side or (self.side if with_prompt else "right")
-        key = (with_prompt, side, shift, drop)
-        if key not in self._grids:
-            self._grids[key] = self._laid_out(*key)
-        return self._grids[key]
-
-    @cached_property
-    def _grids(self) -> dict[tuple[bool, Side, bool, bool], Tensor]:
-        return {}
-
-    def _laid_out(self, with_prompt: bool, side: Side, shift: bool, drop: bool) -> Tensor:
-        rows: list[tuple[list[int], list[int]]] = []
-        start = 0
-        for i, kinds in enumerate(self.kinds):
-            first = start + self._prompt(i)
-            prompt = list(range(start, first)) if with_prompt else []
-            rows.append((prompt, list(range(first, start + len(kinds)))))
-            start += len(kinds)
-        fronts = [len(prompt) if side == "both" else 0 for prompt, _ in rows]
-        front = max(fronts, default=0)
-        width = max((len(p) + len(r) + front - f for (p, r), f in zip(rows, fronts, strict=True)), default=0)
-        width += self.extra_columns
-        full: list[list[int]] = []
-        for (prompt, rest), own in zip(rows, fronts, strict=True):
-            lead = [-1] * (front - own)
-            row = lead + prompt + rest
-            pad = [-1] * (width - len(row))
-            full.append(pad + row if side == "left" else row + pad)
-        grid = torch.tensor(full, dtype=torch.long).reshape(len(rows), width)
-        if drop:
-            return grid[:, 1:]
-        return torch.cat([grid[:, 1:], torch.full((len(rows), 1), -1)], 1) if shift and width else grid
+        return self.shape.grid(with_prompt, side, shift, drop, self.extra_columns)
 
     # --- perturbations ---------------------------------------------------------------------------------------
 
     def with_tokens(self, **fields: Tensor) -> "Case":
-        return self._of_this_shape(replace(self, tokens={**self.tokens, **fields}))
+        return replace(self, tokens={**self.tokens, **fields})
 
     def with_sequences(self, **fields: Tensor) -> "Case":
-        return self._of_this_shape(replace(self, sequences={**self.sequences, **fields}))
-
-    def _of_this_shape(self, other: "Case") -> "Case":
-        """The other case, with what follows from the shape alone computed once for both."""
-        other.__dict__.update({name: getattr(self, name) for name in _OF_SHAPE})
-        return other
+        return replace(self, sequences={**self.sequences, **fields})
 
     def refilled(self, content: float, *, extra_columns: int = 0, side: Side | None = None) -> "Case":
         """Put `content` into every unreadable cell: padding, and untrainable tokens of every float field."""
@@ -386,8 +348,12 @@ class Case:
         )
 
 
-_OF_SHAPE = ("trainable", "owner", "segments", "lengths", "response_lengths", "cu_seqlens", "_grids")
-"""Properties that depend on no number of a case."""
+def _bits(values: Tensor) -> tuple[object, ...]:
+    plain = values.detach()
+    exact = plain.float() if plain.dtype == torch.bfloat16 else plain  # numpy has no bfloat16
+    return values.dtype, values.shape, exact.numpy().tobytes()
+
+
 COUNTED = ("group", "episode", "token_id", "token_key", "position")
 FLAGS = ("keep", "selected", "ended", "votes")
 

@@ -15,8 +15,10 @@ from torch import Tensor
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import agreed
 from trimtab.sentinel.binding.callable import Config, Found, Off, settings_in
+from trimtab.sentinel.binding.calling import call_subject, run
 from trimtab.sentinel.binding.guess import probes
-from trimtab.sentinel.binding.subject import Out, Subject, call_subject, run, same
+from trimtab.sentinel.binding.sameness import same
+from trimtab.sentinel.binding.subject import Out, Subject
 
 SMALLEST = 1e-3
 """Smaller settings are stabilisers, and may show nowhere."""

@@ -18,6 +18,7 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS, agreed, compacted, without_tokens
 from trimtab.sentinel.binding.bind import ROLES, Role
 from trimtab.sentinel.binding.callable import CannotCall, Config, Found
+from trimtab.sentinel.binding.calling import TRAINED
 from trimtab.sentinel.binding.facts import (
     best_aligned,
     is_alive,
@@ -29,7 +30,7 @@ from trimtab.sentinel.binding.facts import (
 )
 from trimtab.sentinel.binding.given import ROWS, layouts
 from trimtab.sentinel.binding.guess import ONE_BY_ONE, Plan, called, plausible, probes
-from trimtab.sentinel.binding.subject import TRAINED, Kind, Level, Out, Result, Subject
+from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject
 from trimtab.sentinel.binding.words import is_group_size, words_of
 
 SECOND: dict[str, Kind] = {

@@ -1,14 +1,12 @@
-"""A subject: one function, called on a case, with its results named. The only place that runs foreign code.
+"""A subject: one function that can be called on a case, with its results named.
 
 `call(case, options)` takes its inputs from the views of the case and returns `Out`. Invariants rely only on the facts:
 the inputs that it reads, and the level and kind of each result. Every invariant applies unless it is waived with a
 reason.
 """
 
-import random
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,6 +17,7 @@ from trimtab.sentinel.batch.case import Case, WrongShape
 from trimtab.sentinel.binding.strict import check_word, check_words, choices_of
 
 if TYPE_CHECKING:
+    from trimtab.sentinel.binding.calling import Memory
     from trimtab.sentinel.loading import Boundary
 
 Level = Literal["token", "sequence", "scalar", "cell"]
@@ -222,6 +221,8 @@ class Subject:
     """For a binding that nobody wrote: what was chosen."""
     alternatives: "tuple[Subject, ...]" = ()
     """Other plausible bindings of the same function."""
+    memory: "Memory | None" = field(default=None, repr=False, compare=False)
+    """The calls of the search that it is in."""
     boundary: "Boundary | None" = None
     """The loaded function of a target, for executed lines, stubs and reproduction files."""
 
@@ -250,136 +251,3 @@ def coupled_by(role: str | None) -> str:
     from trimtab.sentinel.binding.bind import ROLES
 
     return ROLES[role].couples if role in ROLES else "sequence"
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The outcome of one call: values, and the gradient of every result with respect to every leaf."""
-
-    case: Case
-    values: Mapping[str, Tensor]
-    results: Out
-    gradients: Mapping[str, Mapping[str, Tensor]]
-    blocked: frozenset[str] = frozenset()
-    """Results whose backward pass raises."""
-
-
-@contextmanager
-def seeded(seed: int) -> Generator[None]:
-    """Random numbers drawn inside are the same each time; the caller's own are as if nothing had been drawn."""
-    torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        _ = torch.manual_seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
-        yield
-    finally:
-        torch.set_rng_state(torch_state)
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
-
-
-def call_subject(subject: Subject, case: Case, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Out:
-    """Call the subject and return its results. If there is none, it did not accept the case."""
-    with seeded(seed) if subject.draws else nullcontext():
-        out = subject.call(case, subject.options if options is None else options)
-    if not out:
-        raise case.cannot(f"{subject.name} returned no result")
-    for name, result in out.items():
-        size = {"token": case.segments.num_tokens, "sequence": case.num_sequences}.get(result.level)
-        mixed = size is not None and result.kind in SIGNAL and result.value.ndim != 1
-        if size is not None and (result.value.shape[:1] != (size,) or mixed):
-            raise WrongShape(list(result.value.shape), [size])
-        if result.level == "scalar" and result.value.numel() != 1:
-            raise WrongShape(list(result.value.shape), [])
-        if not isinstance(result.value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  foreign code
-            raise TypeError(f"{name} is a {type(result.value).__name__}, not a tensor")
-    # Numbers from a body in single precision have that precision, also where it returns them as float64.
-    return {n: replace(r, value=as_single(r.value)) for n, r in out.items()} if subject.single else out
-
-
-def as_single(values: Tensor) -> Tensor:
-    return values.float() if values.dtype == torch.float64 else values
-
-
-def of_kind(out: Out, case: Case, *kinds: Kind) -> list[tuple[str, Result]]:
-    """The results that an invariant applies to; if there is none, it cannot be exercised."""
-    found = [(name, result) for name, result in out.items() if result.kind in kinds]
-    if not found:
-        raise case.cannot(f"no result is {' or '.join(f'an {k}' if k[0] in 'aeiou' else f'a {k}' for k in kinds)}")
-    return found
-
-
-def run(subject: Subject, case: Case, options: Mapping[str, Any] | None = None) -> Seen:
-    """Call the subject on fresh leaves that require gradient."""
-    leaves = {
-        n: v.detach().clone().requires_grad_()
-        for n, v in sorted(case.tokens.items(), key=lambda item: item[0] not in TRAINED)
-        if v.dtype.is_floating_point and (subject.reads is None or n in subject.reads)
-    }
-    # Fields are passed as copies: a call that writes to them must not damage the case, and autograd would forbid
-    # writes to a leaf.
-    handed = {n: v.clone() for n, v in leaves.items()}
-    fresh = case.with_tokens(**handed).with_sequences(**{n: v.clone() for n, v in case.sequences.items()})
-    out = call_subject(subject, fresh, options)
-    gradients: dict[str, dict[str, Tensor]] = {}
-    blocked: set[str] = set()
-    for name, result in out.items():
-        if result.value.requires_grad and result.kind not in DATA:
-            try:
-                found = torch.autograd.grad(
-                    result.value.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True
-                )
-            except RuntimeError:  # it would raise in training too, so it is no silent bug; its values are still checked
-                blocked.add(name)
-                continue
-            asked = subject.promises is not None or result.kind == "importance"
-            followed = tuple(leaves) if asked else (*TRAINED, "token_loss", "kl")
-            gradients[name] = {n: g for n, g in zip(leaves, found, strict=True) if n in followed}
-    return Seen(case, {n: r.value.detach().clone() for n, r in out.items()}, out, gradients, frozenset(blocked))
-
-
-class _Noting(dict[str, Tensor]):
-    """Fields that note which names are read, for calls that read a case without its views."""
-
-    def __init__(self, fields: Mapping[str, Tensor], touched: set[str]) -> None:
-        super().__init__(fields)
-        self.touched = touched
-
-    def __getitem__(self, name: str) -> Tensor:
-        self.touched.add(name)
-        return super().__getitem__(name)
-
-
-def resolve_inputs(subject: Subject, case: Case) -> Subject:
-    """Find the inputs of the subject by a call, if its binding does not name them."""
-    if subject.inputs:
-        return subject
-    touched: set[str] = set()
-    noting = {n: _Noting({k: v.clone() for k, v in getattr(case, n).items()}, touched) for n in ("tokens", "sequences")}
-    call_subject(subject, replace(case, touched=touched, **noting))
-    flags = {"trainable", "attention", "response"}
-    return replace(subject, inputs=frozenset(touched), reads=subject.reads or frozenset(touched - flags) or None)
-
-
-SINGLE = 1e-5
-"""Relative tolerance of a result that a subject computes in float32 for any input dtype."""
-
-
-def same(first: Tensor, second: Tensor, *, tolerance: float = 1e-9) -> bool:
-    """Equal within a relative tolerance, NaN equal to NaN; exactly equal when the tolerance is 0."""
-    if first.shape != second.shape:
-        return False
-    single = any(one.dtype.is_floating_point and one.dtype != torch.float64 for one in (first, second))
-    allowed = max(tolerance, SINGLE) if single and tolerance else tolerance
-    return bool(torch.allclose(first.double(), second.double(), rtol=allowed, atol=allowed, equal_nan=True))
-
-
-TRAINED = ("logp_current", "value", "entropy", "logits")
-"""The inputs that may get a gradient from a loss. All others are fixed."""
-
-
-def same_gradient(first: Tensor, second: Tensor, result: Result, *, tolerance: float = 1e-9) -> bool:
-    """Like `same`, in the precision of the result: leaves stay float64 even if a subject casts to float32."""
-    single = result.value.dtype != torch.float64
-    return same(first, second, tolerance=max(tolerance, SINGLE) if single and tolerance else tolerance)

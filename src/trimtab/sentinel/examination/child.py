@@ -29,11 +29,15 @@ from trimtab.sentinel.invariants.declare import INVARIANTS
 from trimtab.sentinel.loading import CouldNotLoad
 from trimtab.sentinel.reports.data import SubjectData, VerdictData, finite
 from trimtab.sentinel.reports.outcome import FINDINGS
-from trimtab.sentinel.search import Verdict, examine, ready
+from trimtab.sentinel.search import Verdict, hold, ready
 from trimtab.sentinel.targets.target import Part, Unbound, Unit
 
 Ask = Mapping[str, Any]
-"""{"unit": 3, "skip": [[0, -1], [1, 0]], "only_bind": False, "invariants": []}; a skipped -1 is the whole part."""
+"""{"unit": 3, "skip": [[0, -1], [1, 0]], "only": None, "only_bind": False, "invariants": []}; a skipped -1 is the whole
+part, and `only` lists the subjects to check, where others are checked elsewhere. {"leave": true}: another child has
+nothing to do, so leave it some of the subjects that wait."""
+Place = tuple[int, int]
+"""A part of the unit, and a subject of the part."""
 
 
 class Wire:
@@ -42,18 +46,48 @@ class Wire:
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
         self._out, self._pid = os.fdopen(fd, "w", encoding="utf-8"), os.getpid()
+        self._lock = threading.Lock()
 
     def tell(self, event: str, **fields: Any) -> None:
         if os.getpid() != self._pid:
             os._exit(0)
-        self._out.write(json.dumps(finite({"event": event, **fields}), allow_nan=False) + "\n")
-        self._out.flush()
+        line = json.dumps(finite({"event": event, **fields}), allow_nan=False) + "\n"
+        with self._lock:
+            self._out.write(line)
+            self._out.flush()
+
+
+class Turns:
+    """The subjects of a part that wait for their turn. Each is taken by this child or left to another one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[Place] = []
+
+    def open(self, places: list[Place]) -> None:
+        with self._lock:
+            self._waiting = places
+
+    def take(self, place: Place) -> bool:
+        with self._lock:
+            is_ours = place in self._waiting
+            if is_ours:
+                self._waiting.remove(place)
+            return is_ours
+
+    def leave(self) -> list[Place]:
+        """Half of what waits, from the end."""
+        with self._lock:
+            kept = len(self._waiting) // 2
+            left, self._waiting = self._waiting[kept:], self._waiting[:kept]
+            return left
 
 
 def main() -> None:
     wire = Wire(int(sys.argv[1]))
     asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(asks,), daemon=True).start()
+    turns = Turns()
+    threading.Thread(target=_listen, args=(asks, turns, wire), daemon=True).start()
     asked = asks.get()
     limit_memory(asked["memory"])
     torch.set_num_threads(1)
@@ -68,17 +102,21 @@ def main() -> None:
     wire.tell("units", units=[[unit.name, unit.is_exact] for unit in found])
     while True:
         ask = asks.get()
-        Worker(job, ask, wire).work(found[ask["unit"]])
+        Worker(job, ask, wire, turns).work(found[ask["unit"]])
         wire.tell("done")
 
 
-def _listen(asks: "queue.SimpleQueue[Ask]") -> None:
+def _listen(asks: "queue.SimpleQueue[Ask]", turns: Turns, wire: Wire) -> None:
     """Take orders, in a thread of its own, so that the end of the parent is noticed while a function runs."""
     requests = os.fdopen(os.dup(0), "rb")
     # The target gets an empty standard input, and cannot take an order away.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for line in requests:
-        asks.put(json.loads(line))
+        order = json.loads(line)
+        if "leave" in order:
+            wire.tell("left", places=turns.leave())
+        else:
+            asks.put(order)
     end_marked(EXAMINED)
     os.killpg(0, signal.SIGKILL)
 
@@ -86,10 +124,11 @@ def _listen(asks: "queue.SimpleQueue[Ask]") -> None:
 class Worker:
     """Checks one unit, and tells where it is before anything of the target is called."""
 
-    def __init__(self, job: Job, ask: Ask, wire: Wire) -> None:
-        self.job, self.wire = job, wire
+    def __init__(self, job: Job, ask: Ask, wire: Wire, turns: Turns) -> None:
+        self.job, self.wire, self.turns = job, wire, turns
         self.unit, self.only_bind = int(ask["unit"]), bool(ask["only_bind"])
         self.skip = {tuple(place) for place in ask["skip"]}
+        self.only = None if ask["only"] is None else {tuple(place) for place in ask["only"]}
         self.invariants = tuple(ask["invariants"]) or job.invariants
         # Of this unit: what shows a finding. They are written down when all of them are known, one folder per cause.
         self.shown: list[tuple[Verdict, Subject, VerdictData, SubjectData]] = []
@@ -120,11 +159,15 @@ class Worker:
             subjects = list(part.make())
         except Exception as error:  # a binding that does not fit may raise anything
             subjects = [_failed(part.name, error)]
+        mine = [at for index in range(len(subjects)) if (at := (place, index)) not in self.skip]
+        mine = [at for at in mine if self.only is None or at in self.only]
+        self.turns.open(mine)
+        self.wire.tell("waiting", count=len(mine))
         for index, found in enumerate(subjects):
             number = [self.unit, place, index]
             if not is_wanted(self.job, part.name, found):
                 self.wire.tell("passed", names=names_of(part.name, found))
-            elif (place, index) not in self.skip:
+            elif self.turns.take((place, index)):
                 self.wire.tell("found", names=names_of(part.name, found))
                 self._subject(number, found) if isinstance(found, Subject) else self._unbound(number, found)
 
@@ -140,9 +183,10 @@ class Worker:
         self.wire.tell("at", number=number, label=subject.label, invariants=self.asked(subject.promises))
         if self.only_bind:
             return
-        subject, _ = ready(subject, list(directed()))
+        subject, why = ready(subject, list(directed()))
         is_found = False
-        for verdict in examine(subject, only=self.invariants or None, seed=self.job.seed, examples=self.job.examples):
+        asked, effort = self.invariants or None, self.job.examples
+        for verdict in hold(subject, why, only=asked, seed=self.job.seed, examples=effort):
             data = verdict_data(self.job.target, subject, verdict)
             self.wire.tell("verdict", number=number, verdict=data)
             is_found = is_found or verdict.status in FINDINGS

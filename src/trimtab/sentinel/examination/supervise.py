@@ -1,14 +1,15 @@
 """The parent of an examination: it hands units to child processes, watches their time, and keeps what they tell.
 
-Whichever child is free takes the next unit. If a child dies or stops responding, only its current function is lost:
-that function "could not run", and a new child continues with the rest.
+Whichever child is free takes the next unit; when none is left, it takes half of what waits in another child.
+If a child dies or stops responding, only its current function is lost: that function "could not run", and a new child
+continues with the rest.
 """
 
 import select
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trimtab.errors import AdapterError, unknown_name
@@ -37,10 +38,13 @@ class Work:
     only_bind: bool = False
     invariants: tuple[str, ...] = ()
     skip: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    only: list[tuple[int, int]] | None = None
+    """The subjects to check, where another child checks the others."""
 
     def as_data(self) -> dict[str, Any]:
         return {
-            "unit": self.unit, "skip": sorted(self.skip), "only_bind": self.only_bind, "invariants": self.invariants,
+            "unit": self.unit, "skip": sorted(self.skip), "only": self.only, "only_bind": self.only_bind,
+            "invariants": self.invariants,
         }  # fmt: skip
 
 
@@ -56,6 +60,10 @@ class Slot:
     """The part or subject that it told last, and has not finished."""
     verdicts: int = 0
     """Verdicts on that subject."""
+    waiting: int = 0
+    """Subjects of its unit that it has not begun."""
+    is_asked: bool = False
+    """Whether it was asked to leave some of them to another child."""
 
 
 class Examination:
@@ -119,7 +127,8 @@ class Examination:
     def _list(self) -> None:
         """The units, from the first child. If it cannot load the target, there is nothing to report."""
         if not self._is_listed:
-            self._start()
+            for _ in range(self.limits.processes if self.job.root is not None else 1):
+                self._start()
         while not self._is_listed:
             self._step()
 
@@ -144,9 +153,10 @@ class Examination:
         """Hear the children, give work to the free ones, and replace the dead ones."""
         for slot in self._slots:
             if slot.is_loaded and slot.work is None and self._queue:
-                slot.work, slot.at, slot.verdicts = self._queue.popleft(), None, 0
+                slot.work, slot.at, slot.verdicts, slot.waiting = self._queue.popleft(), None, 0, 0
                 slot.child.send(slot.work.as_data())
                 slot.deadline = time.monotonic() + self.limits.seconds
+        self._share()
         self._wait()
         for slot in list(self._slots):
             has_ended = slot.child.has_ended()  # before the last words are read
@@ -161,6 +171,19 @@ class Examination:
                 seconds = self.limits.seconds if slot.is_loaded else max(LOAD_SECONDS, self.limits.seconds)
                 what = "it may hang on some case" if slot.is_loaded else "the target may hang while it is loaded"
                 self._replace(slot, f"no answer within {seconds:g} s: {what}")
+
+    def _share(self) -> None:
+        """Where a child has nothing to do, ask the one with the most waiting subjects to leave it some.
+
+        Folders of findings are written per unit, by one child.
+        """
+        is_free = any(slot.is_loaded and slot.work is None for slot in self._slots)
+        if not is_free or self.job.findings is not None or any(slot.is_asked for slot in self._slots):
+            return
+        busiest = max(self._slots, key=lambda slot: slot.waiting)
+        if busiest.waiting:
+            busiest.is_asked = True
+            busiest.child.send({"leave": True})
 
     def _wait(self) -> None:
         waiting = select.poll()
@@ -184,10 +207,17 @@ class Examination:
             self._replace(slot, event["reason"])
             return
         elif kind == "done":
-            slot.work = slot.at = None
+            slot.work, slot.at, slot.waiting = None, None, 0
+            return
+        elif kind == "waiting":
+            slot.waiting = event["count"]
+            return
+        elif kind == "left":
+            self._take_over(slot, [(part, index) for part, index in event["places"]])
             return
         elif kind == "at":
             slot.at, slot.verdicts = event, 0
+            slot.waiting -= event["number"][2] >= 0
         elif kind == "verdict":
             slot.verdicts += 1
         if kind in ("subject", "unbound", "part"):
@@ -195,6 +225,13 @@ class Examination:
             if slot.work is not None:
                 slot.work.skip.add((event["number"][1], event["number"][2]))
         self._keep(event)
+
+    def _take_over(self, slot: Slot, places: list[tuple[int, int]]) -> None:
+        """Queue what a child left, for another one."""
+        slot.is_asked, slot.waiting = False, 0
+        if places and slot.work is not None:
+            slot.work.skip.update(places)
+            self._queue.append(replace(slot.work, skip=set(), only=places))
 
     def _keep(self, event: Event) -> None:
         self.heard.append(event)

@@ -3,7 +3,8 @@
 from trimtab.errors import TrimtabError
 from trimtab.sentinel.batch.case import CannotRepresent, WrongShape
 from trimtab.sentinel.batch.directed import completed
-from trimtab.sentinel.binding.subject import Subject, resolve_inputs
+from trimtab.sentinel.binding.calling import resolve_inputs
+from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.findings.decode import Data
 from trimtab.sentinel.invariants.declare import INVARIANTS
 

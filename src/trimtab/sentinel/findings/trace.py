@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.binding.subject import Out, Subject, call_subject
+from trimtab.sentinel.binding.calling import call_subject
+from trimtab.sentinel.binding.subject import Out, Subject
 from trimtab.sentinel.findings.decode import Data
 from trimtab.sentinel.findings.encode import Encoder
 from trimtab.sentinel.findings.stand_in import real_function, standing_in

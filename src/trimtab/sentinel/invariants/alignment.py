@@ -9,7 +9,9 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import CannotRepresent, Case
 from trimtab.sentinel.batch.perturb import coded, without_tokens
-from trimtab.sentinel.binding.subject import Result, Subject, of_kind, run, same
+from trimtab.sentinel.binding.calling import of_kind, run
+from trimtab.sentinel.binding.sameness import same
+from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.binding.words import words_of
 from trimtab.sentinel.invariants.apart import differing
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers

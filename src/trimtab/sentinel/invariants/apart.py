@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.binding.subject import SIGNAL, SINGLE, Result, Seen, same, same_gradient
+from trimtab.sentinel.binding.calling import Seen
+from trimtab.sentinel.binding.sameness import SINGLE, same, same_gradient
+from trimtab.sentinel.binding.subject import SIGNAL, Result
 from trimtab.sentinel.invariants.declare import Compared, Effect, Grade, Violation, numbers
 from trimtab.signal.layout import places
 

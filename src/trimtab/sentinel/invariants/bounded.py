@@ -6,7 +6,8 @@ import torch
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS, drifted, in_single, only_trained, silenced
-from trimtab.sentinel.binding.subject import Seen, Subject, run
+from trimtab.sentinel.binding.calling import Seen, run
+from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.invariants.declare import (
     GRADES,
     Compared,
@@ -34,7 +35,7 @@ LARGEST = 1e3
 )
 def degenerate_bounded(subject: Subject, case: Case) -> Violation | None:
     worst: Violation | None = None
-    for what, condition, corner in _corners(case):
+    for what, condition, corner in _corners(subject, case):
         try:
             seen = run(subject, corner if corner is case else subject.adapt(corner))
         except Exception:  # it cannot represent this case or refuses it: neither is a wrong number
@@ -62,26 +63,36 @@ DISTANT = (APART, FAR_APART)
 NaN: it is 0 times infinity, at a token that should have no say."""
 
 
-def _corners(case: Case) -> Iterator[tuple[str, str, Case]]:
-    """What is special, what a run must meet for it (nothing, for what every run meets), and the case."""
-    count = case.num_sequences
-    everyone = list(range(count))
-    reward = case.sequences["reward"]
+def _corners(subject: Subject, case: Case) -> Iterator[tuple[str, str, Case]]:
+    """What is special, what a run must meet for it (nothing, for what every run meets), and the case.
+
+    What the function does not read has no corners.
+    """
+    everyone = list(range(case.num_sequences))
     yield "every input is finite", "", case
-    yield "every reward is the same", "", case.with_sequences(reward=torch.full_like(reward, 0.1))
-    almost = torch.tensor([1.0 + 1e-4 * (i % 2) for i in everyone], dtype=torch.float64)
-    yield "rewards almost agree", "", case.with_sequences(reward=almost)
-    winner = torch.tensor([float(i == 0 or i == count - 1) for i in everyone], dtype=torch.float64)
-    yield "one reward differs", "", case.with_sequences(reward=winner)
+    if subject.fields is None or "reward" in subject.fields:
+        yield from _rewards(case)
     yield "there is one sequence", "", case.taken([0], as_part=False)
     yield "there is one trainable token", "", silenced(case.taken([0], as_part=False), [0], keep=1)
     yield "sequence 0 has no trainable token", EMPTY_ROW, silenced(case, [0])
     yield "no token is trainable", EMPTY, silenced(case, everyone)
+    if subject.fields is not None and not subject.fields.intersection(LOGPS):
+        return
     for amount in (30.0, -30.0):
         yield f"the policies are {amount:g} apart in log-prob", "", drifted(case, amount)
     for amount in (100.0, -100.0):
         there = in_single(only_trained(case, drifted(case, amount)))
         yield f"the policies are {amount:g} apart in log-prob, in single precision", "", there
+
+
+def _rewards(case: Case) -> Iterator[tuple[str, str, Case]]:
+    count = case.num_sequences
+    same = torch.full_like(case.sequences["reward"], 0.1)
+    yield "every reward is the same", "", case.with_sequences(reward=same)
+    almost = torch.tensor([1.0 + 1e-4 * (i % 2) for i in range(count)], dtype=torch.float64)
+    yield "rewards almost agree", "", case.with_sequences(reward=almost)
+    winner = torch.tensor([float(i in (0, count - 1)) for i in range(count)], dtype=torch.float64)
+    yield "one reward differs", "", case.with_sequences(reward=winner)
 
 
 def _condition(case: Case, said: str) -> str:

@@ -6,7 +6,9 @@ import torch
 
 from trimtab.sentinel.batch.case import Case, Side
 from trimtab.sentinel.batch.perturb import compacted, paid_where_it_trains
-from trimtab.sentinel.binding.subject import Result, Seen, Subject, call_subject, run, same
+from trimtab.sentinel.binding.calling import Seen, call_subject, run
+from trimtab.sentinel.binding.sameness import same
+from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.invariants.apart import Match, apart, differing, trainable_leaves
 from trimtab.sentinel.invariants.declare import Check, Effect, Violation, invariant, numbers
 

@@ -7,8 +7,10 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS, agreed, untied
+from trimtab.sentinel.binding.calling import of_kind, run
+from trimtab.sentinel.binding.sameness import same
 from trimtab.sentinel.binding.settings import modes, settings_of
-from trimtab.sentinel.binding.subject import Result, Subject, of_kind, run, same
+from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 from trimtab.signal.layout import places
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.directed import benign, build
 from trimtab.sentinel.batch.perturb import LOGPS
-from trimtab.sentinel.binding.subject import Result, Subject, call_subject, resolve_inputs, run, same
+from trimtab.sentinel.binding.calling import call_subject, resolve_inputs, run
+from trimtab.sentinel.binding.sameness import same
+from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant
 from trimtab.sentinel.invariants.scale import known_average
 from trimtab.sentinel.invariants.surrogate import off

@@ -4,7 +4,9 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import MASKS, Case
 from trimtab.sentinel.batch.perturb import without_tokens
-from trimtab.sentinel.binding.subject import Result, Seen, Subject, run, same
+from trimtab.sentinel.binding.calling import Seen, run
+from trimtab.sentinel.binding.sameness import same
+from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.invariants.apart import Match, apart, trainable_leaves
 from trimtab.sentinel.invariants.content import unless_paid_elsewhere
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case, WrongBinding
 from trimtab.sentinel.batch.perturb import LOGPS, near
+from trimtab.sentinel.binding.calling import TRAINED, Seen, run
+from trimtab.sentinel.binding.sameness import SINGLE, same
 from trimtab.sentinel.binding.settings import with_setting
-from trimtab.sentinel.binding.subject import SINGLE, TRAINED, Call, Seen, Subject, run, same
+from trimtab.sentinel.binding.subject import Call, Subject
 from trimtab.sentinel.invariants.apart import apart, differing
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant
 from trimtab.sentinel.invariants.surrogate import into_fixed

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.binding.subject import Subject, call_subject, of_kind, run, same, same_gradient
+from trimtab.sentinel.binding.calling import call_subject, of_kind, run
+from trimtab.sentinel.binding.sameness import same, same_gradient
+from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
 ACTIONS = torch.tensor([0.3, -0.2, 0.6], dtype=torch.float64)

@@ -5,7 +5,9 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import changed, paid, silenced
-from trimtab.sentinel.binding.subject import Seen, Subject, call_subject, run, same, same_gradient
+from trimtab.sentinel.binding.calling import Seen, call_subject, run
+from trimtab.sentinel.binding.sameness import same, same_gradient
+from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.invariants.apart import Match, apart, differing
 from trimtab.sentinel.invariants.declare import Compared, Violation, invariant
 from trimtab.signal.layout import places

@@ -11,8 +11,10 @@ from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.directed import ordinary
 from trimtab.sentinel.batch.perturb import parts, untied
 from trimtab.sentinel.batch.rest import at_rest
+from trimtab.sentinel.binding.calling import Seen, call_subject, run
+from trimtab.sentinel.binding.sameness import same, same_gradient
 from trimtab.sentinel.binding.settings import modes
-from trimtab.sentinel.binding.subject import Seen, Subject, call_subject, run, same, same_gradient
+from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.invariants.apart import Match, apart, differing
 from trimtab.sentinel.invariants.declare import Compared, Effect, Violation, invariant, numbers
 

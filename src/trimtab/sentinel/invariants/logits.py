@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.binding.calling import run
 from trimtab.sentinel.binding.settings import with_setting
-from trimtab.sentinel.binding.subject import Subject, run
+from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.invariants.apart import Match, apart
 from trimtab.sentinel.invariants.declare import Violation, invariant
 

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import CannotRepresent, Case
 from trimtab.sentinel.batch.perturb import LOGPS, agreed, drifted, parts
-from trimtab.sentinel.binding.subject import SINGLE, Out, Result, Seen, Subject, of_kind, run, same
+from trimtab.sentinel.binding.calling import Seen, of_kind, run
+from trimtab.sentinel.binding.sameness import SINGLE, same
+from trimtab.sentinel.binding.subject import Out, Result, Subject
 from trimtab.sentinel.invariants.alignment import source
 from trimtab.sentinel.invariants.apart import differing
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers

@@ -7,8 +7,10 @@ import torch
 
 from trimtab.sentinel.batch.case import CannotRepresent, Case
 from trimtab.sentinel.batch.perturb import doubled, drifted, louder
+from trimtab.sentinel.binding.calling import Seen, run
+from trimtab.sentinel.binding.sameness import same
 from trimtab.sentinel.binding.settings import modes, setting, settled, with_setting
-from trimtab.sentinel.binding.subject import Seen, Subject, run, same
+from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.binding.words import words_of
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant
 

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.binding.subject import SINGLE, Seen, Subject, same
+from trimtab.sentinel.binding.calling import Seen
+from trimtab.sentinel.binding.sameness import SINGLE, same
+from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.invariants.apart import differing
 from trimtab.sentinel.invariants.declare import Violation, invariant
 from trimtab.sentinel.invariants.pool import Pool

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, distributed
 
 from trimtab.sentinel.batch.case import CannotRepresent, Case
-from trimtab.sentinel.binding.subject import Result, Seen, Subject, run
+from trimtab.sentinel.binding.calling import Seen, run
+from trimtab.sentinel.binding.subject import Result, Subject
 
 ANSWER_SECONDS = 30.0
 """Time after which a rank counts as stuck, for example in a wait for the others."""

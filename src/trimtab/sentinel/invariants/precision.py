@@ -6,7 +6,8 @@ import torch
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS
-from trimtab.sentinel.binding.subject import Subject, call_subject
+from trimtab.sentinel.binding.calling import call_subject
+from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
 _NEAR = 0.05

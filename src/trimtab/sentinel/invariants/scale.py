@@ -8,7 +8,8 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import agreed, doubled, lengthened, level, silenced, voting
-from trimtab.sentinel.binding.subject import Seen, Subject, of_kind, run
+from trimtab.sentinel.binding.calling import Seen, of_kind, run
+from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
 

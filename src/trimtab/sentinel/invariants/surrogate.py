@@ -9,7 +9,9 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS, agreed, silenced, voting
-from trimtab.sentinel.binding.subject import TRAINED, Result, Seen, Subject, of_kind, run, same, same_gradient
+from trimtab.sentinel.binding.calling import TRAINED, Seen, of_kind, run
+from trimtab.sentinel.binding.sameness import same, same_gradient
+from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
 
 

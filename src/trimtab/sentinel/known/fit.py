@@ -15,8 +15,10 @@ from torch import Tensor
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS, paid_where_it_trains
 from trimtab.sentinel.batch.rest import at_rest
+from trimtab.sentinel.binding.calling import call_subject
+from trimtab.sentinel.binding.sameness import same
 from trimtab.sentinel.binding.settings import named, others, settings_of, switches, with_setting
-from trimtab.sentinel.binding.subject import Result, Subject, call_subject, same
+from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.binding.words import words_of
 from trimtab.sentinel.known import token
 from trimtab.sentinel.known.averages import AVERAGES

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
 from trimtab.sentinel.batch.perturb import LOGPS
+from trimtab.sentinel.binding.calling import call_subject
+from trimtab.sentinel.binding.sameness import same
 from trimtab.sentinel.binding.settings import others, with_setting
-from trimtab.sentinel.binding.subject import Result, Subject, call_subject, same
+from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.edits import Edit
 from trimtab.sentinel.known.fit import Held, Path, Seen, answers, as_shaped

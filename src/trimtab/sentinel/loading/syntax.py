@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,6 +15,8 @@ _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 _SCOPES = (*_DEFINITIONS, ast.Lambda)
 # They compile, or check annotations, which a cut file does not have. The arithmetic is the same without them.
 _DROPPED_DECORATORS = ("torch.compile", "torch.jit", "torch._dynamo", "jaxtyped", "jaxtyping.jaxtyped", "beartype")
+_LINES = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+"""A line as Python counts them: a form feed ends none."""
 _CATCHES_IMPORT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 
@@ -173,10 +176,19 @@ class Source:
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where = text, where
         self.lines = text.splitlines()
+        self._encoded = text.encode()
+        """Places of nodes count bytes."""
+        self._starts = [0]
+        for line in _LINES.findall(self._encoded):
+            self._starts.append(self._starts[-1] + len(line))
 
     def says(self, node: ast.AST) -> str:
         """The source of a node with every run of white space replaced by one blank."""
-        return " ".join((ast.get_source_segment(self.text, node) or "").split())
+        if not isinstance(node, ast.stmt | ast.expr) or node.end_lineno is None or node.end_col_offset is None:
+            return ""
+        begin = self._starts[node.lineno - 1] + node.col_offset
+        end = self._starts[node.end_lineno - 1] + node.end_col_offset
+        return " ".join(self._encoded[begin:end].decode().split())
 
     def statements(self, inside: Definition, first: str, last: str, nth: int = 0) -> list[ast.stmt]:
         """From the statement with the first text to the one with the last, in the innermost body that holds both.

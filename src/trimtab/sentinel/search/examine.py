@@ -15,8 +15,9 @@ from trimtab.errors import TrimtabError, unknown_name
 from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongBinding, WrongShape
 from trimtab.sentinel.batch.directed import SHAPES, directed, ordinary, random_cases
 from trimtab.sentinel.batch.rest import at_rest
+from trimtab.sentinel.binding.calling import Memory, resolve_inputs, run
 from trimtab.sentinel.binding.settings import modes
-from trimtab.sentinel.binding.subject import Subject, resolve_inputs, run
+from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.invariants.bounded import EMPTY_ROW
 from trimtab.sentinel.invariants.declare import GRADES, INVARIANTS, Effect, Violation
 from trimtab.sentinel.invariants.parallel import close_pools
@@ -73,15 +74,21 @@ def examine(
     subject: Subject, *, only: Sequence[str] | None = None, seed: int = 0, examples: int = EXAMPLES
 ) -> Iterator[Verdict]:
     """Check every invariant (or the named ones) on a subject, one verdict after the other."""
+    subject, why = ready(subject, list(directed()))
+    yield from hold(subject, why, only=only, seed=seed, examples=examples)
+
+
+def hold(
+    subject: Subject, why: str, *, only: Sequence[str] | None = None, seed: int = 0, examples: int = EXAMPLES
+) -> Iterator[Verdict]:
+    """Hold what `ready` returned to the invariants."""
     names = list(only if only is not None else subject.promises or INVARIANTS)
     for name in names:
         if name not in INVARIANTS:
             raise TrimtabError(unknown_name("invariant", name, sorted(INVARIANTS)))
-    cases = list(directed())
+    cases = [*directed(), *(() if why else random_cases(subject.reads, seed=seed, examples=examples))]
+    cases = [at_rest(case, subject.fields) for case in cases]
     try:
-        subject, why = ready(subject, cases)
-        cases += [] if why else random_cases(subject.reads, seed=seed, examples=examples)
-        cases = [at_rest(case, subject.fields) for case in cases]
         for name in names:
             started = time.perf_counter()
             if name in subject.waived:
@@ -104,7 +111,7 @@ def ready(subject: Subject, cases: list[Case]) -> tuple[Subject, str]:
     """The subject with known inputs, or the reason why it cannot run: no call returns, or the boundary never ran."""
     boundary = subject.boundary
     why, ran = "", False
-    found = subject
+    subject = found = replace(subject, memory=Memory())
     for case in cases:
         try:
             with boundary.trace() if boundary is not None else nullcontext():

@@ -14,7 +14,9 @@ import torch
 
 from trimtab.sentinel.batch.case import CannotRepresent, Case, WrongShape
 from trimtab.sentinel.batch.perturb import LOGPS
-from trimtab.sentinel.binding.subject import Out, Subject, call_subject, same
+from trimtab.sentinel.binding.calling import call_subject
+from trimtab.sentinel.binding.sameness import same
+from trimtab.sentinel.binding.subject import Out, Subject
 
 ROUNDING = 1e-9
 """Another order of a sum changes it by less."""
