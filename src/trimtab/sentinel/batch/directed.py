@@ -149,6 +149,12 @@ def benign() -> Case:
     return build(kinds, group=[0, 0, 0, 1, 1, 1, 2], tokens=tokens, sequences=sequences)
 
 
+def many_groups() -> Case:
+    """Four prompts with two answers each: what one group does to the others shows in six rows."""
+    rows = ("paaa", "paa", "paaoa", "paaaa", "paa", "paoaa", "paaa", "paa")
+    return _drawn(torch.Generator().manual_seed(2), (rows, (0, 0, 1, 1, 2, 2, 3, 3), 1.0))
+
+
 @functools.cache
 def ordinary() -> tuple[Case, ...]:
     """Batches without corners: no group of one, no empty row, policies close; with tool output and spare columns.

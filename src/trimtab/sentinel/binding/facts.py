@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
+from trimtab.sentinel.batch.directed import many_groups
 from trimtab.sentinel.batch.perturb import agreed
 from trimtab.sentinel.binding.callable import Config, Found, Off, settings_in
 from trimtab.sentinel.binding.calling import call_subject, run
@@ -130,7 +131,8 @@ def penalties_of(subject: Subject, fields: frozenset[str], probe: Case) -> dict[
                     call_subject(subject, case, {**subject.options, option: held})
                     for held in (value, 0.0) for case in (probe, moved)
                 )  # fmt: skip
-                if not _equal(before, after) and _equal(none, gone):
+                # A length of 0 switches nothing off. It only divides by 0.
+                if not _equal(before, after) and _equal(none, gone) and _is_finite(none):
                     found[option] = about
     return found
 
@@ -140,11 +142,16 @@ def _equal(first: Out, second: Out) -> bool:
     return all(same(one.value, second[n].value) for n, one in first.items() if one.kind in kinds)
 
 
-def is_whitened(subject: Subject, probe: Case) -> bool:
-    """Whether rows move one another as whitening makes them: all others by one factor and one offset."""
+def _is_finite(out: Out) -> bool:
+    return all(bool(torch.isfinite(one.value.double()).all()) for one in out.values())
+
+
+def is_whitened(subject: Subject) -> bool:
+    """Whether groups move one another as whitening makes them: the others all by one factor and one offset."""
     if subject.role not in ("returns", "group_advantage", "reward_normalisation"):
         return False
     with suppress(Exception), torch.no_grad():
+        probe = subject.adapt(many_groups())
         reward = probe.sequences["reward"].clone()
         reward[0] += 3.0
         own = probe.token_places([0])
@@ -152,8 +159,8 @@ def is_whitened(subject: Subject, probe: Case) -> bool:
         paid[probe.trainable.nonzero().squeeze(1)[own]] += 3.0
         moved = probe.with_sequences(reward=reward).with_tokens(token_reward=paid)
         before, after = (next(iter(subject.call(c, subject.options).values())) for c in (probe, moved))
-        others = torch.ones(len(before.value), dtype=torch.bool)
-        others[own if before.level == "token" else [0]] = False
+        others = probe.sequences["group"] != probe.sequences["group"][0]
+        others = others[probe.segments.sequence_of_token] if before.level == "token" else others
         x, y = before.value.double()[others], after.value.double()[others]
         return not same(x, y) and float(torch.corrcoef(torch.stack([x, y]))[0, 1]) > 1 - 1e-9
     return False

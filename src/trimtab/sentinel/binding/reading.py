@@ -181,7 +181,7 @@ def _subject(found: Found, plan: Plan, adapt: Callable[[Case], Case], *, by_size
         choices={**found.choices, **switched_on(found)}, said=inspect.getdoc(found.function) or "", **facts,
     )  # fmt: skip
     subject = replace(subject, penalties=penalties_of(subject, fields, probe))
-    return replace(subject, couples="batch") if is_whitened(subject, probe) else subject
+    return replace(subject, couples="batch") if is_whitened(subject) else subject
 
 
 def _fields(found: Found, plan: Plan, probe: Case) -> frozenset[str]:

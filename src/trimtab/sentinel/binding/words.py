@@ -195,6 +195,11 @@ SHORT: dict[str, frozenset[str]] = {
 """Short names that tell only beside others: taken where nothing else fills the field."""
 
 
+PER_TOKEN = frozenset({"logp_current", "logp_old", "logp_rollout", "advantage", "returns", "entropy", "token_loss"})
+FROM_IDS = frozenset({"logits", "token_id", "ended", "reward", "width"})
+"""Beside these, an attention mask is what its name says: it holds prompts, or tells where a row ends."""
+
+
 def fields_of(names: list[str]) -> dict[str, str]:
     """The field of every argument whose name tells. Two arguments of one field are told apart by what is left."""
     found = {name: field for name in names if (field := field_of(name)) is not None}
@@ -217,6 +222,9 @@ def fields_of(names: list[str]) -> dict[str, str]:
     if len(sampled) == 2 and "logp_old" not in found.values():  # old_logp is the sampler's in AReaL, but not beside it
         old = next((n for n in sampled if set(words_of(n)) & WHOSE["logp_old"]), None)
         found |= {old: "logp_old"} if old is not None else {}
+    if "trainable" not in found.values() and set(found.values()) & PER_TOKEN and not set(found.values()) & FROM_IDS:
+        # The only mask of numbers that are already cut to the answer says which of them count, whatever it is called.
+        found = {name: "trainable" if one == "attention" else one for name, one in found.items()}
     for field, other in (("logp_old", "logp_rollout"), ("value", "value_old")):
         same = [name for name, one in found.items() if one == field]
         if len(same) == 2 and other not in found.values():

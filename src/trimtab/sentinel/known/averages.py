@@ -89,15 +89,16 @@ def every_average(c: Cells, formula: Any) -> Tensor:
 
 
 def _weights(c: Cells) -> Tensor:
-    """The weight of each cell in each of the averages, [averages, cells]."""
-
-    def slopes() -> Tensor:
+    """The weight of each cell in each of the averages, [averages, cells]. It depends on the shape of a case alone."""
+    shape = (c.case.kinds, c.case.extra_columns)
+    if shape not in _WEIGHTS:
         with torch.enable_grad():
             x = torch.zeros_like(c.mask, requires_grad=True)
-            found = [torch.autograd.grad(one.of(c, x), x)[0].reshape(-1) for one in AVERAGES]
-        return torch.stack(found)
+            _WEIGHTS[shape] = torch.stack([torch.autograd.grad(one.of(c, x), x)[0].reshape(-1) for one in AVERAGES])
+    return _WEIGHTS[shape]
 
-    return c.held("weights of averages", slopes)
+
+_WEIGHTS: dict[object, Tensor] = {}
 
 
 PLACES = {one.name: i for i, one in enumerate(AVERAGES)}

@@ -3,7 +3,7 @@
 The only place that compares a function with formulas that nobody declared.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -75,10 +75,18 @@ def paths(subject: Subject, cases: Sequence[Case]) -> list[Path]:
         options = with_setting(subject, option, value)
         there = [
             replace(fit, said=said, mistake=fit.mistake or _more_than_asked(option, fit, first))
-            for fit in _with(subject, options, cases)
+            for fit in _with(opened(subject), options, cases)
         ]
         walked.append(Path(said, options, tuple(there), (option, value) in opening))
     return _in_one_direction(walked) if subject.by_use & set(LOGPS) else walked
+
+
+def opened(subject: Subject) -> Subject:
+    """The subject with what it reads on any path among its inputs: behind a switch, it may read more."""
+    return replace(subject, inputs=subject.inputs | ((subject.reads or frozenset()) & READ_BY_NAME))
+
+
+READ_BY_NAME = frozenset({*LOGPS, "entropy", "advantage", "returns", "value", "value_old", "kl"})
 
 
 def _in_one_direction(walked: list[Path]) -> list[Path]:
@@ -138,20 +146,22 @@ def answers(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case])
 
 
 def _with(subject: Subject, options: Mapping[str, Any], cases: Sequence[Case]) -> list[Fit]:
-    """The fits under some options. Many functions bound their exponents: closer policies may tell what they are."""
+    """The fits under some options. Many results are bounded: where policies are closer, they may tell what they are."""
     seen = answers(subject, options, cases)
-    found = _fitting(replace(subject, options=options), seen)
-    return found if found or len(seen) < 3 else _fitting(replace(subject, options=options), seen[:-1])
+    there = replace(subject, options=options)
+    found = _fitting(there, seen)
+    left = {name for out in seen[:1] for name in out[1]} - {fit.result for fit in found}
+    return found if not left or len(seen) < 3 else [*found, *_fitting(there, seen[:-1], only=left)]
 
 
-def _fitting(subject: Subject, seen: "Seen") -> list[Fit]:
+def _fitting(subject: Subject, seen: "Seen", *, only: Collection[str] | None = None) -> list[Fit]:
     inputs, options = subject.inputs, subject.options
     if len(seen) < 2:
         return []
     found: list[Fit] = []
     idle = _idle_policies(subject, seen)
     for name, result in seen[0][1].items():
-        if all(name in out for _, out in seen):
+        if (only is None or name in only) and all(name in out for _, out in seen):
             subject = replace(subject, inputs=inputs - idle.get(name, frozenset()))
             held = [(Cells(case, by_token=not subject.reading("reward")), out[name]) for case, out in seen]
             one = _of_result(subject, name, result, held)

@@ -233,6 +233,8 @@ def _rare_terms(subject: Subject, result: Result, numbers: Sequence[float]) -> I
         yield from losses.policy_losses(inputs, numbers, _by_name(subject))
     elif result.kind != "loss" and "logp_current" in inputs:
         yield from surrogate.dual_flags(inputs, numbers)
+        if inputs & {"advantage", "outcome"}:  # the loss itself, logged
+            yield from (one for one in surrogate.policy_losses(inputs, numbers, _by_name(subject)) if not one.mistake)
 
 
 def counts() -> Iterator[Known]:

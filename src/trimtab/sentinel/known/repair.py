@@ -20,7 +20,7 @@ from trimtab.sentinel.binding.settings import others, with_setting
 from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.edits import Edit
-from trimtab.sentinel.known.fit import Held, Path, Seen, answers, as_shaped
+from trimtab.sentinel.known.fit import Held, Path, Seen, answers, as_shaped, opened
 from trimtab.sentinel.known.offered import candidates
 from trimtab.sentinel.known.rewrite import Ran, functions_of
 from trimtab.sentinel.known.token import Known
@@ -102,7 +102,8 @@ def repaired(subject: Subject, cases: Sequence[Case], walked: Sequence[Path]) ->
         known = {*found, *(fit.result for fit in path.fits)}
         # Another number opens no other lines, but it shows what two equal defaults hide.
         asked = None if path.is_other else at_first - known
-        there, tried = _on_path(replace(subject, options=path.options), cases, known, left, asked)
+        walking = replace(opened(subject) if path.said else subject, options=path.options)
+        there, tried = _on_path(walking, cases, known, left, asked)
         found |= {one.result: replace(one, said=path.said) for one in there}
         left -= tried
     return list(found.values())

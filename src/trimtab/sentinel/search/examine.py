@@ -172,10 +172,15 @@ def _graded(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
         bool(others)
         and not subject.invented
         and not subject.by_use
-        and verdict.invariant != "options_live"  # which values they are tried with is a guess, too
+        and verdict.invariant not in ASSUMED
         and all(_held(one, verdict.invariant, cases).status == "bug" for one in others)
     )
     return verdict if sure else replace(verdict, status="suspect")
+
+
+ASSUMED = ("options_live", "sample_isolation", "group_isolation", "split")
+"""Laws about what nobody said of a function that nobody bound: the values of its settings, and which samples may move
+one another. Many advantages are whitened over the batch, on purpose."""
 
 
 def _judged(subject: Subject, verdict: Verdict, cases: list[Case]) -> Verdict:
