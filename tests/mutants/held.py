@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from trimtab.sentinel import INVARIANTS, Case, Subject
 from trimtab.sentinel.batch.rest import at_rest
 from trimtab.sentinel.invariants.parallel import close_pools
-from trimtab.sentinel.search.examine import Trial, _shown, ready
+from trimtab.sentinel.search.prepare import ready
+from trimtab.sentinel.search.trial import Trial, shown
 
 FINDING = ("bug", "suspect", "latent", "hygiene")
 
@@ -29,7 +30,7 @@ def findings(subject: Subject, cases: Sequence[Case], names: Iterable[str] | Non
 def _finding(subject: Subject, name: str, cases: Sequence[Case]) -> str:
     trial = Trial(subject, name)
     if INVARIANTS[name].some:
-        verdict = _shown(subject, name, trial, list(cases))
+        verdict = shown(subject, name, trial, list(cases))
         return verdict.violation.what if verdict.status in FINDING and verdict.violation else ""
     for case in cases:
         found = trial.attempt(case)

@@ -290,7 +290,7 @@ def test_subjects_of_one_unit_are_shared_out_when_no_unit_is_left(tmp_path: Path
     """
     file = put(tmp_path, "losses_in_a_list.py", body)
     job = Job(str(file), examples=1, invariants=("mask_content",))
-    report = run_job(job, limits=Limits(processes=2, seconds=60))
+    report = run_job(job, limits=Limits(processes=2, seconds=180))
     assert [v["subject"] for v in report["verdicts"]] == ["waits", "fine", "called_last", "other"]
     assert {v["status"] for v in report["verdicts"]} == {"holds"}
 

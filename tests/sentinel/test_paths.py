@@ -190,6 +190,24 @@ def test_credit_flows_back_and_a_sum_over_the_sequence_is_no_arrow_of_time() -> 
     assert verdict.status == "bug"
 
 
+def weighed(token_rewards: Tensor, mask: Tensor, *, is_right: bool) -> Tensor:
+    weight = 0.9 ** (mask.cumsum(1) - mask)
+    ahead = (token_rewards * weight * mask).flip(1).cumsum(1).flip(1)
+    return ahead / weight * mask if is_right else ahead * mask
+
+
+def test_credit_that_looks_ahead_does_not_depend_on_how_many_tokens_came_before() -> None:
+    def bound(is_right: bool) -> Subject:
+        return bind(lambda token_rewards, mask: weighed(token_rewards, mask, is_right=is_right), name="f",
+                    role="returns", args={"token_rewards": "token_reward", "mask": "trainable"})  # fmt: skip
+
+    assert check(bound(True), "credit_flows_back").status == "holds"
+    verdict = check(bound(False), "credit_flows_back")
+    assert verdict.status == "bug"
+    assert verdict.violation is not None
+    assert "a token less before them changes later ones" in verdict.violation.what
+
+
 def chosen(entropies: Tensor, mask: Tensor) -> Tensor:
     cut = entropies[mask.bool()].quantile(0.5) if bool(mask.any()) else torch.zeros(())
     return (entropies > cut) & mask.bool()

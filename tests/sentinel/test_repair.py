@@ -6,7 +6,7 @@ from torch import Tensor
 from trimtab.sentinel import Subject, bind, check
 from trimtab.sentinel.batch.directed import ordinary
 from trimtab.sentinel.known import paths, repaired
-from trimtab.sentinel.search.examine import ready
+from trimtab.sentinel.search import ready
 
 
 def found(subject: Subject) -> list[tuple[str, str, str]]:

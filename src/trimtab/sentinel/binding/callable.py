@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from trimtab.sentinel.binding.usage import is_size_by_use
+from trimtab.sentinel.binding.usage import is_bound_by_use, is_size_by_use
 from trimtab.sentinel.binding.words import field_of, fields_of, is_group_size, number_of, words_of
 
 CONFIGS = frozenset({
@@ -117,6 +117,8 @@ def _setting(name: str, *, bounds: bool, root: Config | None = None) -> Any:
         return 2
     if words_of(name)[:1] in (["use"], ["is"], ["do"], ["enable"], ["has"]):
         return False
+    if name == "enabled":  # what is switched off altogether shows nothing
+        return True
     number = number_of(name, bounds=bounds)
     if "range" in words_of(name):
         return Reach(10.0 if "reward" in words_of(name) else number or 1.0)
@@ -336,7 +338,7 @@ def _sorted(
         elif one.default is None and _is_number(name, one.annotation):
             options[name] = None
         elif one.default is one.empty and _is_number(name, one.annotation):
-            options[name] = number_of(name, bounds=bounds)
+            options[name] = number_of(name, bounds=bounds or is_bound_by_use(function, name))
         elif name in choices and one.default is one.empty:
             options[name] = choices[name][0]
         else:

@@ -3,8 +3,10 @@
 The only place that finds facts of a binding by trying them.
 """
 
+import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -17,7 +19,7 @@ from trimtab.sentinel.batch.directed import many_groups
 from trimtab.sentinel.batch.perturb import agreed
 from trimtab.sentinel.binding.callable import Config, Found, Off, settings_in
 from trimtab.sentinel.binding.calling import call_subject, run
-from trimtab.sentinel.binding.guess import probes
+from trimtab.sentinel.binding.guess import Plan, probes
 from trimtab.sentinel.binding.sameness import same
 from trimtab.sentinel.binding.subject import Out, Subject
 
@@ -26,10 +28,12 @@ SMALLEST = 1e-3
 
 
 def is_alive(subject: Subject) -> bool:
-    """Whether something trains where all policies agree; a loss that is dead there was given settings it cannot use."""
-    if subject.role != "policy_loss":
+    """Whether something trains where all policies agree; if nothing does, it was given settings that it cannot use."""
+    if subject.role not in ("policy_loss", "keep"):
         return True
     seen = run(subject, agreed(subject.adapt(probes()[0])))
+    if subject.role == "keep":
+        return bool(next(iter(seen.values.values())).bool().any())
     pushes = [g["logp_current"] for g in seen.gradients.values() if "logp_current" in g]
     return not pushes or any(bool((push != 0).any()) for push in pushes)
 
@@ -95,6 +99,23 @@ def other_values(found: Found) -> dict[str, tuple[Any, ...]]:
             elif isinstance(own, float) and abs(own) >= SMALLEST:
                 other[told] = (own / 2,)
     return other
+
+
+def mentioned(found: Found, plan: Plan) -> frozenset[str]:
+    """The settings that the code of a function, or of its class beside the constructor, speaks of, and whose values, or
+    the meaning of what they act on, nobody gave."""
+    guessed = [o for o in other_values(found) if plan.by_use or {o, o.partition(".")[0]} & found.invented]
+    with suppress(OSError, TypeError, SyntaxError):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(found.owner or found.function)))
+        nodes = [
+            inner for fn in ast.walk(tree) if isinstance(fn, ast.FunctionDef | ast.AsyncFunctionDef)
+            and fn.name != "__init__" for statement in fn.body for inner in ast.walk(statement)
+        ]  # fmt: skip
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        names |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        return frozenset(option for option in guessed if option.rpartition(".")[2] in names)
+    return frozenset()
 
 
 def switched_on(found: Found) -> dict[str, tuple[Any, ...]]:

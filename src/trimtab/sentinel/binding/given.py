@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.binding.words import field_of
+from trimtab.sentinel.binding.words import field_of, is_reason
 
 Way = Literal["padded", "row", "list", "joined", "packed", "sliced", "model", "whole", "alone"]
 """padded   [rows, width], answers only
@@ -25,21 +25,27 @@ whole    rows with their prompts; the function drops the first column itself
 alone    one call per row, with its prompt, and logits as a model gives them"""
 Size = Literal["token", "sequence"]
 Form = Literal[
-    "tensor", "numpy", "names", "matrix", "rows", "keys", "steps", "list", "suppressed", "labels", "flags", "cut"
-]
+    "tensor", "numpy", "names", "matrix", "rows", "keys", "steps", "list", "suppressed", "labels", "flags", "cut",
+    "line",
+]  # fmt: skip
 """How groups are named (tensor, numpy, names, matrix), and how a whole batch is held: by keys with one reward per row,
 by keys with rewards per step, by keys with log-probs that lack the first column (cut), or as rows of objects. A mask is
-`suppressed` beside flags per row: it holds tokens of rows whose flag is 0. `flags` are a mask of booleans."""
+`suppressed` beside flags per row: it holds tokens of rows whose flag is 0. `flags` are a mask of booleans. A
+`line` is a packed row with a dimension of its own, [1, tokens]. Why answers ended is told by `names`."""
 
 ROWS = frozenset({"group", "ended", "length", "outcome", "reward", "in_use"})
 """Fields with one entry per sequence."""
+MASKS = frozenset({"trainable", "in_use", "attention"})
 
 
 def view(case: Case, field: str, size: Size, way: Way, form: Form = "tensor") -> Any:
     """One field, in the shape of a way."""
-    if form == "flags":
+    if form == "flags" and field != "batch":
         held = view(case, field, size, way)
         return [one.bool() for one in held] if isinstance(held, list) else held.bool()
+    if form == "line":
+        held = view(case, field, size, way)
+        return held if field == "boundaries" else held[None]
     if field == "count":
         return case.whole.segments.num_tokens
     if field == "reducer":
@@ -98,6 +104,8 @@ def _per_row(case: Case, field: str, way: Way, form: Form) -> Any:
         case.note("length")
         lengths = case.response_lengths
         return lengths if form == "list" else torch.tensor(lengths)
+    if field == "ended" and form == "names":
+        return ["stop" if one else "length" for one in case.sequence("ended").tolist()]
     if field == "ended" and way == "padded" and form == "steps":
         last = torch.zeros(case.trainable.numel(), dtype=torch.float64)
         last[case.cu_seqlens[1:] - 1] = 1.0
@@ -140,12 +148,17 @@ def _sum_of_means(case: Case) -> Any:
     return reduce
 
 
+HIGHEST = 40.0
+"""The largest log of a ratio that is handed over as a number: in single precision its square is finite."""
+
+
 def _ratio(case: Case, way: Way, field: str) -> Any:
     behind = "logp_ref" if field == "gap_to_ref" else "logp_old"
     first, second = (view(case, name, "token", way) for name in ("logp_current", behind))
 
     def of(a: Tensor, b: Tensor) -> Tensor:
-        return {"ratio": (a - b).exp(), "log_ratio": a - b, "gap_to_ref": a - b, "minus_log_ratio": b - a}[field]
+        bounded = a - b - (a - b - HIGHEST).clamp(min=0).detach()
+        return {"ratio": bounded.exp(), "log_ratio": a - b, "gap_to_ref": a - b, "minus_log_ratio": b - a}[field]
 
     return [of(a, b) for a, b in zip(first, second, strict=True)] if isinstance(first, list) else of(first, second)
 
@@ -159,6 +172,8 @@ class Keys(dict[str, Any]):
 
     beside_current = False
     """The current log-probs are an argument of their own, so plain ones in the batch are older."""
+    rolled: frozenset[str] = frozenset()
+    """Keys that the body moves to the left by one. Beside those, all others come moved."""
 
     def __init__(self, case: Case, way: Way, size: Size, form: Form) -> None:
         super().__init__()
@@ -173,15 +188,20 @@ class Keys(dict[str, Any]):
 
     def _value(self, key: str) -> Any:
         field = field_of(key)
-        if field is None or field in ("batch", "boundaries"):
+        if field is None or field == "batch" or (field == "boundaries" and self._way != "packed"):
             raise self._case.cannot(f"nothing is known about the key {key!r}")
         field = "logp_old" if field == "logp_current" and self.beside_current else field
         per_row = field in ROWS or (field == "advantage" and self._size == "sequence")
         per_row = per_row and not (field == "reward" and self._form == "steps")
-        form: Form = "suppressed" if field == "trainable" and self._form == "suppressed" else "keys"
+        form: Form = "names" if is_reason(key) else "keys"
+        if (field == "trainable" and self._form == "suppressed") or (field in MASKS and self._form == "flags"):
+            form = self._form
         if self._form == "cut" and field.startswith("logp"):
             form = "tensor"
-        return view(self._case, field, "sequence" if per_row else "token", self._way, form)
+        held = view(self._case, field, "sequence" if per_row else "token", self._way, form)
+        if per_row or not self.rolled or key in self.rolled:
+            return held
+        return torch.cat([held[:, 1:], torch.zeros_like(held[:, :1])], 1)
 
     def __contains__(self, key: object) -> bool:
         return key in NESTED or field_of(str(key)) is not None
@@ -206,7 +226,7 @@ class Sample:
         if field is None or field in ("batch", "boundaries"):
             raise AttributeError(name)
         if field in ROWS:
-            one = _per_row(self._case, field, "list", "tensor")[self._row]
+            one = _per_row(self._case, field, "list", "names" if is_reason(name) else "tensor")[self._row]
             return one.item() if isinstance(one, Tensor) else one
         return self._case.list(field, with_prompt=False)[self._row]
 

@@ -5,6 +5,7 @@
 The only place that tries layouts. Every plausible way is kept: a finding that only one of them shows is a suspect.
 """
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,24 +14,19 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from trimtab.sentinel.batch.case import CannotRepresent, Case
 from trimtab.sentinel.batch.directed import SHAPES, directed
+from trimtab.sentinel.binding.body import rolled_keys
 from trimtab.sentinel.binding.callable import CannotCall, Found
+from trimtab.sentinel.binding.fields import fields_to_fill
 from trimtab.sentinel.binding.given import IGNORED, ROWS, Form, Keys, Size, Way, of_row, view
-from trimtab.sentinel.binding.usage import fields_by_use
-from trimtab.sentinel.binding.words import field_of, fields_of, is_told, words_of
+from trimtab.sentinel.binding.outer import Broadcast, NoOuterProducts
+from trimtab.sentinel.binding.words import field_of, fields_of, is_reason, words_of
 from trimtab.sentinel.binding.writes import noting_writes
 
-BATCHES = frozenset({
-    "data", "inputs", "batch", "experience", "samples", "rollouts", "sample", "experiences", "trajectories", "episodes",
-    "items", "records", "minibatch", "micro_batch", "mini_batch",
-})  # fmt: skip
-"""Arguments that hold fields by key or attribute."""
 ONE_BY_ONE = ("row", "alone")
 """Ways that call a function once per row."""
-BOUNDARIES = frozenset({"cu_seqlens", "cu_lens", "offsets"})
 PROBES = ("tool output", "interleaved groups")
 """Shapes with more rows than columns, and more columns than rows: a wrong broadcast raises on one of them."""
 
@@ -54,6 +50,8 @@ class Plan:
     as_numpy: bool = False
     shift: bool = False
     """Its results lie where a model predicts them, one position before their token."""
+    rolled: frozenset[str] = frozenset()
+    """Keys of a batch that the body moves to the left by one, so that it is about the next token everywhere."""
     by_use: frozenset[str] = frozenset()
     """Fields that no name told, only what a body does with them."""
 
@@ -64,9 +62,9 @@ class Plan:
 
     def inputs(self, case: Case) -> dict[str, Any]:
         given = {one.argument: self.given(case, one) for one in self.fillings}
-        if any(one.field == "logp_current" for one in self.fillings):
-            for batch in (value for value in given.values() if isinstance(value, Keys)):
-                batch.beside_current = True
+        beside_current = any(one.field == "logp_current" for one in self.fillings)
+        for batch in (value for value in given.values() if isinstance(value, Keys)):
+            batch.beside_current, batch.rolled = beside_current, self.rolled
         return given
 
     def given(self, case: Case, one: Filling) -> Any:
@@ -78,35 +76,6 @@ class Plan:
         return values.detach().numpy() if isinstance(values, Tensor) else values
 
 
-class _NoOuterProducts(TorchFunctionMode):
-    """Notices an operation whose result is larger than each of its inputs: two shapes that were not meant to meet."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = ""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = [one for one in args if isinstance(one, Tensor)]
-        pairwise = isinstance(out, Tensor) and len(given) > 1 and getattr(func, "__name__", "") in _PAIRWISE
-        # [1, n] against [n, 1] is meant; [n] against [n, 1] is the classic slip.
-        of_one_kind = len({one.ndim for one in given if one.ndim}) < 2
-        if pairwise and not of_one_kind and out.numel() > max(one.numel() for one in given):
-            self.seen = self.seen or " with ".join(str(list(one.shape)) for one in given)
-        return out
-
-
-_PAIRWISE = frozenset({
-    *(f"{under}{name}{under}" for name in ("add", "sub", "mul", "div", "and", "or", "lt", "le", "gt", "ge", "eq", "ne")
-      for under in ("", "__")),
-    "__radd__", "__rsub__", "__rmul__", "__truediv__", "__rtruediv__", "true_divide", "pow", "__pow__", "minimum",
-    "maximum", "min", "max", "where", "logical_and", "logical_or", "bitwise_and", "bitwise_or",
-})  # fmt: skip
-"""Operations that broadcast."""
-
-
 def probes() -> list[Case]:
     """Two batches whose numbers of rows and columns differ."""
     return [case for name, case in zip(SHAPES, directed(), strict=True) if name in PROBES]
@@ -114,45 +83,31 @@ def probes() -> list[Case]:
 
 def plans(found: Found, *, by_size: bool = False) -> Iterator[Plan]:
     """Every way to fill the arguments, the most usual first; `by_size`: its groups are so many rows in a row."""
-    names = list(found.arguments)
-    fields = fields_of(names)
-    for name in names:
-        if name in BATCHES or (name not in fields and set(words_of(name)) & BATCHES):
-            fields[name] = "batch"
-        elif name in BOUNDARIES:
-            fields[name] = "boundaries"
-    needed = [n for n in names if found.arguments[n].default is found.arguments[n].empty]
-    for name in (n for n in needed if fields.get(n) == "token_id" and not set(words_of(n)) & {"ids", "id", "labels"}):
-        rest = {n: f for n, f in fields.items() if n != name}
-        fields |= {n: f for n, f in fields_by_use(found.function, [name], rest).items() if f == "trainable"}
-    used = fields_by_use(found.function, [n for n in needed if n not in fields], fields)
-    fields |= used
-    if {"reward", "token_reward"} & set(fields.values()) and not {"advantage", "logp_ref"} & set(fields.values()):
-        # What rewards are charged for is the distance from a reference, unless a name says otherwise.
-        fields |= {n: "logp_ref" for n, f in fields.items() if f == "logp_old" and not is_told(n)}
-    if "group" in fields.values() and not {"value", "reward", "token_reward"} & set(fields.values()):
-        fields = {n: "reward" if f == "returns" else f for n, f in fields.items()}  # what is compared inside a group
-    beside = {"trainable", "count", "rows", "in_use", "boundaries"}
-    if set(fields.values()) - beside == {"value"} and "trainable" in fields.values():  # a masked mean of any numbers
-        fields = {n: "token_loss" if f == "value" else f for n, f in fields.items()}
-    if by_size and set(fields.values()) == {"token_loss"}:  # any numbers, one per row
-        fields = dict.fromkeys(fields, "reward")
-    unknown = [n for n in needed if n not in fields]
-    if unknown:
-        raise CannotCall(f"nothing is known about {', '.join(unknown)}")
+    fields, used = fields_to_fill(found, by_size=by_size)
     speaks = _speaks_numpy(found)
     by_row = "in_use" in fields.values() or _asks_for_rows(found)
-    for way in _ways(found, fields):
+    rolled = rolled_keys(found.function) if "batch" in fields.values() else frozenset[str]()
+    for way in _ways(found, fields) if not rolled else ("sliced",):
         choices = [
             [_suppressed(one) if by_row else one for one in _fillings(found, n, f, way, fields)]
             for n, f in fields.items()
         ]
         for chosen in itertools.product(*choices):
             for as_numpy in (False, True) if speaks is None else (speaks,):
-                plan = Plan(way, tuple(chosen), bool(as_numpy), by_use=frozenset(used.values()))
+                plan = Plan(way, tuple(chosen), bool(as_numpy), shift=bool(rolled), rolled=rolled, by_use=used)
                 yield plan
                 if way == "model":
                     yield replace(plan, shift=True)
+                elif way == "packed" and _is_in_line(plan):
+                    yield replace(plan, fillings=tuple(replace(one, form="line") for one in plan.fillings))
+
+
+def _is_in_line(plan: Plan) -> bool:
+    """Whether all that it takes has one entry per token, and something tells where a sequence ends."""
+    ends = {"ended", "position", "segment", "boundaries"}
+    sizes = {one.size for one in plan.fillings if one.field not in ends}
+    forms = {one.form for one in plan.fillings}
+    return sizes == {"token"} and forms == {"tensor"} and any(one.field in ends for one in plan.fillings)
 
 
 def _suppressed(one: Filling) -> Filling:
@@ -173,9 +128,9 @@ def _fillings(found: Found, name: str, field: str, way: Way, fields: Mapping[str
     as_list: Form = "list" if "list" in annotation and "tensor" not in annotation else "tensor"
     if field == "batch":
         orders: list[tuple[Size, Form]] = [("token", "keys"), ("sequence", "keys"), ("token", "steps")]
-        if way == "sliced":
-            orders.append(("token", "cut"))
         yield from (Filling(name, field, size, form) for size, form in orders)
+        forms: tuple[Form, ...] = ("cut", "flags") if way == "sliced" else ("flags",)
+        yield from (Filling(name, field, "token", form) for form in forms)
         if way == "list":
             yield Filling(name, field, "sequence", "rows")
     elif field == "group":
@@ -189,7 +144,7 @@ def _fillings(found: Found, name: str, field: str, way: Way, fields: Mapping[str
             sizes = ("token",)  # nothing else has steps
         yield from (Filling(name, field, size, as_list if size == "sequence" else "tensor") for size in sizes)
     elif field in ROWS:
-        yield Filling(name, field, "sequence", as_list)
+        yield Filling(name, field, "sequence", "names" if is_reason(name) else as_list)
         if field == "ended" and way == "padded":
             yield Filling(name, field, "sequence", "steps")
     elif field == "trainable" and _is_about_rows(fields):
@@ -222,7 +177,7 @@ def _discounts(found: Found) -> bool:
 
 
 def _ways(found: Found, fields: Mapping[str, str]) -> Sequence[Way]:
-    if set(found.arguments) & BOUNDARIES:
+    if "boundaries" in fields.values():
         return ("packed",)
     if "reducer" in fields.values():
         return ("list", "joined")
@@ -238,6 +193,8 @@ def _ways(found: Found, fields: Mapping[str, str]) -> Sequence[Way]:
         return ("padded", "model", "alone", "packed")
     if "batch" in fields.values():
         return ("padded", "sliced", "list", "packed")
+    if "ended" in fields.values() and "pack" in f"{found.name} {inspect.getdoc(found.function)}".lower():
+        return ("packed", "padded", "row", "list", "whole")
     if "ended" in fields.values():
         return ("padded", "packed", "row", "list", "whole")
     if _discounts(found) and "trainable" not in fields.values():
@@ -255,40 +212,56 @@ def _speaks_numpy(found: Found) -> bool | None:
 def plausible(found: Found, adapt: Callable[[Case], Case], *, by_size: bool = False) -> Iterator[Plan]:
     """The plans that run on every probe without an accidental broadcast."""
     kept: list[Plan] = []
-    why = ""
+    near = why = ""
     for plan in plans(found, by_size=by_size):
         if any(_same_but_for_form(plan, other) for other in kept):
             continue
         try:
             returned = [returned_by(found, plan, adapt(case)) for case in probes()]
+        except Broadcast as error:  # nothing else is wrong with this layout, so it is the nearest one
+            near = near or f": {error}"
         except CannotRepresent as error:
-            why = why or str(error)
+            why = why or f": {error}"
         except Exception as error:  # foreign code may raise anything
-            why = why or f"{type(error).__name__}: {error}"
+            why = why or f": {type(error).__name__}: {error}"
         else:
             if all(one is not None for one in returned):
                 kept.append(plan)
-                yield plan
+                yield _joined(plan, returned[0], adapt(probes()[0]))
     if not kept:
-        raise CannotCall(f"no layout of its arguments runs: {why}" if why else "it returns nothing")
+        raise CannotCall(f"no layout of its arguments runs{near or why}" if near or why else "it returns nothing")
+
+
+def _joined(plan: Plan, returned: Any, case: Case) -> Plan:
+    """A function that takes a list of rows, and gives back one line with the answers of all rows."""
+    first: Any = next(iter(cast("tuple[Any, ...]", returned)), None) if isinstance(returned, tuple) else returned
+    total = sum(case.response_lengths)
+    is_line = isinstance(first, Tensor) and first.shape == (total,) and total != case.num_sequences
+    if plan.way != "list" or not is_line or any(one.form != "tensor" for one in plan.fillings):
+        return plan
+    held = (replace(one, form="rows") if one.size == "token" else one for one in plan.fillings)
+    return replace(plan, way="joined", fillings=tuple(held))
 
 
 def _same_but_for_form(plan: Plan, other: Plan) -> bool:
     """Names of groups as numbers or as texts, and masks as numbers or as flags, are no two readings of a function."""
-    alike = ("group", "trainable")
-    first, second = ([replace(one, form="tensor") if one.field in alike else one for one in held.fillings]
-                     for held in (plan, other))  # fmt: skip
+    first, second = ([replace(one, form=_FORMS.get(one.form, "tensor")) if one.field in _ALIKE else one
+                      for one in held.fillings] for held in (plan, other))  # fmt: skip
     return first == second and plan.way == other.way and (plan.as_numpy, plan.shift) == (
         other.as_numpy, other.shift
     )  # fmt: skip
 
 
+_ALIKE = ("group", "trainable", "batch")
+_FORMS: dict[Form, Form] = {"steps": "steps", "cut": "cut", "rows": "rows"}
+
+
 def returned_by(found: Found, plan: Plan, case: Case) -> Any:
     """What it returns on a case; refused where two shapes met that were not meant to."""
-    with _NoOuterProducts() as watch:
+    with NoOuterProducts() as watch:
         returned = called(found, plan, case, found.options)
     if watch.seen:
-        raise CannotRepresent(f"shapes are broadcast against each other: {watch.seen}")
+        raise Broadcast(f"shapes are broadcast against each other: {watch.seen}")
     return returned
 
 
@@ -302,13 +275,24 @@ def _fresh(returned: Any, inputs: Mapping[str, Any]) -> Any:
     return kept or returned
 
 
+def _out_of_line(returned: Any) -> Any:
+    """Results in one packed row, [1, tokens], without the dimension of its own."""
+    if isinstance(returned, tuple):
+        return tuple(_out_of_line(one) for one in cast("tuple[Any, ...]", returned))
+    if isinstance(returned, Mapping):
+        return {name: _out_of_line(one) for name, one in cast("Mapping[Any, Any]", returned).items()}
+    is_line = isinstance(returned, Tensor | np.ndarray) and returned.ndim == 2 and returned.shape[0] == 1
+    return returned[0] if is_line else returned
+
+
 def called(found: Found, plan: Plan, case: Case, options: Mapping[str, Any]) -> Any:
     """One call with all rows, or one call per row."""
     inputs = plan.inputs(case)
     if plan.way not in ONE_BY_ONE:
         with noting_writes(case, inputs):
             returned = found.call(inputs, options)
-        return _fresh(returned, inputs)
+        in_line = any(one.form == "line" for one in plan.fillings)
+        return _fresh(_out_of_line(returned) if in_line else returned, inputs)
     rows: list[Any] = []
     for row in range(case.num_sequences):
         own = {one.argument: of_row(inputs[one.argument], row, case) for one in plan.fillings}

@@ -38,3 +38,18 @@ KNOWN_ARGUMENTS: dict[str, str] = {name: field for field, names in _SPELLINGS.it
 
 GROUP_NAMES = ("index", "uid", "uids")
 """Group ids that frameworks pass as an array of names for dictionary lookups, never as a tensor."""
+IDS = {
+    "eos": "eos_id", "eos_token": "eos_id", "pad": "pad_id", "stop": "eos_id", "stop_id": "eos_id", "end_id": "eos_id",
+    "eos_token_id": "eos_id", "eos_id": "eos_id", "pad_token_id": "pad_id", "pad_id": "pad_id",
+    "stop_token_ids": "stop_ids", "stop_ids": "stop_ids", "eos_token_ids": "stop_ids", "prompt_ids": "group",
+}  # fmt: skip
+"""Ids of tokens with a meaning, and of prompts."""
+REDUCERS = frozenset({"sum_of_sample_mean", "reducer", "reduce_fn", "sum_of_sample_mean_fn"})
+"""Functions that a caller hands over: one number per token of all answers to one number."""
+HIDDEN = frozenset({"hidden_states", "hidden", "hiddens", "last_hidden_state", "last_hidden_states"})
+"""What a head turns into logits. Logits and a head that changes nothing are as good."""
+HEADS = frozenset({"vocab_weights", "vocab_weight", "lm_head_weight", "head_weight", "output_weight"})
+WIDTHS = frozenset({"logits_to_keep", "response_length", "completion_length"})
+"""How many columns belong to the answers."""
+BOUNDARIES = frozenset({"cu_seqlens", "cu_lens", "offsets"})
+"""Where each sequence of a packed row starts; so does whatever has `cu` in its name."""

@@ -205,6 +205,8 @@ class Subject:
     """Its body computes in single precision, whatever its inputs are. Measured before the search."""
     coarse: str = ""
     """The input that its body rounds to half precision, if it does. Measured before the search."""
+    normalises: bool = False
+    """Its loss centres and scales the advantages itself, so it couples samples. Measured before the search."""
     draws: bool = False
     """It draws random numbers, so each call gets the same ones. Measured before the search."""
     varies: str = ""
@@ -213,6 +215,8 @@ class Subject:
     """How many neighbours are one group, for a function that takes groups by position."""
     invented: frozenset[str] = frozenset()
     """Options whose values nobody gave: for a binding that nobody wrote."""
+    mentioned: frozenset[str] = frozenset()
+    """Options that its source speaks of, at values that nobody gave: for a binding that nobody wrote."""
     by_use: frozenset[str] = frozenset()
     """Fields that no name told, for a binding that nobody wrote."""
     said: str = ""

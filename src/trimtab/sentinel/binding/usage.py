@@ -8,71 +8,106 @@ looked at, and only fields that no other argument fills are given out.
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-CARRIERS = frozenset({
-    "float", "double", "bool", "long", "int", "detach", "to", "type_as", "unsqueeze", "squeeze", "view", "reshape",
-    "flatten", "clone", "contiguous", "astype", "cpu", "requires_grad_", "cat", "stack", "as_tensor", "tensor",
-    "asarray", "array", "concatenate", "from_numpy", "list", "transpose", "expand_as", "expand",
-})  # fmt: skip
-"""Calls that hand on what they are given."""
+from trimtab.sentinel.binding.arithmetic import fields_in_formulas
+from trimtab.sentinel.binding.body import aliases, called_in, first_root, root_of, tree_of
+
 NUMBERS = ("torch.tensor", "tensor", "list[float]", "np.ndarray", "ndarray", "sequence[float]")
 """Annotations of numbers."""
-EARLIER = frozenset({"old", "prev", "then", "before", "past", "there", "behav", "mu", "ref", "base", "q", "behind"})
+FLAGS = ("bool", "masked_fill")
+"""Methods of, and with, a mask."""
+EARLIER = frozenset({
+    "old", "prev", "then", "before", "past", "there", "behav", "mu", "ref", "base", "q", "behind", "teacher", "guide",
+})  # fmt: skip
 """Words of the policy that is compared with."""
+
+
+Told = Iterator[tuple[str | None, str]]
+"""Arguments and fields, the surest first: an argument takes one field, and a field goes to one argument."""
 
 
 def fields_by_use(function: Callable[..., Any], unknown: Collection[str], known: Mapping[str, str]) -> dict[str, str]:
     """The fields of arguments whose use tells; `known` are those of the other arguments."""
-    tree = _tree(function)
+    tree = tree_of(function)
     if tree is None or not unknown:
         return {}
-    behind = _aliases(tree, {*unknown, *known})
-    taken = set(known.values())
+    behind = aliases(tree, {*unknown, *known})
     found: dict[str, str] = {}
 
-    def give(name: str | None, field: str) -> None:
-        if name in unknown and name not in found and field not in taken:
-            found[str(name)] = field
-            taken.add(field)
+    def give(told: Told) -> None:
+        for name, field in told:
+            if name in unknown and name not in found and field not in {*known.values(), *found.values()}:
+                found[str(name)] = field
 
-    for name in _masks(tree, behind):
-        give(name, "trainable")
-    for name in _keys(tree, behind):
-        give(name, "group")
+    give(_of_one(tree, behind, set(known.values())))
+    give(_of_two(tree, behind, {*unknown, *known}, {**known, **found}))
+    give(_equal_ones(tree, behind, {**known, **found}))
+    hints = {name: _annotation(function, name) for name in unknown if name not in found}
+    give(_of_annotations(hints, {*known.values(), *found.values()}))
+    if {"logp_current", "logp_old"} & {*known.values(), *found.values()}:
+        give((name, "advantage") for name in _compared_with_zero(tree, behind))
+    give(_any_numbers(hints, {*known.values(), *found.values()}, is_alone=len(unknown) + len(known) < 2))
+    return found
+
+
+def _of_one(tree: ast.AST, behind: Mapping[str, str], taken: set[str]) -> Told:
+    """Masks, names of groups, logits, ids, and what a well-known formula is made of."""
+    yield from ((name, "trainable") for name in _masks(tree, behind))
+    yield from ((name, "group") for name in _keys(tree, behind))
+    for name in sorted(_softmaxed(tree, behind), key=_is_earlier):
+        yield name, "teacher_logits" if "logits" in taken else "logits"
+        taken = {*taken, "logits"}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node) in ("log_softmax", "softmax", "logsumexp"):
-            give(_first_root(node, behind), "logits")
-        elif isinstance(node, ast.Call) and _called(node) in ("gather", "gather_logprobs"):
-            give(_root(node.args[-1], behind) if node.args else None, "token_id")
+        if isinstance(node, ast.Call) and called_in(node) in ("gather", "gather_logprobs"):
+            yield root_of(node.args[-1], behind) if node.args else None, "token_id"
+    yield from fields_in_formulas(tree, behind)
     for name, is_minus in _exponents(tree, behind):
-        give(name, "minus_log_ratio" if is_minus else "log_ratio")
+        yield name, "minus_log_ratio" if is_minus else "log_ratio"
+
+
+def _of_two(tree: ast.AST, behind: Mapping[str, str], names: set[str], known: Mapping[str, str]) -> Told:
+    """Two policies of which one is taken from the other, and what a value is compared with."""
     for first, second in _differences(tree, behind):
         one, other = (second, first) if _is_earlier(first) and not _is_earlier(second) else (first, second)
-        if {one, other} <= {*unknown, *known} and _is_a_policy(one, known) and _is_a_policy(other, known):
-            give(one, "logp_current")
-            give(other, "logp_old")
+        if {one, other} <= names and _is_a_policy(one, known) and _is_a_policy(other, known):
+            yield one, "logp_current"
+            yield other, "logp_old"
         elif known.get(one) == "value":
-            give(other, "returns")
+            yield other, "returns"
+
+
+def _equal_ones(tree: ast.AST, behind: Mapping[str, str], known: Mapping[str, str]) -> Told:
     for first, second in _equalities(tree, behind):
         if known.get(first) == "token_id":
-            give(second, "eos_id")
+            yield second, "eos_id"
         elif known.get(second) in ("eos_id", "pad_id", "stop_ids"):
-            give(first, "token_id")
-    for name in unknown:
-        if "list[int" in _annotation(function, name):
-            give(name, "length")
-    if taken & {"logp_current", "logp_old"}:
-        for name in _compared_with_zero(tree, behind):
-            give(name, "advantage")
+            yield first, "token_id"
+
+
+def _of_annotations(hints: Mapping[str, str], taken: set[str]) -> Told:
+    if taken == {"trainable"} and len(hints) == 1:  # any numbers, one per token, under a mask
+        yield from ((name, "token_loss") for name, told in hints.items() if "list[" in told and "tensor" in told)
+    yield from ((name, "length") for name, told in hints.items() if "list[int" in told)
+
+
+def _any_numbers(hints: Mapping[str, str], taken: set[str], *, is_alone: bool) -> Told:
+    """What is left is rewards, unless the function is about something else."""
     if not taken & {"logits", "token_id", "token_loss", "returns"}:
-        for name in unknown:
-            told = _annotation(function, name)
-            if (told in NUMBERS and len(unknown) + len(known) > 1) or (taken and told in ("", "any")):
-                give(name, "reward")
-    return found
+        for name, told in hints.items():
+            if (told in NUMBERS and not is_alone) or (taken and told in ("", "any")):
+                yield name, "reward"
+
+
+def _softmaxed(tree: ast.AST, behind: Mapping[str, str]) -> list[str]:
+    """What a softmax is taken of: `(scores / temperature).log_softmax(-1)`."""
+    found: list[str | None] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and called_in(node) in ("log_softmax", "softmax", "logsumexp"):
+            own = node.func.value if isinstance(node.func, ast.Attribute) else None
+            found.append(root_of(own.left, behind) if isinstance(own, ast.BinOp) else first_root(node, behind))
+    return list(dict.fromkeys(name for name in found if name is not None))
 
 
 def _annotation(function: Callable[..., Any], name: str) -> str:
@@ -85,78 +120,25 @@ def _annotation(function: Callable[..., Any], name: str) -> str:
 
 def is_size_by_use(function: Callable[..., Any], name: str) -> bool:
     """Whether an argument is how many neighbours belong together: `rewards.view(-1, k)`."""
-    tree = _tree(function)
+    tree = tree_of(function)
     if tree is None:
         return False
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node) in ("view", "reshape") and len(node.args) == 2:
+        if isinstance(node, ast.Call) and called_in(node) in ("view", "reshape") and len(node.args) == 2:
             first, second = node.args
             if ast.unparse(first) == "-1" and ast.unparse(second) == name:
                 return True
     return False
 
 
-def _tree(function: Callable[..., Any]) -> ast.AST | None:
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
-    except (OSError, TypeError, SyntaxError):
-        return None
-
-
-def _called(node: ast.Call) -> str:
-    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-
-
-def _root(node: ast.expr | None, behind: Mapping[str, str]) -> str | None:
-    """The argument that an expression hands on: `a` in `torch.cat(a).float()`."""
-    if isinstance(node, ast.Name):
-        return behind.get(node.id)
-    if isinstance(node, ast.Subscript):
-        return _root(node.value, behind)
-    if isinstance(node, ast.UnaryOp):
-        return _root(node.operand, behind)
-    if isinstance(node, ast.Call) and _called(node) in CARRIERS:
-        return _first_root(node, behind)
-    return None
-
-
-def _first_root(node: ast.Call, behind: Mapping[str, str]) -> str | None:
-    """The argument that a call is about: what a method belongs to, or the first thing that a function is given."""
-    own = _root(node.func.value, behind) if isinstance(node.func, ast.Attribute) else None
-    given = node.args[0] if node.args else None
-    given = given.left if isinstance(given, ast.BinOp) else given
-    return own or _root(given, behind)
-
-
-def _aliases(tree: ast.AST, arguments: Collection[str]) -> dict[str, str]:
-    """Every variable that holds an argument, or one entry of it, under another name."""
-    behind = {name: name for name in arguments}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            held = _root(node.value, behind)
-            if held is not None:
-                behind.setdefault(node.targets[0].id, held)
-        elif isinstance(node, ast.For | ast.comprehension):
-            for target, source in _unzipped(node.target, node.iter):
-                held = _root(source, behind)
-                if isinstance(target, ast.Name) and held is not None:
-                    behind.setdefault(target.id, held)
-    return behind
-
-
-def _unzipped(target: ast.expr, source: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """`for a, b in zip(x, y)` walks over x and y at once."""
-    if (
-        isinstance(source, ast.Call)
-        and _called(source) == "enumerate"
-        and isinstance(target, ast.Tuple)
-        and source.args
-    ):
-        yield from _unzipped(target.elts[-1], source.args[0])
-    elif isinstance(source, ast.Call) and _called(source) == "zip" and isinstance(target, ast.Tuple):
-        yield from zip(target.elts, source.args, strict=False)
-    else:
-        yield target, source
+def is_bound_by_use(function: Callable[..., Any], name: str) -> bool:
+    """Whether a setting is the end of an interval itself, and no distance: `ratio.clamp(max=high)`."""
+    for node in ast.walk(tree_of(function) or ast.Module([], [])):
+        if isinstance(node, ast.Call) and called_in(node) in ("clamp", "clip", "clamp_max", "clamp_min"):
+            ends = (*node.args, *(keyword.value for keyword in node.keywords))
+            if any(isinstance(one, ast.Name) and one.id == name for one in ends):
+                return True
+    return False
 
 
 def _masks(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[str]:
@@ -164,28 +146,24 @@ def _masks(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[str]:
     factors: list[str] = []
     for node in ast.walk(tree):
         chosen: ast.expr | None = None
-        if isinstance(node, ast.Call) and _called(node) == "where" and node.args:
+        if isinstance(node, ast.Call) and called_in(node) == "where" and node.args:
             chosen = node.args[0]
-        elif (
-            isinstance(node, ast.Call)
-            and _called(node) in ("bool", "masked_fill")
-            and isinstance(node.func, ast.Attribute)
-        ):
-            chosen = node.func.value if _called(node) == "bool" else node.args[0]
+        elif isinstance(node, ast.Call) and called_in(node) in FLAGS and isinstance(node.func, ast.Attribute):
+            chosen = node.func.value if called_in(node) == "bool" else node.args[0]
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
             chosen = node.operand
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name | ast.Call):
             chosen = node.slice if not isinstance(node.value, ast.Name) or node.value.id in behind else None
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            factors += [one for one in (_root(node.left, behind), _root(node.right, behind)) if one]
+            factors += [one for one in (root_of(node.left, behind), root_of(node.right, behind)) if one]
         if isinstance(chosen, ast.Compare):
             chosen = chosen.left
-        held = _root(chosen, behind)
+        held = root_of(chosen, behind)
         if held is not None:
             yield held
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node) == "sum":
-            held = _first_root(node, behind)
+        if isinstance(node, ast.Call) and called_in(node) == "sum":
+            held = first_root(node, behind)
             if held in factors:
                 yield str(held)
 
@@ -196,9 +174,9 @@ def _keys(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[str]:
     for node in ast.walk(tree):
         held: str | None = None
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in tables:
-            held = _root(node.slice, behind)
-        elif isinstance(node, ast.Call) and _called(node) == "unique":
-            held = _first_root(node, behind)
+            held = root_of(node.slice, behind)
+        elif isinstance(node, ast.Call) and called_in(node) == "unique":
+            held = first_root(node, behind)
         if held is not None:
             yield held
 
@@ -218,7 +196,7 @@ def _differences(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[tuple[str
     """Pairs of arguments of which one is taken from the other."""
     for node in ast.walk(tree):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-            first, second = _root(node.left, behind), _root(node.right, behind)
+            first, second = root_of(node.left, behind), root_of(node.right, behind)
             if first is not None and second is not None and first != second:
                 yield first, second
 
@@ -226,17 +204,17 @@ def _differences(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[tuple[str
 def _exponents(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[tuple[str | None, bool]]:
     """Arguments that are exponents as they are, and whether with a minus."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node) == "exp":
+        if isinstance(node, ast.Call) and called_in(node) == "exp":
             own = isinstance(node.func, ast.Attribute) and not node.args
             inside = node.func.value if isinstance(node.func, ast.Attribute) and own else node.args[0]
             if isinstance(inside, ast.Name | ast.UnaryOp):
-                yield _root(inside, behind), isinstance(inside, ast.UnaryOp)
+                yield root_of(inside, behind), isinstance(inside, ast.UnaryOp)
 
 
 def _equalities(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.NotEq):
-            first, second = _root(node.left, behind), _root(node.comparators[0], behind)
+            first, second = root_of(node.left, behind), root_of(node.comparators[0], behind)
             if first is not None and second is not None:
                 yield first, second
 
@@ -253,9 +231,9 @@ def _compared_with_zero(tree: ast.AST, behind: Mapping[str, str]) -> Iterator[st
     """What has a sign that matters, or is a factor of a loss."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and ast.unparse(node.comparators[0]) in ("0", "0.0"):
-            held = _root(node.left, behind)
+            held = root_of(node.left, behind)
             if held is not None:
                 yield held
     for node in ast.walk(tree):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            yield from (one for one in (_root(node.left, behind), _root(node.right, behind)) if one)
+            yield from (one for one in (root_of(node.left, behind), root_of(node.right, behind)) if one)

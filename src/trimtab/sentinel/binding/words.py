@@ -10,7 +10,16 @@ import re
 from functools import cache
 
 from trimtab.lexicon import meanings
-from trimtab.sentinel.binding.names import GROUP_NAMES, KNOWN_ARGUMENTS
+from trimtab.sentinel.binding.names import (
+    BOUNDARIES,
+    GROUP_NAMES,
+    HEADS,
+    HIDDEN,
+    IDS,
+    KNOWN_ARGUMENTS,
+    REDUCERS,
+    WIDTHS,
+)
 
 LOG_PROB = frozenset({"logp", "logps", "logprob", "logprobs", "lp", "lps", "logpi"})
 WHOSE: dict[str, frozenset[str]] = {
@@ -36,7 +45,7 @@ WORDS: dict[str, frozenset[str]] = {
     "value": frozenset({"value", "values", "vpred", "vpreds", "v", "val", "vals", "baseline", "baselines"}),
     "token_loss": frozenset({"loss", "losses", "nll", "nlls"}),
     "ratio": frozenset({"ratio", "ratios"}),
-    "text": frozenset({"responses", "completions", "tokens"}),
+    "text": frozenset({"responses", "completions", "tokens", "toks"}),
 }
 """Our field, or `ratio`, to words that mean it. Earlier rows win: a `loss_mask` is a mask, a `kl_loss` a KL."""
 GROUP_SIZES: frozenset[str] = frozenset({
@@ -84,19 +93,6 @@ RATIOS = {
     "log_importance_ratio": "log_ratio",
 }
 """Ratios of current to old policy whose names do not say so."""
-IDS = {
-    "eos": "eos_id", "eos_token": "eos_id", "pad": "pad_id", "stop": "eos_id", "stop_id": "eos_id", "end_id": "eos_id",
-    "eos_token_id": "eos_id", "eos_id": "eos_id", "pad_token_id": "pad_id", "pad_id": "pad_id",
-    "stop_token_ids": "stop_ids", "stop_ids": "stop_ids", "eos_token_ids": "stop_ids", "prompt_ids": "group",
-}  # fmt: skip
-"""Ids of tokens with a meaning, and of prompts."""
-REDUCERS = frozenset({"sum_of_sample_mean", "reducer", "reduce_fn", "sum_of_sample_mean_fn"})
-"""Functions that a caller hands over: one number per token of all answers to one number."""
-HIDDEN = frozenset({"hidden_states", "hidden", "hiddens", "last_hidden_state", "last_hidden_states"})
-"""What a head turns into logits. Logits and a head that changes nothing are as good."""
-HEADS = frozenset({"vocab_weights", "vocab_weight", "lm_head_weight", "head_weight", "output_weight"})
-WIDTHS = frozenset({"logits_to_keep", "response_length", "completion_length"})
-"""How many columns belong to the answers."""
 
 
 STEMS = ("logprobs", "logprob", "logps", "logp", "values", "value", "advantages", "advantage", "rewards", "returns")
@@ -145,8 +141,12 @@ def field_of(name: str) -> str | None:
     if name in IDS:
         return IDS[name]
     words = set(words_of(name))
-    if words & {"chosen", "rejected"} and not words & WORDS["trainable"]:
-        return None  # one of a pair of answers
+    if is_of_a_pair(name):
+        return None
+    if is_reason(name):
+        return "ended"
+    if name in BOUNDARIES or words & {"cu", "indptr"}:
+        return "boundaries"
     if words & {"position", "positions"}:
         return "position"
     if words & {"segment", "segments", "doc", "seq", "sequence"} and words & {"ids", "id"}:
@@ -168,6 +168,18 @@ def field_of(name: str) -> str | None:
         if words & spelled:
             return _precisely(field, words)
     return None
+
+
+def is_of_a_pair(name: str) -> bool:
+    """Whether it belongs to one of two answers that are compared: `policy_chosen_logps`."""
+    words = set(words_of(name))
+    return bool(words & {"chosen", "rejected"}) and not words & WORDS["trainable"]
+
+
+def is_reason(name: str) -> bool:
+    """Whether it says in words why an answer ended: `finish_reasons` are "stop" or "length"."""
+    words = set(words_of(name))
+    return bool(words & {"reason", "reasons"} and words & {"finish", "stop", "stopped", "finished"})
 
 
 def is_told(name: str) -> bool:
@@ -193,6 +205,8 @@ SHORT: dict[str, frozenset[str]] = {
     "token_loss": frozenset({"x", "xs", "tensor", "t", "arr", "array", "inp", "per_tok"}),
 }
 """Short names that tell only beside others: taken where nothing else fills the field."""
+WEIGHTS = frozenset({"w", "weights", "iw"})
+"""A mask where there is no other, and importance weights beside one."""
 
 
 PER_TOKEN = frozenset({"logp_current", "logp_old", "logp_rollout", "advantage", "returns", "entropy", "token_loss"})
@@ -206,7 +220,9 @@ def fields_of(names: list[str]) -> dict[str, str]:
     for field, spelled in SHORT.items():
         short = [name for name in names if name not in found and name.lower() in spelled]
         if short and field not in found.values():
-            found[short[0]] = field
+            found[min(short, key=lambda name: name.lower() in WEIGHTS)] = field
+    if "trainable" in found.values() and "ratio" not in found.values():  # what is weighed, beside what is masked
+        found |= {name: "ratio" for name in names if name not in found and name.lower() in WEIGHTS}
     for name in (n for n in names if n not in found and n.lower() in ("target", "targets", "tgt", "y")):
         found[name] = "token_id" if "logits" in found.values() else "returns"
     current = [name for name, one in found.items() if one == "logp_current"]

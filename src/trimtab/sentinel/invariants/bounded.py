@@ -119,7 +119,8 @@ def _unbounded(subject: Subject, seen: Seen, case: Case, what: str, said: str) -
             of_people = result.kind in ("metric", "statistic")
             infinite = condition in DISTANT and not (bool(value.isnan().any()) and _all_credited(case))
             of_any = subject.reading("token_loss") or subject.role == "statistic"
-            loud = infinite or (condition == EMPTY and (result.kind == "metric" or not of_any))
+            alone = of_people and (int(case.trainable.sum()) < 2 or case.num_sequences < 2)  # a spread of one number
+            loud = infinite or alone or (condition == EMPTY and (result.kind == "metric" or not of_any))
             found = Violation(
                 f"{name} is not finite when {what}", numbers(value), "finite", where,
                 grade="hygiene" if loud else grade,

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import MASKS, Case
-from trimtab.sentinel.batch.perturb import without_tokens
+from trimtab.sentinel.batch.perturb import without_token, without_tokens
 from trimtab.sentinel.binding.calling import Seen, run
 from trimtab.sentinel.binding.sameness import same
 from trimtab.sentinel.binding.subject import Result, Subject
@@ -50,7 +50,8 @@ def _about_choices(result: Result) -> bool:
 @invariant(
     family="I04",
     statement="Credit flows back in time: a reward reaches the tokens before it, and the last one is not lost. "
-    "If it reaches only tokens after it, time runs backwards.",
+    "If it reaches only tokens after it, time runs backwards. Credit that looks ahead only does not depend on how many "
+    "tokens came before.",
     why="A token cannot have caused a reward that came before it. Returns from the first token on reward what comes "
     "after success, not what led to it.",
     bug="Tutorial code: returns are summed in the order of the list and not from its end.",
@@ -82,9 +83,26 @@ def credit_flows_back(subject: Subject, case: Case) -> Violation | None:
         if not same(credit[later], after[later]) and same(credit[earlier], before[earlier]):
             what = f"in {name}, a reward on the first token moves later ones, and one on the last reaches none before"
             return Violation(what, numbers(after), numbers(credit), effect=Effect("value", (), 1.0))
+        if result.kind != "loss" and same(credit[later], after[later]):
+            found = _of_the_past(subject, case, name, credit, own)
+            if found is not None:
+                return found
     if not looked:
         raise case.cannot("no result is credit of a token")
     return None
+
+
+def _of_the_past(subject: Subject, case: Case, name: str, credit: Tensor, own: Tensor) -> Violation | None:
+    """Credit to which the first token gives nothing, and which changes when that token is not there."""
+    first = int(case.trainable.nonzero().squeeze(1)[own[0]])
+    shorter = run(subject, subject.adapt(without_token(case, first)))
+    if name not in shorter.values or shorter.values[name].shape[0] != credit.shape[0] - 1:
+        return None
+    expected, found = credit[own[1:]], shorter.values[name].double()[own[1:] - 1]
+    if same(expected, found):
+        return None
+    what = f"{name} looks ahead only, but a token less before them changes later ones"
+    return Violation(what, numbers(found), numbers(expected), effect=Effect("value", (), 1.0))
 
 
 def _rewarded(case: Case, place: int) -> Case:

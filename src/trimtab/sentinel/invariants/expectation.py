@@ -11,6 +11,7 @@ from trimtab.sentinel.binding.calling import call_subject, of_kind, run
 from trimtab.sentinel.binding.sameness import same, same_gradient
 from trimtab.sentinel.binding.subject import Subject
 from trimtab.sentinel.invariants.declare import Effect, Violation, invariant, numbers
+from trimtab.sentinel.known.said import ESTIMATES
 
 ACTIONS = torch.tensor([0.3, -0.2, 0.6], dtype=torch.float64)
 CREDIT = (1.0, -0.5, 0.25)
@@ -79,7 +80,14 @@ def _objective(
     moved = _reads_reference(subject, case)
     if not moved:
         return None
+    if subject.guessed and _chooses_an_estimate(subject) and float(gradient.abs().max()) < 1e-9:
+        told = "k1 has no expected gradient; it is one of several estimates to choose from, and nobody said which"
+        return Violation(told, numbers(gradient), numbers(reverse), grade="convention")
     return _aligned(gradient, reverse, "KL(policy || reference)", {"KL(reference || policy), as k3 gives": forward})
+
+
+def _chooses_an_estimate(subject: Subject) -> bool:
+    return any(value in ESTIMATES for values in subject.choices.values() for value in values if isinstance(value, str))
 
 
 NUDGE = (0.02, -0.015, 0.01)

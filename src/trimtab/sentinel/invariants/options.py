@@ -33,7 +33,8 @@ def options_live(subject: Subject, case: Case) -> tuple[Violation, ...] | None:
     if credited and alike(base, run(subject, _uncredited(case))):
         inert.append(Violation("advantages change nothing", "the same", "a difference on some case", grade="suspect"))
     for option, values in subject.variants.items():
-        for value in values:
+        # Which values show a setting that is used is a guess where nobody bound the function; that it is not, is none.
+        for value in values if option not in subject.mentioned else ():
             chosen = with_setting(subject, option, value)
             if alike(base, run(subject, case, chosen)) and not _shows(subject, case, option, value):
                 what = f"{option} = {value!r} gives the same as {option} = {setting(settled(subject), option)!r}"

@@ -57,6 +57,8 @@ def mean_is_a_mean(subject: Subject, case: Case) -> Violation | None:
     "masked.",
 )
 def denominator(subject: Subject, case: Case) -> Violation | None:
+    if subject.normalises:
+        raise case.cannot("it normalises the advantages itself, so that no token has a share of its own")
     half = [i for i in range(case.num_sequences) if case.kinds[i].count("a") > 1][:1]
     variants = [case, silenced(case, half, keep=1), doubled(case)]
     fitting: dict[str, float] | None = None

@@ -16,15 +16,18 @@ class Cells:
     Cells without a token hold 0, as most collators leave them.
     """
 
-    def __init__(self, case: Case, *, by_token: bool = False) -> None:
+    def __init__(self, case: Case, *, by_token: bool = False, live: bool = False) -> None:
+        """`live`: gradients reach the case."""
         self.case = case
+        self._live = live
         self._by_token = by_token
         self._held: dict[str, Tensor] = {}
         self._last: tuple[Any, dict[str, Tensor]] = (None, {})
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._held:
-            self._held[name] = self.case.padded(name, with_prompt=False, dtype=torch.float64).detach()
+            held = self.case.padded(name, with_prompt=False, dtype=torch.float64)
+            self._held[name] = held if self._live else held.detach()
         return self._held[name]
 
     def once(self, formula: Any) -> Tensor:

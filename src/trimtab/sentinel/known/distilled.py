@@ -14,9 +14,9 @@ def divergences(temperatures: Sequence[float], numbers: Sequence[float]) -> Iter
     for heat in dict.fromkeys((1.0, *temperatures)):
         told = f" at temperature {heat:g}" if heat != 1 else ""
         for name, of in _at(heat, numbers):
-            yield Known(f"{name}{told}", of)
+            yield Known(f"{name}{told}", of, slopes=True)
             if heat != 1:
-                yield Known(f"{heat:g}² × {name}{told}", lambda c, f=of, h=heat: h * h * f(c))
+                yield Known(f"{heat:g}² × {name}{told}", lambda c, f=of, h=heat: h * h * f(c), slopes=True)
 
 
 def _at(heat: float, numbers: Sequence[float]) -> Iterator[tuple[str, Values]]:

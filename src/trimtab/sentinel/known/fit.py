@@ -26,6 +26,8 @@ from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.masks import endings, turns, with_a_constant_group
 from trimtab.sentinel.known.offered import candidates
 from trimtab.sentinel.known.said import told_otherwise
+from trimtab.sentinel.known.shaped import as_shaped
+from trimtab.sentinel.known.slope import WRONG, slope_apart
 from trimtab.sentinel.known.token import Known
 
 CLOSE = 1e-5
@@ -206,7 +208,11 @@ def _of_result(subject: Subject, name: str, result: Result, held: Held) -> Fit |
     known = _first(candidates(subject, result), held, factors)
     if known is None and result.kind == "loss" and "logp_ref" in subject.inputs:
         known = _with_penalty(subject, result, held)
-    return None if known is None else Fit(name, known.name, known.mistake, held[0][0].case, held[0][1].value.tolist())
+    if known is None:
+        return None
+    is_loss = result.kind in ("loss", "term") and not known.mistake
+    mistake = WRONG if is_loss and slope_apart(subject, name, known, held) else known.mistake
+    return Fit(name, known.name, mistake, held[0][0].case, held[0][1].value.tolist())
 
 
 def _first(offered: Iterable[Known], held: Held, factors: Sequence[float]) -> Known | None:
@@ -300,20 +306,3 @@ def _tolerance(result: Result) -> float:
 
 
 _ROUGHLY = ("advantage", "reward", "return")
-
-
-def as_shaped(known: Known, cells: Cells, result: Result) -> Tensor | None:
-    """The numbers of a formula in the shape of a result; None where it has none there."""
-    try:
-        expected = known.of(cells)
-    except (KeyError, RuntimeError, IndexError, ValueError):
-        return None
-    if result.level == "cell":
-        return expected if expected.shape == result.value.shape else None
-    if result.level == "token" and expected.ndim >= 2:
-        expected = cells.case.from_padded(expected, with_prompt=False)
-    elif result.level == "token" and expected.ndim == 1:
-        expected = expected[cells.case.segments.sequence_of_token]
-    if result.level == "sequence" and expected.ndim == 2:
-        expected = expected[:, 0]
-    return expected if expected.shape == result.value.shape else None

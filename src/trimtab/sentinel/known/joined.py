@@ -29,7 +29,7 @@ def with_more(inputs: frozenset[str], numbers: Sequence[float], named: Mapping[s
                 return base.of(c) + sum((of(c) for name, of in parts if name), start=torch.zeros_like(c.mask))
 
             if told:
-                yield Known(f"{base.name}{told}", whole)
+                yield Known(f"{base.name}{told}", whole, slopes=base.slopes)
 
 
 def _bases(inputs: frozenset[str], numbers: Sequence[float], named: Mapping[str, float]) -> Iterator[Known]:

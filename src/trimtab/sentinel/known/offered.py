@@ -43,8 +43,7 @@ def candidates(subject: Subject, result: Result) -> Iterator[Known]:
     inputs, numbers = subject.inputs, settings_of(subject)
     policies = inputs & set(LOGPS)
     if subject.role == "preference":
-        for by_position in (False, True):
-            yield from preferred.losses(inputs, numbers, _by_name(subject), by_position=by_position)
+        yield from preferred.formulas(inputs, numbers, _by_name(subject), is_loss=result.kind in ("loss", "term"))
     elif result.level == "scalar":
         yield from _scalars(subject, result, numbers)
     elif result.level == "sequence" and not policies and "token_loss" in inputs:
@@ -236,6 +235,9 @@ def _rare_terms(subject: Subject, result: Result, numbers: Sequence[float]) -> I
         if inputs & {"advantage", "outcome"}:  # the loss itself, logged
             yield from (one for one in surrogate.policy_losses(inputs, numbers, _by_name(subject)) if not one.mistake)
 
+    if result.kind != "loss" and {"value", "returns"} <= inputs:
+        yield from (one for one in token.squared_errors(inputs, numbers) if not one.mistake)
+
 
 def counts() -> Iterator[Known]:
     """Numbers about the batch that are no averages."""
@@ -297,4 +299,4 @@ def averaged(one: Known, average: Average) -> Known:
     def of(c: Cells) -> Tensor:
         return average.of(c, c.once(one)) if place is None else every_average(c, one)[place]
 
-    return Known(f"{average.name} of {one.name}", of, one.mistake or average.mistake)
+    return Known(f"{average.name} of {one.name}", of, one.mistake or average.mistake, slopes=one.slopes)

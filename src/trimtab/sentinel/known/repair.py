@@ -20,9 +20,10 @@ from trimtab.sentinel.binding.settings import others, with_setting
 from trimtab.sentinel.binding.subject import Result, Subject
 from trimtab.sentinel.known.cells import Cells
 from trimtab.sentinel.known.edits import Edit
-from trimtab.sentinel.known.fit import Held, Path, Seen, answers, as_shaped, opened
+from trimtab.sentinel.known.fit import Held, Path, Seen, answers, opened
 from trimtab.sentinel.known.offered import candidates
 from trimtab.sentinel.known.rewrite import Ran, functions_of
+from trimtab.sentinel.known.shaped import as_shaped
 from trimtab.sentinel.known.token import Known
 
 MOST = 500
@@ -147,7 +148,7 @@ def _became(
         formula = next((k for k in table.equal_to(out[name].value) if _holds(subject, name, k, seen)), None)
         if formula is None:
             continue
-        now = _followed(subject, name, seen[-1][0])
+        now = _followed(subject, seen).get(name, frozenset())
         # A change that makes it simpler does not make it right: it must use everything that it used, but for a
         # variable that stood in for another one.
         may_be_another = edit.renames and out[name].kind not in ("metric", "statistic")
@@ -175,38 +176,48 @@ def _called(subject: Subject, case: Case) -> Mapping[str, Result]:
 def _unknown(subject: Subject, seen: Seen, known: Collection[str]) -> dict[str, Unknown]:
     """The formulas that each unknown result could be, and what that result follows."""
     found: dict[str, Unknown] = {}
+    followed: dict[str, frozenset[str]] = {}
     for name, result in seen[0][1].items():
+        if subject.normalises and result.kind in ("loss", "term"):
+            continue  # the formulas take advantages as they are
         if name in known or result.kind in ("count", "carried") or not all(name in out for _, out in seen):
             continue
         held: Held = [(Cells(case, by_token=not subject.reading("reward")), out[name]) for case, out in seen]
         if len({float(one.value.double().abs().sum()) for _, one in held}) == 1:
             continue  # a number that never changes is no formula
-        follows = _followed(subject, name, seen[-1][0])
-        table = Table.of(candidates(subject, result), held) if follows else None
+        followed = followed or _followed(subject, seen)
+        table = Table.of(candidates(subject, result), held) if name in followed else None
         if table is not None:
-            found[name] = table, follows
+            found[name] = table, followed[name]
     return found
 
 
-def _followed(subject: Subject, name: str, case: Case) -> frozenset[str]:
-    """The fields and the settings whose numbers a result follows."""
-    before = _called(subject, case)
-    found: set[str] = set()
+def _followed(subject: Subject, seen: Seen) -> dict[str, frozenset[str]]:
+    """The fields and the settings whose numbers each result follows on some case."""
+    found: dict[str, set[str]] = {}
+    for case, _ in (seen[0], seen[-1]):
+        before = _called(subject, case)
+        for what, after, base in _changed(subject, case, before):
+            for name, result in after.items():
+                if name in base and not same(base[name].value, result.value):
+                    found.setdefault(name, set()).add(what)
+    return {name: frozenset(what) for name, what in found.items()}
+
+
+def _changed(
+    subject: Subject, case: Case, before: Mapping[str, Result]
+) -> Iterator[tuple[str, Mapping[str, Result], Mapping[str, Result]]]:
+    """What was changed, the results with that change, and those without it."""
     own = [(n, 0.7 * v) for n, v in subject.options.items() if isinstance(v, float) and v]
     for option, value in [*own, *others(subject)][:SETTINGS]:
-        after = _called(replace(subject, options=with_setting(subject, option, value)), case)
-        if name in before and name in after and not same(before[name].value, after[name].value):
-            found.add(f"{option}={value}")
+        there = replace(subject, options=with_setting(subject, option, value))
+        yield f"{option}={value}", _called(there, case), before
     half = range((case.num_sequences + 1) // 2)
     part, alone = (_called(subject, case.taken(half, as_part=is_part)) for is_part in (True, False))
-    if name in part and name in alone and not same(part[name].value, alone[name].value):
-        found.add("whole")
+    yield "whole", part, alone
     for field in sorted(subject.inputs):
         for moved in _moved(case, field):
-            after = _called(subject, moved)
-            if name in before and name in after and not same(before[name].value, after[name].value):
-                found.add(field)
-    return frozenset(found)
+            yield field, _called(subject, moved), before
 
 
 def _moved(case: Case, field: str) -> Iterator[Case]:

@@ -33,7 +33,8 @@ def told_otherwise(
 ) -> Iterator[str]:
     """Sentences for every setting, for the name of the function and for its docstring, that ask for another formula."""
     chosen = any(isinstance(value, str) and value.lower() in ESTIMATES for value in options.values())
-    yield from _in_words(said.lower(), formula, is_chosen=chosen)
+    of_batch = any(isinstance(value, str) and value.lower() in ("batch", "global") for value in options.values())
+    yield from _in_words(said.lower(), formula, is_chosen=chosen, of_batch=of_batch)
     for option, value in options.items():
         if isinstance(value, str):
             spelled = value.lower().replace("-", "_").strip("_")
@@ -51,7 +52,7 @@ def told_otherwise(
         yield f"{name} asks for the mean of the others, and the sample itself is in this one"
 
 
-def _in_words(said: str, formula: str, *, is_chosen: bool) -> Iterator[str]:
+def _in_words(said: str, formula: str, *, is_chosen: bool, of_batch: bool) -> Iterator[str]:
     """What a docstring promises and a formula does not keep. Only words with one meaning count.
 
     Where a setting chooses the estimate, the docstring speaks of one of several.
@@ -61,7 +62,7 @@ def _in_words(said: str, formula: str, *, is_chosen: bool) -> Iterator[str]:
     if re.search(r"leave[- ]one[- ]out", said) and formula.startswith("reward - group mean"):
         yield "its docstring says that the others are the baseline, and the sample itself is in this one"
     local = re.search(r"\b(group|prompt)\b", said) and not re.search(r"\b(batch|global|all|whole)\b", said)
-    if local and re.fullmatch(r"reward - group mean, over the batch spread(, n - 1)?", formula):
+    if local and not of_batch and re.fullmatch(r"reward - group mean, over the batch spread(, n - 1)?", formula):
         yield "its docstring speaks of the group alone, and the spread is that of the batch"
     for estimate in () if is_chosen else ("k1", "k2", "k3"):
         mentioned = re.findall(r"\bk[123]\b", said)

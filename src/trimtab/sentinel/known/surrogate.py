@@ -31,7 +31,7 @@ def credit_of(c: Cells, name: str) -> Tensor:
 def policy_losses(inputs: frozenset[str], numbers: Sequence[float], named: Mapping[str, float]) -> Iterator[Known]:
     """The loss of each token, to minimise."""
     credit = "advantage" if "advantage" in inputs else "outcome"
-    yield Known("REINFORCE", lambda c: -credit_of(c, credit) * c["logp_current"])
+    yield Known("REINFORCE", lambda c: -credit_of(c, credit) * c["logp_current"], slopes=True)
     up = "the sign is lost: it minimises what it should maximise"
     yield Known("REINFORCE, sign lost", lambda c: credit_of(c, credit) * c["logp_current"], up)
     for behind in (n for n in ("logp_old", "logp_rollout") if n in inputs):
@@ -66,7 +66,8 @@ def _weighted(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Kn
         for bounded, band in held:
             yield Known(
                 f"REINFORCE weighted by its {told} to {behind}{bounded}",
-                lambda c, r=ratio, b=band: -r(c).clamp(*b) * credit_of(c, credit) * c["logp_current"], mistake,
+                lambda c, r=ratio, b=band: -r(c).clamp(*b).detach() * credit_of(c, credit) * c["logp_current"], mistake,
+                slopes=told == "ratio",
             )  # fmt: skip
 
 
@@ -82,14 +83,15 @@ def _decoupled(one: Known, numbers: Sequence[float]) -> Iterator[Known]:
             return (c[end] - c[start]).exp()
 
         told = f"{one.name}, times {end} / {start}"
-        yield Known(told, lambda c, o=one, r=ratio: r(c) * o.of(c), mistake)
+        yield Known(told, lambda c, o=one, r=ratio: r(c) * o.of(c), mistake, slopes=one.slopes)
         for cap in (n for n in numbers if n > 1):
             logs = "the cap is compared with the logarithm of the weight"
             yield Known(
                 f"{told} where its logarithm is below {cap:g}",
                 lambda c, o=one, r=ratio, k=cap: torch.where(r(c).log() <= k, r(c), 0.0) * o.of(c), mistake or logs,
             )  # fmt: skip
-            yield Known(f"{told} up to {cap:g}", lambda c, o=one, r=ratio, k=cap: r(c).clamp(max=k) * o.of(c), mistake)
+            yield Known(f"{told} up to {cap:g}", lambda c, o=one, r=ratio, k=cap: r(c).clamp(max=k) * o.of(c), mistake,
+                        slopes=one.slopes)  # fmt: skip
             for low in (n for n in numbers if 0 < n < 1):
                 yield Known(
                     f"{told} in [{low:g}, {cap:g}]",
@@ -114,7 +116,8 @@ def _from(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Known]
     up = "the sign is lost: it minimises what it should maximise"
     for level, r in (("", ratio), (", ratio of the sequence", of_sequence), (", product of the sequence", product_of)):
         told = f"ratio to {behind}{level}"
-        yield Known(f"unclipped, {told}", lambda c, r=r: -credit_of(c, credit) * r(c))
+        # With one ratio per sequence, there are two: GSPO and its variant by token.
+        yield Known(f"unclipped, {told}", lambda c, r=r: -credit_of(c, credit) * r(c), slopes=not level)
         yield Known(f"unclipped, {told}, sign lost", lambda c, r=r: credit_of(c, credit) * r(c), up)
         for band in bands(numbers):
             interval = f"[{band[0]:g}, {band[1]:g}]"
@@ -124,7 +127,7 @@ def _from(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Known]
                 a = credit_of(c, credit)
                 return -a * found, -a * found.clamp(*band)
 
-            yield Known(f"clipped to {interval}, {told}", lambda c, b=both: torch.maximum(*b(c)))
+            yield Known(f"clipped to {interval}, {told}", lambda c, b=both: torch.maximum(*b(c)), slopes=not level)
             small = "the smaller of the two losses is taken, so the clip removes the wrong side"
             yield Known(
                 f"clipped to {interval}, {told}, the smaller one", lambda c, b=both: torch.minimum(*b(c)), small
@@ -134,8 +137,8 @@ def _from(credit: str, behind: str, numbers: Sequence[float]) -> Iterator[Known]
             for cap in (n for n in numbers if n > 1):
                 yield Known(
                     f"clipped to {interval} with dual clip {cap:g}, {told}",
-                    lambda c, b=both, k=cap: _dual(c, credit, b(c), k),
-                )
+                    lambda c, b=both, k=cap: _dual(c, credit, b(c), k), slopes=not level,
+                )  # fmt: skip
                 lower = "the dual clip lets a negative advantage push further instead of bounding it"
                 yield Known(
                     f"clipped to {interval} with dual clip {cap:g}, {told}, the other way",

@@ -24,6 +24,8 @@ class Known:
     """It leaves some entries open, as NaN."""
     is_part: bool = False
     """It is a mistake as a whole loss, and fine as one part of it."""
+    slopes: bool = False
+    """Its gradient is that of the paper, too: what is held fixed there is detached."""
 
 
 def ends(inputs: frozenset[str]) -> Iterator[tuple[str, str]]:
@@ -231,7 +233,8 @@ def _summed(c: Cells, first: float, second: float) -> Tensor:
 def squared_errors(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Known]:
     """Losses of a value head, plain and clipped around the old value."""
     for factor in (1.0, 0.5):
-        yield Known(f"{factor:g} × squared error", lambda c, f=factor: f * (c["value"] - c["returns"]) ** 2)
+        plain = f"{factor:g} × squared error"
+        yield Known(plain, lambda c, f=factor: f * (c["value"] - c["returns"]) ** 2, slopes=True)
         for reach in numbers if "value_old" in inputs else ():
 
             def both(c: Cells, reach: float = reach, f: float = factor) -> tuple[Tensor, Tensor]:
@@ -239,7 +242,7 @@ def squared_errors(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator
                 return f * (c["value"] - c["returns"]) ** 2, f * (held - c["returns"]) ** 2
 
             told = f"{factor:g} × squared error, clipped at {reach:g}"
-            yield Known(told, lambda c, b=both: torch.maximum(*b(c)))
+            yield Known(told, lambda c, b=both: torch.maximum(*b(c)), slopes=True)
             small = "clipping takes the smaller of the two errors, so it hides large ones"
             yield Known(f"{told}, the smaller one", lambda c, b=both: torch.minimum(*b(c)), small)
             around = "values are clipped around the returns, so a large error shrinks to the clip"
@@ -277,11 +280,11 @@ def huber_errors(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[K
             return torch.nn.functional.huber_loss(value, c["returns"], reduction="none", delta=d)
 
         for scale, told in ((1.0, f"Huber error up to {delta:g}"), (1 / delta, f"smooth L1 error up to {delta:g}")):
-            yield Known(told, lambda c, e=error, s=scale: s * e(c, c["value"]))
+            yield Known(told, lambda c, e=error, s=scale: s * e(c, c["value"]), slopes=True)
             for reach in numbers if "value_old" in inputs else ():
 
                 def larger(c: Cells, e: Callable[..., Tensor] = error, r: float = reach, s: float = scale) -> Tensor:
                     held = c["value"].clamp(c["value_old"] - r, c["value_old"] + r)
                     return s * torch.maximum(e(c, c["value"]), e(c, held))
 
-                yield Known(f"{told}, clipped at {reach:g}", larger)
+                yield Known(f"{told}, clipped at {reach:g}", larger, slopes=True)

@@ -34,6 +34,9 @@ def measured(subject: Subject, cases: list[Case]) -> Subject:
             known = replace(subject, draws=_draws(subject, own))
             known = replace(known, varies=_varies(known, own))
             known = replace(known, single=not known.varies and _is_single(known, own))
+            known = replace(known, normalises=_normalises(known, own))
+            if known.guessed and known.normalises and known.couples in ("token", "sequence"):
+                known = replace(known, couples="batch")
             return replace(known, coarse=_coarse(known, cases) if known.single else "")
     return subject
 
@@ -66,6 +69,27 @@ def _rounds(subject: Subject, case: Case, name: str, half: torch.dtype) -> bool 
             return None
         return _alike(base, call_subject(subject, own.with_tokens(**{name: rounded})))
     return None
+
+
+def _normalises(subject: Subject, case: Case) -> bool:
+    """Whether a loss stays the same when all advantages are doubled and moved, and not when one of them is."""
+    if not subject.reading("advantage", "outcome") or not subject.reading("logp_current"):
+        return False
+    own, outcome = case.tokens["advantage"], case.sequences["outcome"]
+    even = case.with_tokens(advantage=2 * own + 0.5).with_sequences(outcome=2 * outcome + 0.5)
+    ramp = torch.arange(own.numel(), dtype=torch.float64)
+    uneven = case.with_tokens(advantage=own * (1 + ramp)).with_sequences(outcome=outcome * torch.arange(len(outcome)))
+    with torch.no_grad():
+        base, first, second = (call_subject(subject, one) for one in (case, even, uneven))
+    losses = [name for name, result in base.items() if result.kind in ("loss", "term")]
+    return bool(losses) and all(
+        same(base[n].value, first[n].value, tolerance=STABLE) and not same(base[n].value, second[n].value)
+        for n in losses
+    )
+
+
+STABLE = 1e-4
+"""A stabiliser beside a spread shows less than this."""
 
 
 def _draws(subject: Subject, case: Case) -> bool:
