@@ -68,3 +68,21 @@ def test_a_decision_that_keeps_nothing_where_policies_agree_was_given_settings_i
     subject = guessed(inside)
     assert subject.options["config"].mask_high > 1
     assert check(subject, "options_take_sides", examples=1).status == "holds"
+
+
+def weighed(per_token_loss: Tensor, log_probs: Tensor, old_log_probs: Tensor, cap: float) -> Tensor:
+    return per_token_loss * (log_probs - old_log_probs).detach().exp().clamp(max=cap)
+
+
+def test_log_probs_that_only_weigh_a_loss_need_no_gradient() -> None:
+    assert check(guessed(weighed), "connected", examples=1).status == "holds"
+
+
+def share_solved(scores: Tensor, index: Any) -> float:
+    names = list(index)
+    best = [max(float(s) for s, n in zip(scores, names, strict=True) if n == name) for name in dict.fromkeys(names)]
+    return sum(one > 0.5 for one in best) / len(best)
+
+
+def test_one_number_about_rewards_of_groups_is_a_metric() -> None:
+    assert guessed(share_solved).role == "metric"

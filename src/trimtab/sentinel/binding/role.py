@@ -44,6 +44,8 @@ def role_of(
             return "returns" if _discounted(found) else "kl_in_reward"
         if main.is_flag and main.level == "sequence":
             return "keep"
+        if ("group" in fields or by_size) and main.level == "scalar":
+            return "metric"
         if "group" in fields or by_size:
             return "group_advantage" if main.level == "token" else "reward_normalisation"
         if main.level == "sequence":

@@ -83,7 +83,8 @@ def credit_flows_back(subject: Subject, case: Case) -> Violation | None:
         if not same(credit[later], after[later]) and same(credit[earlier], before[earlier]):
             what = f"in {name}, a reward on the first token moves later ones, and one on the last reaches none before"
             return Violation(what, numbers(after), numbers(credit), effect=Effect("value", (), 1.0))
-        if result.kind != "loss" and same(credit[later], after[later]):
+        looks_ahead = same(credit[later], after[later]) and not same(credit[earlier], before[earlier])
+        if result.kind != "loss" and looks_ahead and subject.couples in ("token", "sequence"):
             found = _of_the_past(subject, case, name, credit, own)
             if found is not None:
                 return found

@@ -281,7 +281,8 @@ def connected(subject: Subject, case: Case) -> Violation | None:
         if not result.value.requires_grad:
             what = f"{name} is not connected to its inputs"
             return Violation(what, "no gradient", "a gradient, if only zero", effect=effect)
-        if _is_detached(subject, case, name):
+        # Beside a loss that is given, the log-probs only weigh it.
+        if not subject.reading("token_loss") and _is_detached(subject, case, name):
             what = f"{name} follows logp_current in value and sends no gradient into it"
             return Violation(what, 0.0, "a gradient", effect=effect)
         credit = case.flat(_credit(subject)) if subject.reading("advantage", "outcome") else None
