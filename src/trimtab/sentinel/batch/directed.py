@@ -90,7 +90,24 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[int, ...], float]] = {
 
 
 def directed() -> Iterator[Case]:
-    """Ragged rows, single samples, constants, one token, empty rows, tool output, mixed signs, zero rewards, drift."""
+    """Ragged rows, single samples, constants, one token, empty rows, tool output, mixed signs, zero rewards, drift.
+
+    Fresh copies each time: foreign code may write into what it is given.
+    """
+    return (copied(case) for case in _directed())
+
+
+def copied(case: Case) -> Case:
+    own = case.with_tokens(**{n: v.clone() for n, v in case.tokens.items()})
+    return own.with_sequences(**{n: v.clone() for n, v in case.sequences.items()})
+
+
+@functools.cache
+def _directed() -> tuple[Case, ...]:
+    return tuple(_made())
+
+
+def _made() -> Iterator[Case]:
     generator = torch.Generator().manual_seed(0)
     for name, shape in SHAPES.items():
         count = len(shape[0])
