@@ -34,7 +34,7 @@ class Entry:
     random       it draws random numbers: "inside" (the result does not depend on them) or "result"
     pads_finite  it multiplies by the mask, which is right as long as padding is finite
     differs      how the twins are told apart if not by value or slope: whether (right, wrong) differ
-    corpus       the folder of its dialect: "corpus", or "held" to "sixth" for functions not seen while building
+    corpus       the folder of its dialect: "corpus", or "held" to "sixth" for functions written by others, blind
     """
 
     name: str
