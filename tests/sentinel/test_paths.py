@@ -221,3 +221,17 @@ def test_directed_cases_stay_what_they_were() -> None:
     """Reproduction files and tables were made with them."""
     first = next(iter(directed()))
     assert first.sequences["reward"].tolist() == pytest.approx([0.428318, 0.410032, 1.968323, 0.568532], abs=1e-4)
+
+
+def spread(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
+    return (log_probs - old_log_probs)[mask.bool()].std()
+
+
+def plain_mean(values: Tensor, mask: Tensor) -> Tensor:
+    return (values * mask).sum() / mask.sum()
+
+
+def test_a_spread_of_one_number_is_hygiene_in_a_metric_and_a_mean_of_none_is_not() -> None:
+    assert check(bind(spread, role="metric"), "degenerate_bounded", examples=1).status == "hygiene"
+    of_any = bind(plain_mean, role="statistic", args={"values": "token_loss"})
+    assert check(of_any, "degenerate_bounded", examples=1).status == "latent"

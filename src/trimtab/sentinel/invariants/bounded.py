@@ -119,7 +119,8 @@ def _unbounded(subject: Subject, seen: Seen, case: Case, what: str, said: str) -
             of_people = result.kind in ("metric", "statistic")
             infinite = condition in DISTANT and not (bool(value.isnan().any()) and _all_credited(case))
             of_any = subject.reading("token_loss") or subject.role == "statistic"
-            alone = of_people and (int(case.trainable.sum()) < 2 or case.num_sequences < 2)  # a spread of one number
+            tokens = int(case.trainable.sum())
+            alone = of_people and (tokens == 1 or (tokens > 0 and case.num_sequences == 1))  # a spread of one number
             loud = infinite or alone or (condition == EMPTY and (result.kind == "metric" or not of_any))
             found = Violation(
                 f"{name} is not finite when {what}", numbers(value), "finite", where,
