@@ -162,7 +162,11 @@ plant(
     "signal.policy_loss:_smallest",
     "by_key = torch.argsort(token_key)",
     "by_key = torch.arange(len(token_key))",
-    Edit("signal.policy_loss:_covariance", "(logp_current - mean_logp)", "0 * (logp_current - mean_logp)"),
+    Edit(
+        "signal.policy_loss:_covariance",
+        "return (advantage - mean_advantage) * (logp_current - mean_logp)",
+        "return torch.sign(advantage) + 0 * mean_advantage * (logp_current - mean_logp)",
+    ),
 )
 plant(
     "permutation",
