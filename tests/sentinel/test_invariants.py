@@ -7,6 +7,7 @@ from mutants.held import findings
 
 from trimtab.sentinel import INVARIANTS, Subject
 from trimtab.sentinel.batch.directed import directed, random_cases
+from trimtab.sentinel.search import ready
 from trimtab.sentinel.targets.trimtab import formula_subjects, recipe_subjects
 
 FORMULAS = [replace(subject, promises=None) for subject in formula_subjects()]
@@ -33,3 +34,9 @@ def test_nothing_is_found_over_twenty_seeds(subject: Subject) -> None:
     """About twenty minutes on two cores."""
     cases = [*directed(), *(case for seed in range(20) for case in random_cases(subject.reads, seed=seed, examples=3))]
     assert findings(subject, cases) == {}
+
+
+@pytest.mark.parametrize("subject", RECIPES, ids=lambda s: s.label)
+def test_every_recipe_of_ours_can_be_held(subject: Subject) -> None:
+    _, why = ready(subject, list(directed())[:1])
+    assert why == ""

@@ -211,7 +211,7 @@ def _run_recipe(chosen: Recipe, case: Case) -> Out:
         ended=whole.sequences["ended"], value_after=whole.sequences["value_after"],
         sequence_id=torch.tensor(whole.origin), length=whole.sequences["length"].long(),
         **{n: whole.padded(n) for n in ("logp_old", "logp_rollout", "logp_ref")},
-        **({"value": whole.padded("value_old")} if "value" in chosen.needs else {}),
+        **({"value_old": whole.padded("value_old")} if chosen.value else {}),
     )  # fmt: skip
     prepared, _ = prepare(batch, chosen)
     update = next(prepared.updates(1))
