@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
+from math import exp
 
 import torch
 from torch import Tensor
@@ -21,6 +22,13 @@ def bands(numbers: Sequence[float]) -> Iterator[Band]:
             if band[0] < 1 and band not in seen:
                 seen.add(band)
                 yield band
+
+
+def log_bands(numbers: Sequence[float]) -> Iterator[Band]:
+    """Intervals of a ratio whose logarithm is clipped, as in GMPO."""
+    offsets = [n for n in numbers if 0 < n < 1]
+    for low, high in product(offsets, offsets):
+        yield exp(-low), exp(high)
 
 
 def credit_of(c: Cells, name: str) -> Tensor:
@@ -182,8 +190,8 @@ def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
         def ratio(c: Cells, behind: str = behind) -> Tensor:
             return (c["logp_current"] - c[behind]).exp()
 
-        for band in bands(numbers):
-            interval = f"[{band[0]:g}, {band[1]:g}]"
+        for band in (*bands(numbers), *log_bands(numbers)):
+            interval = f"[{band[0]:.4g}, {band[1]:.4g}]"
 
             def outside(c: Cells, r: object = ratio, band: Band = band) -> tuple[Tensor, Tensor]:
                 found: Tensor = r(c)  # type: ignore[operator]
@@ -211,6 +219,13 @@ def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
                 f"clip to {interval} binds above",
                 lambda c, o=outside, name=credit: torch.where(credit_of(c, name) > 0, o(c)[1], 0.0),
             )
+            both = "it counts both sides of the band, and for advantages of one sign only one of them binds"
+            for sign, told in ((1, "positive"), (-1, "negative")):
+                yield Known(
+                    f"outside {interval} for {told} advantages",
+                    lambda c, o=outside, name=credit, s=sign: torch.where(s * credit_of(c, name) > 0, sum(o(c)), 0.0),
+                    both,
+                )
             if not any(abs(band[1] - number) < 1e-9 for number in numbers):  # the second bound of a dual clip is one
                 signs = "it counts tokens whose advantage has the other sign, for which this side never binds"
                 yield Known(
