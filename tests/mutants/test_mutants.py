@@ -31,7 +31,22 @@ def test_there_are_enough_planted_bugs_of_every_kind() -> None:
     assert {f: by_family[f] for f in (f"I{n:02}" for n in range(1, 27)) if by_family[f] < 3} == {}
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m.invariant}-{m.name}")
+def first_of_each(most: int) -> list[Mutant]:
+    """So many planted bugs of every invariant."""
+    by_invariant: dict[str, list[Mutant]] = {}
+    for mutant in MUTANTS:
+        by_invariant.setdefault(mutant.invariant, []).append(mutant)
+    return [mutant for planted in by_invariant.values() for mutant in planted[:most]]
+
+
+OFTEN = first_of_each(2)
+"""All the others are slow tests."""
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(m, id=f"{m.invariant}-{m.name}", marks=() if m in OFTEN else pytest.mark.slow) for m in MUTANTS],
+)
 def test_the_planted_bug_is_found_by_its_invariant(mutant: Mutant) -> None:
     few = {"parallel_layout": 2, "metric_reach": 3}
     cases = CASES[: few.get(mutant.invariant, len(CASES))]

@@ -36,7 +36,13 @@ def test_nothing_is_found_over_twenty_seeds(subject: Subject) -> None:
     assert findings(subject, cases) == {}
 
 
-@pytest.mark.parametrize("subject", RECIPES, ids=lambda s: s.label)
+@pytest.mark.parametrize(
+    "subject",
+    [
+        pytest.param(s, id=s.label, marks=() if s.name in ("recipe.ppo", "recipe.start_async") else pytest.mark.slow)
+        for s in RECIPES
+    ],
+)
 def test_every_recipe_of_ours_can_be_held(subject: Subject) -> None:
     _, why = ready(subject, list(directed())[:1])
     assert why == ""

@@ -206,7 +206,10 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Reads], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fn", "args", "told"), WRONG, ids=[fn.__name__ for fn, _, _ in WRONG])
+@pytest.mark.parametrize(
+    ("fn", "args", "told"),
+    [pytest.param(*one, id=one[0].__name__, marks=pytest.mark.slow if i % 3 else ()) for i, one in enumerate(WRONG)],
+)
 def test_a_slip_in_a_loss_is_told(fn: Callable[..., Any], args: dict[str, Reads], told: str) -> None:
     verdict = check(preference(fn, args), "known_mistake")
     assert verdict.status == "suspect"
