@@ -113,7 +113,7 @@ def _generated(policy: Policy, prompts: Sequence[tuple[int, ...]], setting: Sett
 
 def _drift(policy: Policy, asked: Sequence[Request], samples: Sequence[Sample]) -> float:
     """Mean |log-prob difference| per token between the sampler and the trainer's float32 model."""
-    from trimtab.rollout.assemble import Rows
+    from trimtab.rollout.rows import Rows
 
     rows = [torch.tensor([*request.ids, *sample.ids]) for request, sample in zip(asked, samples, strict=True)]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=policy.pad_id)

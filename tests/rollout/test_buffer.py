@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from trimtab.errors import EngineError
 from trimtab.rollout.buffer import Buffer
-from trimtab.rollout.episode import Episode, Group
+from trimtab.rollout.episode import Episode
+from trimtab.rollout.rollouts import Rollouts, gather
 
 
-def group(ticket: int, version: int, rewards: tuple[float, ...] = (0.0, 1.0)) -> Group:
-    episodes = tuple(
+def group(ticket: int, version: int, rewards: tuple[float, ...] = (0.0, 1.0)) -> Rollouts:
+    episodes = [
         Episode(
             ids=torch.tensor([1, 2]),
             trainable=torch.tensor([False, True]),
@@ -23,8 +24,8 @@ def group(ticket: int, version: int, rewards: tuple[float, ...] = (0.0, 1.0)) ->
             status="ok",
         )
         for reward in rewards
-    )
-    return Group(ticket, "", episodes)
+    ]
+    return gather(ticket, "", episodes)
 
 
 def test_without_staleness_one_batch_is_admitted_at_a_time() -> None:
@@ -48,7 +49,7 @@ def test_a_batch_waits_for_its_oldest_ticket() -> None:
     buffer.put(group(0, 0))
     taken = buffer.take()
     assert taken is not None
-    assert [one.ticket for one in taken[0]] == [0, 1]
+    assert taken[0].tickets == [0, 1]
 
 
 def test_groups_that_teach_nothing_are_replaced_up_to_the_limit() -> None:
@@ -60,7 +61,7 @@ def test_groups_that_teach_nothing_are_replaced_up_to_the_limit() -> None:
             buffer.put(group(ticket, 0, rewards=(1.0, 1.0)))
     groups, dropped = taken
     assert dropped == 2  # refills x groups_per_batch
-    assert [one.ticket for one in groups] == [2, 3]  # past the limit they stay: the batch is never short
+    assert groups.tickets == [2, 3]  # past the limit they stay: the batch is never short
     assert sampled == [0, 1, 2, 3]
 
 
@@ -83,7 +84,7 @@ def test_no_batch_is_staler_than_the_limit_and_nothing_is_lost(
     """A learner and a sampler that is up to `lag` versions behind, whose groups arrive in any order."""
     stream = random.Random(seed)
     buffer = Buffer(size, staleness, refills)
-    engine, on_their_way, seen = 0, list[Group](), list[int]()
+    engine, on_their_way, seen = 0, list[Rollouts](), list[int]()
     dropped = 0
     for version in range(8):
         while (taken := buffer.take()) is None:
@@ -96,12 +97,12 @@ def test_no_batch_is_staler_than_the_limit_and_nothing_is_lost(
                 continue
             buffer.put(on_their_way.pop(stream.randrange(len(on_their_way))))
         groups, lost = taken
-        assert len(groups) == size
-        assert max(version - one.version for one in groups) <= staleness
-        seen += [one.ticket for one in groups]
+        assert len(groups.tickets) == size
+        assert version - groups.oldest_version <= staleness
+        seen += groups.tickets
         dropped += lost
         if stream.random() < 0.5:  # a checkpoint and a resume change nothing; what was on its way is sampled again
-            state, ready = buffer.state(), list(buffer.ready.values())
+            state, ready = buffer.state(), buffer.ready_rollouts()
             buffer = Buffer(size, staleness, refills)
             buffer.restore(state, ready)
     assert seen == sorted(seen)

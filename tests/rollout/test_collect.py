@@ -1,10 +1,12 @@
 """Tickets to groups, with the real engine, the real tasks and the real rewards."""
 
 import torch
+from torch import Tensor
 
 from trimtab.config.train import ModelSettings, TaskSettings, TrainSettings
 from trimtab.rollout.collect import Collector
 from trimtab.rollout.engine import Greedy, Sample, Sampling
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.weights import digest
 from trimtab.train.policy import Policy, new_policy, published
 from trimtab.train.setup import new_collector
@@ -28,25 +30,29 @@ def collector(task: TaskSettings, **changed: object) -> tuple[Collector, Policy]
 
 def test_groups_come_in_the_order_of_their_tickets_with_what_the_engine_said() -> None:
     built, policy = collector(TaskSettings(name="sort", size=3))
-    groups = built.collect([5, 2])
-    assert [group.ticket for group in groups] == [5, 2]
-    for group in groups:
-        assert group.prompt == built.task.train(group.ticket).text
-        assert len(group.episodes) == 3
-        for episode in group.episodes:
-            assert policy.tokenizer.decode(episode.ids[~episode.trainable]) == group.prompt
-            assert episode.version.tolist() == [7] * episode.num_tokens
-            assert episode.status == "ok"
-            assert episode.logp.dtype == torch.float32
+    rollouts = built.collect([5, 2])
+    assert rollouts.tickets == [5, 2]
+    assert rollouts.ticket.tolist() == [5, 5, 5, 2, 2, 2]
+    assert rollouts.statuses() == {"ok": 6}
+    assert rollouts.version.unique().tolist() == [7]
+    for group in rollouts.groups():
+        ticket = group.tickets[0]
+        assert group.prompts == {ticket: built.task.train(ticket).text}
+        for ids, trains in zip(*cut_up(group), strict=True):
+            assert policy.tokenizer.decode(ids[~trains]) == group.prompts[ticket]
+
+
+def cut_up(rollouts: Rollouts) -> tuple[list[Tensor], list[Tensor]]:
+    lengths = rollouts.length.tolist()
+    return list(rollouts.ids.split(lengths)), list(rollouts.trainable.split(lengths))
 
 
 def test_an_answer_depends_on_run_ticket_and_sample_and_not_on_its_neighbours() -> None:
     built, _ = collector(TaskSettings(name="sort", size=3))
-    together = {group.ticket: group for group in built.collect([0, 1, 2])}
-    alone = built.collect([2])[0]
-    for one, other in zip(together[2].episodes, alone.episodes, strict=True):
-        assert one.ids.tolist() == other.ids.tolist()
-    answers = [tuple(episode.ids.tolist()) for group in together.values() for episode in group.episodes]
+    together = built.collect([0, 1, 2])
+    alone = built.collect([2])
+    assert torch.equal(together.groups()[2].ids, alone.ids)
+    answers = [tuple(ids.tolist()) for ids in cut_up(together)[0]]
     assert len(set(answers)) == len(answers)  # an untrained policy repeats itself only by a broken stream
 
 
@@ -77,8 +83,8 @@ def test_an_observation_is_read_and_never_trains() -> None:
     problem = built.task.train(0)
     call, answer = built.task.demonstration(problem)
     engine = Scripted(policy, [call, answer])
-    episode = replace(built, engine=engine, samples_per_prompt=1).collect([0])[0].episodes[0]
-    assert episode.reward == 1.0
+    episode = replace(built, engine=engine, samples_per_prompt=1).collect([0])
+    assert episode.reward.tolist() == [1.0]
     assert episode.turn.unique().tolist() == [0, 1]
     assert policy.tokenizer.decode(episode.ids[episode.trainable]) == f"{call}<eos>{answer}<eos>"
     read = policy.tokenizer.decode(list(engine.asked[1]))  # what the policy saw before its second turn
@@ -92,6 +98,6 @@ def test_an_episode_ends_after_its_last_turn_whatever_the_environment_says() -> 
 
     built, policy = collector(TaskSettings(name="calculator", size=9, max_turns=1))
     call = built.task.demonstration(built.task.train(0))[0]
-    episode = replace(built, engine=Scripted(policy, [call])).collect([0])[0].episodes[0]
+    episode = replace(built, engine=Scripted(policy, [call])).collect([0])
     assert episode.turn.unique().tolist() == [0]
     assert bool(episode.trainable[-1])

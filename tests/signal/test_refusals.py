@@ -363,7 +363,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "split by nothing": (
         lambda: list(decide(next(prepared_tis().updates(1))).split()),
-        "name either max_tokens or num",
+        "name one of max_tokens, num and parts",
     ),
     "rank that does not exist": (
         lambda: decide(next(prepared_tis().updates(1))).shard(2, 2),

@@ -105,7 +105,7 @@ def drop_hash(path: Path) -> None:
     (lambda path: edit(path, run_id="another"), "does not match its own seal"),
     (lambda path: edit(path, seal=None), "does not match its own seal"),
     (drop_hash, "does not match its own seal"),
-    (lambda path: edit(path, format=99), "has format 99 and this version of trimtab reads 2"),
+    (lambda path: edit(path, format=99), "has format 99 and this version of trimtab reads 3"),
     (lambda path: edit(path, sha256=[]), "cannot be read"),
     (lambda path: (path / "manifest.json").unlink(), "cannot be read"),
     (lambda path: (path / "state.json").unlink(), "state.json is missing, so step_000005 is not whole"),

@@ -1,8 +1,8 @@
 import torch
 
 from trimtab.config.train import TrainSettings
-from trimtab.rollout.assemble import assemble
 from trimtab.rollout.collect import Collector
+from trimtab.rollout.rollouts import join
 from trimtab.rollout.weights import digest
 from trimtab.signal import recipe
 from trimtab.train.diagnose import Probe, diagnostics, measured_now, split_drift, staleness
@@ -30,15 +30,14 @@ def test_engine_and_staleness_are_told_apart(small: TrainSettings) -> None:
     _, policy = task_and_policy(small)
     learner = Learner(policy, recipe("start_async"), small)
     collector = sent(policy, small, version=0)
-    probe = Probe(learner, pad_id=policy.pad_id, keeps_copy=False)
+    probe = Probe(learner, keeps_copy=False)
     probe.mark(0)
-    groups = probe.measure(collector.collect([0, 1]))
-    assembled = assemble(groups, pad_id=policy.pad_id)
-    fresh = split_drift(assembled, learner.score(assembled))
+    rollouts = probe.measure(collector.collect([0, 1]))
+    fresh = split_drift(rollouts, learner.score(rollouts))
     assert fresh["drift/engine_abs_mean"] > 1e-4
     assert fresh["drift/staleness_abs_mean"] == 0
     move(policy)
-    moved = split_drift(assembled, learner.score(assembled))
+    moved = split_drift(rollouts, learner.score(rollouts))
     assert moved["drift/engine_abs_mean"] == fresh["drift/engine_abs_mean"]
     assert moved["drift/staleness_abs_mean"] > 1e-4
 
@@ -48,27 +47,42 @@ def test_a_copy_remembers_the_marked_version(small: TrainSettings) -> None:
     _, policy = task_and_policy(small)
     learner = Learner(policy, recipe("start_async"), small)
     collector = sent(policy, small, version=0)
-    probe = Probe(learner, pad_id=policy.pad_id, keeps_copy=True)
+    probe = Probe(learner, keeps_copy=True)
     probe.mark(0)
-    groups = collector.collect([0])
-    before = learner.score(assemble(groups, pad_id=policy.pad_id))
+    rollouts = collector.collect([0])
+    before = learner.score(rollouts)
     move(policy)
-    found = torch.cat([episode.logp_trainer for episode in probe.measure(groups)[0].episodes if episode.num_tokens])
+    found = probe.measure(rollouts).logp_trainer
+    assert found is not None
     assert torch.equal(found, before)
     probe.mark(1)
-    assert probe.measure(groups)[0].episodes[0].logp_trainer is None  # of another version
+    assert probe.measure(rollouts).logp_trainer is None  # of another version
+
+
+def test_only_the_groups_of_the_marked_version_are_probed(small: TrainSettings) -> None:
+    _, policy = task_and_policy(small)
+    learner = Learner(policy, recipe("start_async"), small)
+    probe = Probe(learner, keeps_copy=False)
+    collector = sent(policy, small, version=0)
+    old = collector.collect([0])
+    state = published(policy.model)
+    collector.engine.load(state, 1, digest(state))
+    probe.mark(1)
+    both = probe.measure(join([old, collector.collect([1])]))
+    assert both.logp_trainer is not None
+    assert both.logp_trainer.isnan().tolist() == (both.version == 0).tolist()
 
 
 def test_diagnostics_count_every_token_once(small: TrainSettings) -> None:
     _, policy = task_and_policy(small)
     collector = sent(policy, small, version=3)
-    assembled = assemble(collector.collect([0, 1, 2, 3]), pad_id=policy.pad_id)
-    learned = Learner(policy, recipe("grpo"), small).learn(assembled, version=5)
-    found = diagnostics(assembled, learned, 5)
-    tokens = assembled.num_tokens
+    rollouts = collector.collect([0, 1, 2, 3])
+    learned = Learner(policy, recipe("grpo"), small).learn(rollouts, version=5)
+    found = diagnostics(rollouts, learned, 5)
+    tokens = rollouts.num_tokens
     assert sum(found["ratio_histogram"]["counts"]) == tokens  # type: ignore[index]
     for name in ("drift_by_position", "drift_by_age", "staleness_histogram"):
         assert sum(entry["tokens"] for entry in found[name]) == tokens, name  # type: ignore[attr-defined]
     assert [entry["age"] for entry in found["drift_by_age"]] == [2]  # type: ignore[attr-defined]
-    assert staleness(assembled, 5) == {"staleness/mean": 2.0, "staleness/max": 2.0}
+    assert staleness(rollouts, 5) == {"staleness/mean": 2.0, "staleness/max": 2.0}
     assert torch.equal(measured_now(learned), learned.fields["logp_old"])

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from trimtab.config.train import TrainSettings
-from trimtab.rollout.assemble import Assembled, assemble
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import Request, Sampling
-from trimtab.rollout.episode import Episode, Group
+from trimtab.rollout.episode import Episode
+from trimtab.rollout.rollouts import Rollouts, gather, join
+from trimtab.rollout.rows import lay_out
 from trimtab.rollout.tokenizer import encode
 from trimtab.rollout.weights import digest
 from trimtab.signal import names, recipe
@@ -18,7 +19,7 @@ from trimtab.train.logp import token_pass
 from trimtab.train.policy import Policy, frozen_copy, published
 
 
-def sampled(policy: Policy, reward: list[float], temperature: float = 1.0) -> Assembled:
+def sampled(policy: Policy, reward: list[float], temperature: float = 1.0) -> Rollouts:
     """Three prompts of different length, four answers each."""
     engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id)
     state = published(policy.model)
@@ -39,8 +40,7 @@ def sampled(policy: Policy, reward: list[float], temperature: float = 1.0) -> As
         )
         for number, (request, sample) in enumerate(zip(requests, samples, strict=True))
     ]
-    groups = [Group(ticket, "", tuple(episodes[4 * ticket : 4 * ticket + 4])) for ticket in range(3)]
-    return assemble(groups, pad_id=policy.pad_id)
+    return join([gather(ticket, "", episodes[4 * ticket : 4 * ticket + 4]) for ticket in range(3)])
 
 
 MIXED = [1.0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 0, 1]
@@ -67,8 +67,8 @@ def test_the_gradient_is_that_of_the_loss_written_out(policy: Policy) -> None:
     reward = torch.tensor(MIXED).reshape(3, 4)
     eps = float(chosen.normalize.settings["eps"])
     advantage = ((reward - reward.mean(1, keepdim=True)) / (reward.std(1, keepdim=True) + eps)).flatten()
-    counts = torch.tensor(batch.token_counts)
-    logp = token_pass(twin, batch.rows(range(12)), temperature=1.0).logp
+    counts = batch.token_counts
+    logp = token_pass(twin, lay_out(batch, torch.arange(12), pad_id=policy.pad_id), temperature=1.0).logp
     weighting = {
         "weighting.token_mean": torch.full((12,), 1 / len(logp)).repeat_interleave(counts),
         "weighting.sequence_mean_token_mean": (1 / (12 * counts)).repeat_interleave(counts),
@@ -154,7 +154,7 @@ def test_the_critic_learns_the_value_and_only_where_there_is_one(policy: Policy)
     _ = Learner(twin, recipe("grpo"), TrainSettings()).learn(sampled(twin, MIXED), version=0)
     assert torch.count_nonzero(twin.critic.weight) == 0
     learner = Learner(policy, recipe("ppo"), TrainSettings(lr=1e-9, critic_lr=5e-2))
-    batch = replace(sampled(policy, MIXED), ended=torch.ones(12, dtype=torch.bool))
+    batch = replace(sampled(policy, MIXED), finish=torch.zeros(12, dtype=torch.int8))
     learned = [learner.learn(batch, version=0) for _ in range(25)]
     assert torch.count_nonzero(learned[0].fields["value_old"]) == 0  # a new critic says 0
     assert learned[-1].metrics["loss/value"] < 0.5 * learned[0].metrics["loss/value"]
@@ -163,7 +163,8 @@ def test_the_critic_learns_the_value_and_only_where_there_is_one(policy: Policy)
 def test_the_value_loss_leaves_the_policy_alone(policy: Policy) -> None:
     """Two critics, one policy: what the critic says moves advantages, its own error moves no feature."""
     learner = Learner(policy, recipe("ppo"), TrainSettings())
-    state = token_pass(policy.model, sampled(policy, MIXED).rows(range(12)), temperature=1.0, with_state=True).state
+    rows = lay_out(sampled(policy, MIXED), torch.arange(12), pad_id=policy.pad_id)
+    state = token_pass(policy.model, rows, temperature=1.0, with_state=True).state
     value = learner._value(state)  # pyright: ignore[reportPrivateUsage]
     assert value is not None
     value.sum().backward()
@@ -189,7 +190,7 @@ def test_the_record_of_a_batch_holds_what_the_current_policy_said(policy: Policy
     twin = copy.deepcopy(policy.model)
     batch = sampled(policy, MIXED)
     learned = Learner(policy, recipe("grpo"), TrainSettings()).learn(batch, version=0)
-    expected = token_pass(twin, batch.rows(range(12)), temperature=1.0)
+    expected = token_pass(twin, lay_out(batch, torch.arange(12), pad_id=policy.pad_id), temperature=1.0)
     torch.testing.assert_close(learned.fields["logp_current"], expected.logp.detach(), atol=1e-6, rtol=0)
     torch.testing.assert_close(learned.fields["entropy"], expected.entropy.detach(), atol=1e-5, rtol=0)
     assert learned.fields["update"].tolist() == [0] * 12

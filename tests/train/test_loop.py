@@ -84,7 +84,7 @@ def test_the_logged_kl_is_the_raw_one(ppo_run: Summary) -> None:
 def test_a_dumped_batch_is_what_the_step_saw(ppo_run: Summary) -> None:
     for step, line in enumerate(lines(ppo_run.run_dir)[:-1]):
         batch = load_file(ppo_run.run_dir / "batches" / f"step_{step:04d}.safetensors")
-        assert int(batch["token_counts"].sum()) == len(batch["logp_rollout"]) == line["rollout/tokens"]
+        assert int(batch["trainable"].sum()) == len(batch["logp_rollout"]) == line["rollout/tokens"]
         assert len(batch["value_old"]) == len(batch["logp_old"]) == len(batch["logp_ref"]) == line["rollout/tokens"]
         assert float(batch["reward"].mean()) == line["rollout/reward_mean"]
         gap = (batch["logp_old"].double() - batch["logp_rollout"].double()).abs()

@@ -9,9 +9,9 @@ import torch
 
 from trimtab.config.train import TaskSettings, TrainSettings
 from trimtab.errors import ConfigError, SignalError
-from trimtab.rollout.assemble import assemble
-from trimtab.rollout.episode import Episode, Group
+from trimtab.rollout.episode import Episode
 from trimtab.rollout.reward import Attempt, Here, numeric
+from trimtab.rollout.rollouts import gather, join
 from trimtab.rollout.task import Problem
 from trimtab.signal import recipe
 from trimtab.train import train
@@ -75,13 +75,13 @@ def episode(reward: float, *, ended: bool = True, logp: float = -1.0, status: st
 
 def test_one_nan_in_an_answer_without_reward_costs_that_answer_alone(policy: Policy) -> None:
     lost = episode(float("nan"), logp=float("nan"), status="error")
-    batch = assemble([Group(0, "", (episode(1.0), lost, episode(0.0)))], pad_id=policy.pad_id)
-    assert batch.token_counts == (2, 0, 2)
+    batch = gather(0, "", [episode(1.0), lost, episode(0.0)])
+    assert batch.token_counts.tolist() == [2, 0, 2]
     learned = Learner(policy, recipe("grpo"), TrainSettings()).learn(batch, version=0)
     assert learned.moved_updates == 1
     kept = replace(lost, status="ok", reward=1.0)  # with a reward it would train: the engine's fault is said
     with pytest.raises(SignalError, match="logp_rollout is nan"):
-        _ = assemble([Group(0, "", (episode(1.0), kept))], pad_id=0).batch()
+        _ = gather(0, "", [episode(1.0), kept]).batch()
 
 
 def test_refused_steps_count_in_a_row_only_while_no_good_one_comes(
@@ -90,8 +90,7 @@ def test_refused_steps_count_in_a_row_only_while_no_good_one_comes(
     """[nan, ok] three times is never more than one in a row; what a batch ends with goes on in the next."""
     settings = small.model_copy(update={"updates_per_batch": 2})
     learner = Learner(policy, recipe("grpo"), settings)
-    groups = [Group(n, "", (episode(1.0), episode(0.0))) for n in range(2)]
-    batch = assemble(groups, pad_id=policy.pad_id)
+    batch = join([gather(n, "", [episode(1.0), episode(0.0)]) for n in range(2)])
     taken = iter([False, True, False, True, True, False, False, False])
     monkeypatch.setattr(learner.optimizer, "step", lambda *_: Stepped(1.0, taken=next(taken)))
     assert [learner.learn(batch, version=0).nonfinite_in_row for _ in range(4)] == [0, 0, 1, 3]
@@ -99,7 +98,7 @@ def test_refused_steps_count_in_a_row_only_while_no_good_one_comes(
 
 def test_buffer_and_filter_agree_on_a_group_whose_voters_agree(small: TrainSettings) -> None:
     """Two ended answers are right; a cut-off one is wrong, but with `suppress` it has no vote."""
-    group = Group(0, "", (episode(1.0), episode(1.0), episode(0.0, ended=False)))
+    group = gather(0, "", [episode(1.0), episode(1.0), episode(0.0, ended=False)])
     for not_ended, dropped in (("suppress", 1), ("train", 0)):
         settings = small.model_copy(update={"dynamic_sampling": 1})
         buffer = new_buffer(settings, recipe("grpo", not_ended=not_ended))
@@ -123,7 +122,7 @@ def test_the_seed_of_a_run_reaches_random_selection(policy: Policy, small: Train
         patch.setattr(learn, "prepare", watched)
         for seed, version in ((0, 0), (0, 0), (0, 1), (1, 0)):
             settings = small.model_copy(update={"seed": seed})
-            batch = assemble([Group(0, "", (episode(1.0), episode(0.0)))], pad_id=policy.pad_id)
+            batch = gather(0, "", [episode(1.0), episode(0.0)])
             _ = Learner(policy, recipe("grpo"), settings).learn(batch, version=version)
     assert given[0] == given[1]
     assert len(set(given)) == 3

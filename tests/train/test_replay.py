@@ -24,9 +24,9 @@ def test_a_recorded_step_comes_out_bit_for_bit(ppo_run: Summary, step: int) -> N
 
 def test_a_changed_batch_is_noticed(ppo_run: Summary) -> None:
     dump = read_dump(ppo_run.run_dir, 2)
-    reward = dump.fields["reward"].clone()
+    reward = dump.rollouts.reward.clone()
     reward[0] += 1
-    again = replay(replace(dump, fields={**dump.fields, "reward": reward}), recipe("ppo"), updates_per_batch=2)
+    again = replay(replace(dump, rollouts=replace(dump.rollouts, reward=reward)), recipe("ppo"), updates_per_batch=2)
     assert "train/loss" in again.differences
 
 

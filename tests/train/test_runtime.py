@@ -13,8 +13,8 @@ from tests.train.conftest import lines, timeless
 
 from trimtab.config.train import TrainSettings
 from trimtab.errors import EngineError
-from trimtab.rollout.assemble import assemble
 from trimtab.rollout.buffer import Buffer
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.weights import digest
 from trimtab.signal import recipe
 from trimtab.train import train
@@ -30,6 +30,10 @@ from trimtab.train.warmstart import warm_start
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
+def as_it_is(rollouts: Rollouts) -> Rollouts:
+    return rollouts
+
+
 def test_staleness_zero_is_the_synchronous_loop_bit_for_bit(small: TrainSettings, tmp_path: Path) -> None:
     """The loop written out: sample, learn, publish. No buffer, no runtime."""
     settings = small.model_copy(update={"staleness": 0, "run_dir": tmp_path / "run"})
@@ -43,8 +47,8 @@ def test_staleness_zero_is_the_synchronous_loop_bit_for_bit(small: TrainSettings
         state = published(policy.model)
         collector.engine.load(state, step, digest(state))
         size = settings.prompts_per_step
-        groups = collector.collect(list(range(step * size, (step + 1) * size)))
-        learned = learner.learn(assemble(groups, pad_id=policy.pad_id), version=step)
+        rollouts = collector.collect(list(range(step * size, (step + 1) * size)))
+        learned = learner.learn(rollouts, version=step)
         losses.append(learned.metrics["train/loss"])
     assert [line["train/loss"] for line in lines(tmp_path / "run")[:-1]] == losses
     assert len(set(losses)) == len(losses)
@@ -119,14 +123,14 @@ def _drain(runtime: Runtime, state: dict[str, torch.Tensor]) -> None:
     """Take what is left in the buffer, and then one more."""
     for version in range(1, 9):
         runtime.publish(state, version)
-        _ = runtime.batch(list)
+        _ = runtime.batch(as_it_is)
 
 
 def test_a_sampler_that_dies_is_one_clear_error_and_leaves_nothing_behind(small: TrainSettings, tmp_path: Path) -> None:
     policy, runtime = opened(small, tmp_path / "sampler")
     try:
         runtime.publish(published(policy.model), 0)
-        _ = runtime.batch(list)
+        _ = runtime.batch(as_it_is)
         (child,) = children()
         os.kill(child, signal.SIGKILL)
         with pytest.raises(EngineError, match=r"the sampler ended with exit code -9, so no batch can come"):
@@ -147,15 +151,15 @@ def test_a_sampler_that_hangs_is_told_of_can_be_left_and_is_given_up(
     told: list[str] = []
     try:
         runtime.publish(published(policy.model), 0)
-        assert runtime.batch(list) is not None
+        assert runtime.batch(as_it_is) is not None
         for number in LISTENED:  # a scheduler signals every process of a job; stopping is the learner's affair
             os.kill(children()[0], number)
         runtime.publish(published(policy.model), 1)
-        assert runtime.batch(list) is not None
+        assert runtime.batch(as_it_is) is not None
         os.kill(children()[0], signal.SIGSTOP)
         for version in range(2, 6):
             runtime.publish(published(policy.model), version)
-            if runtime.batch(list, Wait(lambda: len(told) > 1, told.append)) is None:
+            if runtime.batch(as_it_is, Wait(lambda: len(told) > 1, told.append)) is None:
                 break
         else:
             pytest.fail("the wait never ended")
@@ -164,7 +168,7 @@ def test_a_sampler_that_hangs_is_told_of_can_be_left_and_is_given_up(
         assert re.fullmatch(rf"no batch from the sampler for \d+ s; {at}", told[0]), told
         monkeypatch.setenv("TRIMTAB_SAMPLER_SECONDS", "0.1")
         with pytest.raises(EngineError, match=rf"has been silent for 0.1 s, so it seems to hang; {at}"):
-            _ = runtime.batch(list)
+            _ = runtime.batch(as_it_is)
     finally:
         runtime.close()
     assert children() == []
@@ -197,7 +201,7 @@ def test_an_error_of_the_sampler_is_told_in_its_own_words(small: TrainSettings, 
     try:
         runtime.publish({name: tensor for name, tensor in state.items() if name != first}, 0)
         with pytest.raises(EngineError, match=first.replace(".", r"\.")):
-            _ = runtime.batch(list)
+            _ = runtime.batch(as_it_is)
     finally:
         runtime.close()
 
@@ -223,10 +227,10 @@ def test_tickets_lost_on_the_way_are_sampled_again_after_a_resume(small: TrainSe
     buffer = Buffer(groups_per_batch=2, staleness=1)
     assert buffer.admit(0) == [0, 1, 2, 3]  # and then the process died
     again = Buffer(groups_per_batch=2, staleness=1)
-    again.restore(buffer.state(), [])
+    again.restore(buffer.state(), None)
     runtime = Inline(new_collector(policy, small), again)
     runtime.publish(published(policy.model), 0)
-    assert [group.ticket for group in runtime.batch(list).groups] == [0, 1]
+    assert runtime.batch(as_it_is).rollouts.tickets == [0, 1]
     runtime.close()
 
 

@@ -7,9 +7,9 @@ from trimtab.train.warmstart import demonstrations, warm_start
 def test_right_answers_train_and_prompts_do_not(policy: Policy, small: TrainSettings) -> None:
     task = open_task(small.task, seed=0)
     given = demonstrations(policy, task, [Problem("12=", "21"), Problem("345=", "543")])
-    for ids, trainable, prompt, answer in zip(given.ids, given.trainable, ("12=", "345="), ("21", "543"), strict=True):
-        assert policy.tokenizer.decode(ids[~trainable]) == prompt
-        assert policy.tokenizer.decode(ids[trainable]) == f"{answer}<eos>"
+    for one, prompt, answer in zip(given.groups(), ("12=", "345="), ("21", "543"), strict=True):
+        assert policy.tokenizer.decode(one.ids[~one.trainable]) == prompt
+        assert policy.tokenizer.decode(one.ids[one.trainable]) == f"{answer}<eos>"
 
 
 def test_what_the_environment_says_does_not_train(small: TrainSettings) -> None:
@@ -19,7 +19,7 @@ def test_what_the_environment_says_does_not_train(small: TrainSettings) -> None:
     given = demonstrations(policy, task, [problem])
     turns = task.demonstration(problem)
     assert len(turns) == 2
-    assert policy.tokenizer.decode(given.ids[0][given.trainable[0]]) == "".join(f"{turn}<eos>" for turn in turns)
+    assert policy.tokenizer.decode(given.ids[given.trainable]) == "".join(f"{turn}<eos>" for turn in turns)
     assert given.turn.unique().tolist() == [0, 1]
 
 

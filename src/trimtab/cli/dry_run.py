@@ -54,7 +54,6 @@ def _time(settings: TrainSettings, recipe: Recipe) -> str:
     """One real step, in memory: the sampler on one batch, then the learner on it."""
     import torch
 
-    from trimtab.rollout.assemble import assemble
     from trimtab.rollout.weights import digest
     from trimtab.train.learn import Learner
     from trimtab.train.policy import published
@@ -67,9 +66,9 @@ def _time(settings: TrainSettings, recipe: Recipe) -> str:
         state = published(policy.model)
         collector.engine.load(state, 0, digest(state))
         began = time.perf_counter()
-        groups = collector.collect(list(range(settings.prompts_per_step)))
+        rollouts = collector.collect(list(range(settings.prompts_per_step)))
         sampled = time.perf_counter()
-        _ = Learner(policy, recipe, settings).learn(assemble(groups, pad_id=policy.pad_id), version=0)
+        _ = Learner(policy, recipe, settings).learn(rollouts, version=0)
         learned = time.perf_counter()
     finally:
         collector.scorer.close()

@@ -26,7 +26,7 @@ def run_replay(folder: Path, step: int, overrides: list[str], *, trust: bool = F
     config = read_json(folder / "config.json")
     dump = read_dump(folder, step)
     asked = _recipe(folder, config, overrides, trust=trust)
-    _check_recorded(asked, set(dump.fields))
+    _check_recorded(asked, dump.recorded)
     again = replay(dump, asked, updates_per_batch=int(config["updates_per_batch"]))
     console = plain_console()
     compared = [name for name in again.metrics if name in dump.metrics]
@@ -63,9 +63,8 @@ def _recipe(folder: Path, config: dict[str, Any], overrides: list[str], *, trust
     return parse_run(origin, str(folder / "config.json")).build_recipe()
 
 
-def _check_recorded(asked: Recipe, recorded: set[str]) -> None:
+def _check_recorded(asked: Recipe, recorded: frozenset[str]) -> None:
     """A batch holds what its own recipe needed. Say which others need no more."""
-    recorded = recorded | {"logp_current"} | ({"value"} if "value_current" in recorded else set())
     missing = sorted(asked.needs - recorded)
     if missing:
         possible = [name for name in names() if recipe(name).needs <= recorded]

@@ -3,16 +3,16 @@
 This package does not know the policy's optimiser, the loss, or the run folder.
 """
 
-from trimtab.rollout.assemble import Assembled, Rows, assemble
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
 from trimtab.rollout.engine import Engine, Greedy, Request, Sample, Sampling
-from trimtab.rollout.episode import Episode, Group
+from trimtab.rollout.episode import Episode
 from trimtab.rollout.reward import Attempt, Scorer, Verdict, open_scorer
+from trimtab.rollout.rollouts import Rollouts, gather, join
+from trimtab.rollout.rows import Rows
 from trimtab.rollout.task import Environment, Problem, Split, Task, Turn, open_task, split_of
 
 __all__ = [
-    "Assembled",
     "Attempt",
     "Buffer",
     "Collector",
@@ -20,9 +20,9 @@ __all__ = [
     "Environment",
     "Episode",
     "Greedy",
-    "Group",
     "Problem",
     "Request",
+    "Rollouts",
     "Rows",
     "Sample",
     "Sampling",
@@ -31,7 +31,8 @@ __all__ = [
     "Task",
     "Turn",
     "Verdict",
-    "assemble",
+    "gather",
+    "join",
     "open_scorer",
     "open_task",
     "split_of",

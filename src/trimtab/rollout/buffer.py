@@ -6,12 +6,12 @@ batch b with version b, so no batch is ever staler than the limit, and finished 
 The order matters: if a group overtook an older one, the older one would become staler than the limit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab.errors import EngineError
-from trimtab.rollout.episode import Group
+from trimtab.rollout.rollouts import Rollouts, join
 
 
 @dataclass
@@ -26,13 +26,13 @@ class Buffer:
     groups_per_batch: int
     staleness: int
     refills: int = 0
-    teaches_nothing: Callable[[Group], bool] = lambda group: group.is_constant
+    teaches_nothing: Callable[[Rollouts], bool] = lambda group: group.is_constant
     """Whether a group may be replaced. The recipe decides which of its episodes vote."""
     next_ticket: int = 0
     batches_taken: int = 0
     waiting: set[int] = field(default_factory=set[int])
     """Admitted tickets whose groups are not here yet."""
-    ready: dict[int, Group] = field(default_factory=dict[int, Group])
+    ready: dict[int, Rollouts] = field(default_factory=dict[int, Rollouts])
     dropped: dict[int, int] = field(default_factory=dict[int, int])
     """Groups dropped so far for each batch that is not yet taken."""
 
@@ -45,22 +45,26 @@ class Buffer:
         self.waiting.update(tickets)
         return tickets
 
-    def put(self, group: Group) -> None:
-        """Take a group that has arrived. One that teaches nothing is dropped while its batch may still refill."""
-        if group.ticket not in self.waiting:
+    def put(self, rollouts: Rollouts) -> None:
+        """Take groups that have arrived. One that teaches nothing is dropped while its batch may still refill."""
+        for group in rollouts.groups():
+            self._put(group.tickets[0], group)
+
+    def _put(self, ticket: int, group: Rollouts) -> None:
+        if ticket not in self.waiting:
             raise EngineError(
-                f"Buffer.put: ticket {group.ticket} is not expected, so a group would train twice. "
+                f"Buffer.put: ticket {ticket} is not expected, so a group would train twice. "
                 "Put each admitted ticket once."
             )
-        self.waiting.remove(group.ticket)
+        self.waiting.remove(ticket)
         if self.refills and self.teaches_nothing(group):
-            batch = self._batch_of(group.ticket)
+            batch = self._batch_of(ticket)
             if self.dropped.get(batch, 0) < self.refills * self.groups_per_batch:
                 self.dropped[batch] = self.dropped.get(batch, 0) + 1
                 return
-        self.ready[group.ticket] = group
+        self.ready[ticket] = group
 
-    def take(self) -> tuple[list[Group], int] | None:
+    def take(self) -> tuple[Rollouts, int] | None:
         """The next batch and how many groups were dropped for it; None while one of its groups has not arrived."""
         order = sorted([*self.waiting, *self.ready])[: self.groups_per_batch]
         if len(order) < self.groups_per_batch or any(ticket in self.waiting for ticket in order):
@@ -68,11 +72,15 @@ class Buffer:
         groups = [self.ready.pop(ticket) for ticket in order]
         dropped = self.dropped.pop(self.batches_taken, 0)
         self.batches_taken += 1
-        return groups, dropped
+        return join(groups), dropped
 
     def _batch_of(self, ticket: int) -> int:
         ahead = sum(other < ticket for other in (*self.waiting, *self.ready))
         return self.batches_taken + ahead // self.groups_per_batch
+
+    def ready_rollouts(self) -> Rollouts | None:
+        """The groups that are ready, in the order of their tickets; None where there are none."""
+        return join([self.ready[ticket] for ticket in sorted(self.ready)]) if self.ready else None
 
     def state(self) -> dict[str, Any]:
         """All but the ready groups, as JSON."""
@@ -83,9 +91,9 @@ class Buffer:
             "dropped": {str(batch): count for batch, count in self.dropped.items()},
         }
 
-    def restore(self, state: dict[str, Any], ready: Sequence[Group]) -> None:
+    def restore(self, state: dict[str, Any], ready: Rollouts | None) -> None:
         """Continue from `state`. Tickets whose groups had not arrived must be sampled again."""
         self.next_ticket, self.batches_taken = int(state["next_ticket"]), int(state["batches_taken"])
         self.waiting = set(state["waiting"])
         self.dropped = {int(batch): int(count) for batch, count in state["dropped"].items()}
-        self.ready = {group.ticket: group for group in ready}
+        self.ready = {group.tickets[0]: group for group in ready.groups()} if ready is not None else {}

@@ -1,4 +1,4 @@
-"""The only place that turns tickets into groups: prompts, turns with the engine and the environment, rewards.
+"""The only place that turns tickets into rollouts: prompts, turns with the engine and the environment, rewards.
 
 It does not know batches, staleness or the learner; it runs beside the learner or in a process of its own.
 """
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from trimtab.rollout.engine import Engine, Greedy, Request, Sample, Sampling
-from trimtab.rollout.episode import Episode, Group
+from trimtab.rollout.episode import Episode
 from trimtab.rollout.reward import Attempt, Scorer, Verdict
+from trimtab.rollout.rollouts import Rollouts, gather, join
 from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.task import Environment, Problem, Prompt, Task
 from trimtab.rollout.tokenizer import decode, encode, encode_prompt
@@ -49,7 +50,7 @@ class Played:
 
 @dataclass(frozen=True)
 class Collector:
-    """Tickets in, groups out. `seed` is the run's; every answer draws from (seed, ticket, sample, turn)."""
+    """Tickets in, rollouts out. `seed` is the run's; every answer draws from (seed, ticket, sample, turn)."""
 
     task: Task
     scorer: Scorer
@@ -60,7 +61,7 @@ class Collector:
     max_turns: int
     seed: int
 
-    def collect(self, tickets: Sequence[int]) -> list[Group]:
+    def collect(self, tickets: Sequence[int]) -> Rollouts:
         """One group for each ticket, in their order, all sampled with the engine's current version."""
         problems = [self.task.train(ticket) for ticket in tickets]
         numbers = range(self.samples_per_prompt)
@@ -71,10 +72,12 @@ class Collector:
         )
         verdicts = self.scorer.score([one.attempt for one in played])
         episodes = [_episode(one, verdict) for one, verdict in zip(played, verdicts, strict=True)]
-        return [
-            Group(ticket, problem.text, tuple(episodes[place * len(numbers) : (place + 1) * len(numbers)]))
-            for place, (ticket, problem) in enumerate(zip(tickets, problems, strict=True))
-        ]
+        return join(
+            [
+                gather(ticket, problem.text, episodes[place * len(numbers) : (place + 1) * len(numbers)])
+                for place, (ticket, problem) in enumerate(zip(tickets, problems, strict=True))
+            ]
+        )
 
     def play(self, problems: Sequence[Problem], seeds: Sequence[int], how: Sampling | Greedy) -> list[Played]:
         """One attempt at each problem, turn after turn, all attempts side by side."""

@@ -46,6 +46,7 @@ from trimtab.signal.layout import (
     list_cells,
     packed_cells,
     padded_cells,
+    token_cells,
 )
 from trimtab.signal.tensors import as_flags, as_integers, as_tensor
 
@@ -63,7 +64,8 @@ class SignalBatch:
     Two answers of 2 and 3 trainable tokens to one prompt:
         levels.token_counts = [2, 3]        reward = [1., 0.]        levels.group_of_episode = [0, 0]
         logp_old = [-0.1, -0.7, -0.2, -1.2, -0.4]
-    Build one with `from_padded`, `from_list` or `from_packed`; they gather, check and keep the way back in `cells`.
+    Build one with `from_padded`, `from_list`, `from_packed` or `from_tokens`; they gather, check and keep the way back
+    in `cells`.
     """
 
     levels: Levels
@@ -132,6 +134,15 @@ class SignalBatch:
         for i, row in enumerate(rows):
             refuse_layout(row.ndim != 1, f"trainable[{i}] has shape {list(row.shape)}", "one 1-D tensor per sequence")
         cells, segments = list_cells(rows)
+        return _build(cells, segments, None, reward, group, fields)
+
+    @classmethod
+    def from_tokens(cls, token_counts: Numbers, *, reward: Numbers, group: Numbers, **fields: Any) -> "SignalBatch":
+        """From trainable tokens alone, sequence after sequence; `token_counts` says how many each sequence has."""
+        counts = as_integers(token_counts, "SignalBatch: token_counts")
+        refuse_layout(counts.ndim != 1, f"token_counts has shape {list(counts.shape)}", "one count per sequence")
+        refuse_layout(bool((counts < 0).any()), f"token_counts is {counts.tolist()}", "counts of 0 or more")
+        cells, segments = token_cells(counts)
         return _build(cells, segments, None, reward, group, fields)
 
     @classmethod

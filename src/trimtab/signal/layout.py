@@ -208,6 +208,13 @@ def list_cells(trainable: Sequence[Bool[Tensor, " _"]]) -> tuple[Cells, Segments
     return Cells((joined.shape[0],), index, lengths), Segments.from_counts(counts, index.shape[0])
 
 
+def token_cells(token_counts: SequenceIndex) -> tuple[Cells, Segments]:
+    """Cells of trainable tokens alone, sequence after sequence."""
+    num_tokens = int(token_counts.sum())
+    index = torch.arange(num_tokens, device=token_counts.device)
+    return Cells((num_tokens,), index), Segments.from_counts(token_counts, num_tokens)
+
+
 def packed_cells(trainable: Bool[Tensor, " packed"], cu_seqlens: Int[Tensor, " boundaries"]) -> tuple[Cells, Segments]:
     """Cells of one packed row; cu_seqlens = [0, end of sequence 0, …, end of the last]."""
     ends = cu_seqlens

@@ -4,7 +4,7 @@ Every denominator belongs to the update, so weights are computed here, once, on 
 current policy and looks across sequences. Slices carry their numbers with them; nothing is recomputed per micro-batch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
@@ -98,22 +98,42 @@ class Decided:
     data_parallel: int = 1
     ledger: Ledger = field(default_factory=Ledger)
 
-    def split(self, *, max_tokens: int | None = None, num: int | None = None) -> Iterator[MicroBatch]:
-        """Cut into micro-batches of whole sequences: at most `max_tokens` each, or exactly `num` of them.
+    def split(
+        self, *, max_tokens: int | None = None, num: int | None = None, parts: Iterable[Sequences] | None = None
+    ) -> Iterator[MicroBatch]:
+        """Cut into micro-batches of whole sequences: at most `max_tokens` each, or exactly `num` of them, or `parts`.
 
         A sequence longer than max_tokens gets a micro-batch of its own. Ranks that must take the same number of
-        micro-batches name `num`; some may then be empty, and give a loss and a gradient of 0.
+        micro-batches name `num`; some may then be empty, and give a loss and a gradient of 0. `parts` are cut by
+        yourself: places in the batch, each sequence of this update in exactly one of them.
         """
-        if (max_tokens is None) == (num is None):
-            raise SignalError("split: name either max_tokens or num, so that it is clear which one gives way.")
+        if sum(asked is not None for asked in (max_tokens, num, parts)) != 1:
+            raise SignalError("split: name one of max_tokens, num and parts, so that it is clear which one gives way.")
+        if parts is not None:
+            return self._micro_batches(self._chosen(parts))
         what = "num" if max_tokens is None else "max_tokens"
         _ = as_count(num if max_tokens is None else max_tokens, "split", what)
-        return self._micro_batches(max_tokens, num)
+        cuts = _cuts(self.whole.segments.token_counts, max_tokens, num)
+        return self._micro_batches(
+            [torch.arange(start, stop, device=self.whole.sequences.device) for start, stop in cuts]
+        )
 
-    def _micro_batches(self, max_tokens: int | None, num: int | None) -> Iterator[MicroBatch]:
-        for start, stop in _cuts(self.whole.segments.token_counts, max_tokens, num):
-            chosen = torch.arange(start, stop, device=self.whole.sequences.device)
+    def _micro_batches(self, parts: Sequence[Sequences]) -> Iterator[MicroBatch]:
+        for chosen in parts:
             yield MicroBatch(self.whole.take(chosen), self.data_parallel, self.ledger)
+
+    def _chosen(self, parts: Iterable[Sequences]) -> list[Sequences]:
+        """Places in this update of the sequences that `parts` names by their place in the batch."""
+        mine = self.whole.sequences
+        asked = [as_integers(part, "split: parts", mine.device) for part in parts]
+        named = torch.cat([*asked, mine[:0]])
+        if not torch.equal(named.sort().values, mine.sort().values):
+            raise SignalError(
+                f"split: parts names {len(named)} sequences and this update has {len(mine)}, not each of them once, so "
+                "some would train twice or not at all. Name every one of `sequences` in one part."
+            )
+        order = mine.argsort()
+        return [order[torch.searchsorted(mine[order], part)] for part in asked]
 
     def shard(self, rank: int, ranks: int) -> "Decided":
         """This rank's sequences. The loss is multiplied by `ranks`, because DDP and FSDP2 average gradients."""

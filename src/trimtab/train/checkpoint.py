@@ -29,7 +29,7 @@ from trimtab.train.disk import (
     writing,
 )
 
-FORMAT = 2
+FORMAT = 3
 """Raised when a checkpoint's content changes its meaning."""
 MANIFEST = "manifest.json"
 NAMES = re.compile(rf"(?:step_(?P<step>\d+)|\.step_(?P<leftover>\d+)(?:{re.escape(DRAFT)}|{re.escape(OLD)}))")

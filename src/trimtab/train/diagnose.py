@@ -4,13 +4,12 @@ A probe separates engine and staleness: the trainer's own log-probs of fresh tok
 that sampled them. logp_trainer - logp_rollout is then the engine's error, and now - logp_trainer is staleness.
 """
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from trimtab.rollout.assemble import Assembled, assemble
-from trimtab.rollout.episode import Group, with_trainer
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.train.learn import Learned, Learner
 from trimtab.train.policy import frozen_copy
 
@@ -23,9 +22,8 @@ POSITION_BINS = 16
 class Probe:
     """Marks one version, and gives the groups sampled with it the trainer's own log-probs."""
 
-    def __init__(self, learner: Learner, *, pad_id: int, keeps_copy: bool) -> None:
+    def __init__(self, learner: Learner, *, keeps_copy: bool) -> None:
         self._learner: Learner = learner
-        self._pad_id: int = pad_id
         self._keeps_copy: bool = keeps_copy
         self._version: int = -1
         self._model = None
@@ -35,36 +33,26 @@ class Probe:
         self._version = version
         self._model = frozen_copy(self._learner.policy.model) if self._keeps_copy else None
 
-    def measure(self, groups: Sequence[Group]) -> list[Group]:
-        """Score the groups of the marked version with the trainer; the others come back as they are."""
-        marked = [group for group in groups if _sampled_by(group, self._version)]
-        if not marked:
-            return list(groups)
-        assembled = assemble(marked, pad_id=self._pad_id)
-        logps = iter(self._learner.score(assembled, self._model).split(list(assembled.token_counts)))
-        probed = {group.ticket: with_trainer(group, [next(logps) for _ in group.episodes]) for group in marked}
-        return [probed.get(group.ticket, group) for group in groups]
+    def measure(self, rollouts: Rollouts) -> Rollouts:
+        """Score the groups of the marked version with the trainer; nothing is known about the others."""
+        owner = rollouts.ticket[rollouts.episode.long()]
+        other = owner.repeat_interleave(rollouts.token_counts)[rollouts.version != self._version]
+        marked = (~torch.isin(owner, other)).nonzero()[:, 0]
+        if not len(marked):
+            return rollouts
+        logp = torch.full((rollouts.num_tokens,), float("nan"))
+        logp[rollouts.places(marked)] = self._learner.score(rollouts.take(marked), self._model)
+        return replace(rollouts, logp_trainer=logp)
 
 
-def _sampled_by(group: Group, version: int) -> bool:
-    return all(bool((episode.version == version).all()) for episode in group.episodes)
-
-
-def split_drift(assembled: Assembled, now: Tensor) -> dict[str, float]:
-    """Mean |difference| per token by cause, over the episodes that were probed; empty if none was."""
-    counts = list(assembled.token_counts)
-    rollout, current = assembled.logp_rollout.split(counts), now.split(counts)
-    engine: list[Tensor] = []
-    stale: list[Tensor] = []
-    for index, episode in enumerate(assembled.episodes):
-        if episode.logp_trainer is not None:
-            engine.append(episode.logp_trainer - rollout[index])
-            stale.append(current[index] - episode.logp_trainer)
-    if not engine:
+def split_drift(rollouts: Rollouts, now: Tensor) -> dict[str, float]:
+    """Mean |difference| per token by cause, over the tokens that were probed; empty if none was."""
+    probed = rollouts.logp_trainer
+    if probed is None or bool(probed.isnan().all()):
         return {}
     return {
-        "drift/engine_abs_mean": _abs_mean(torch.cat(engine)),
-        "drift/staleness_abs_mean": _abs_mean(torch.cat(stale)),
+        "drift/engine_abs_mean": _abs_mean(probed - rollouts.logp_rollout),
+        "drift/staleness_abs_mean": _abs_mean(now - probed),
     }
 
 
@@ -73,19 +61,20 @@ def measured_now(learned: Learned) -> Tensor:
     return learned.fields.get("logp_old", learned.fields["logp_current"])
 
 
-def staleness(assembled: Assembled, version: int) -> dict[str, float]:
+def staleness(rollouts: Rollouts, version: int) -> dict[str, float]:
     """Updates between sampling and learning, over tokens."""
-    age = (version - assembled.version).double()
+    age = (version - rollouts.version).double()
     return {"staleness/mean": float(age.mean()), "staleness/max": float(age.max())}
 
 
-def diagnostics(assembled: Assembled, learned: Learned, version: int) -> dict[str, object]:
+def diagnostics(rollouts: Rollouts, learned: Learned, version: int) -> dict[str, object]:
     """Where the drift is: its histogram, its course over positions, its growth with age."""
     now = measured_now(learned)
     known = ~now.isnan()
-    gap = (now - assembled.logp_rollout)[known]
-    age = (version - assembled.version)[known]
-    position = torch.cat([torch.arange(count) for count in assembled.token_counts])[known]
+    gap = (now - rollouts.logp_rollout)[known]
+    age = (version - rollouts.version)[known]
+    first = rollouts.first_token[:-1].repeat_interleave(rollouts.token_counts)
+    position = (torch.arange(rollouts.num_tokens) - first)[known]
     edges = torch.tensor([*EDGES, *(-edge for edge in reversed(EDGES))], dtype=torch.float64)
     inner = edges[1:-1].contiguous()
     counts = torch.bincount(torch.bucketize(gap.double(), inner), minlength=len(edges) - 1)
@@ -99,7 +88,7 @@ def diagnostics(assembled: Assembled, learned: Learned, version: int) -> dict[st
         "drift_by_age": [{"age": value, **drift} for value, drift in _grouped(age, gap)],
         "staleness_histogram": [
             {"age": value, "tokens": drift["tokens"]}
-            for value, drift in _grouped(version - assembled.version, torch.zeros(assembled.num_tokens))
+            for value, drift in _grouped(version - rollouts.version, torch.zeros(rollouts.num_tokens))
         ],
     }
 

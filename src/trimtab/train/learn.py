@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from trimtab.rollout.assemble import Assembled
+from trimtab.rollout.rollouts import Rollouts
+from trimtab.rollout.rows import cut, lay_out
 from trimtab.rollout.seed import stream_seed
 from trimtab.sentinel.live import Guard, Step
 from trimtab.signal import (
@@ -58,7 +59,7 @@ class Learned:
     nonfinite: tuple[Tensor, ...]
     """The sequences behind each optimiser step that was refused because its loss or gradient was not finite."""
     fields: Mapping[str, Tensor]
-    """The flat batch as the signal saw it, for the record, with the current policy's numbers for each token."""
+    """What the models said about each trainable token, before the batch and when it was trained on."""
     advantage: Tensor
     state_before: SignalState
 
@@ -74,8 +75,8 @@ class Seen:
     moved: int = 0
     in_row: int = 0
     """Refused steps in a row, now."""
-    update: Tensor | None = None
-    """Which update trained each sequence; -1 where none did."""
+    placed: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Which `update` trained each sequence, and in which `part` of it; -1 where none did."""
     current: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
@@ -94,43 +95,41 @@ class Learner:
         self.guard: Guard = Guard(every=SPLIT_EVERY)
         self.optimizer: Optimizer = Optimizer(policy, settings, with_critic=self._has_value)
 
-    def learn(self, assembled: Assembled, *, version: int) -> Learned:
+    def learn(self, rollouts: Rollouts, *, version: int) -> Learned:
         """Take every optimiser step on this batch, watched by the guard; `version` is that of the first parameters."""
-        batch, fields = self._score_batch(assembled)
+        batch, fields = self._score_batch(rollouts)
         known = len(self.guard.alarms)
         # The same tensors that formulas read: a write into a copy would not be noticed.
         with self.guard.step(batch=watched_fields(batch)) as watch:
-            learned = self._learn_watched(assembled, batch, fields, version, watch)
+            learned = self._learn_watched(rollouts, batch, fields, version, watch)
             watch.metrics(learned.metrics)
             watch.effects(stage_effects(learned.metrics))
         alarms = tuple(alarm.text for alarm in self.guard.alarms[known:])
         return replace(learned, warnings=(*learned.warnings, *alarms))
 
-    def score(self, assembled: Assembled, model: "PreTrainedModel | None" = None) -> Tensor:
+    def score(self, rollouts: Rollouts, model: "PreTrainedModel | None" = None) -> Tensor:
         """Log-probs of the batch's tokens by this model, or by the policy as it is; no gradient."""
-        slices = self._slices(assembled, torch.arange(len(assembled.episodes)))
+        slices = self._slices(rollouts, torch.arange(rollouts.num_sequences))
         with torch.no_grad():
-            return torch.cat([self._pass(assembled, part, model).logp for part in slices])
+            return torch.cat([self._pass(rollouts, part, model).logp for part in slices])
 
     def _learn_watched(
-        self, assembled: Assembled, batch: SignalBatch, fields: dict[str, Tensor], version: int, watch: Step
+        self, rollouts: Rollouts, batch: SignalBatch, fields: dict[str, Tensor], version: int, watch: Step
     ) -> Learned:
         before = self.signal
         prepared, state = prepare(
             batch, self.recipe, before, version=version, seed=signal_seed(self._settings.seed, version)
         )
-        seen = _nothing_seen(assembled, self.nonfinite_in_row)
+        seen = _nothing_seen(rollouts, self.nonfinite_in_row)
         num_updates = min(self._settings.updates_per_batch, prepared.num_training_groups)
         for number, update in enumerate(prepared.updates(num_updates) if num_updates else ()):
-            logp, entropy = self._score_now(assembled, update)
+            logp, entropy = self._score_now(rollouts, update)
             with watch.unwritten(update.whole.fields):
                 decided = decide(update, logp, entropy_now=entropy)
-            result = self._backward(assembled, decided, seen, number, watch)
+            result = self._backward(rollouts, decided, seen, number, watch)
             if number == 0:
                 watch.split(
-                    loss_of_rows(
-                        decided, lambda some: {n: v[_places(assembled, some)] for n, v in seen.current.items()}
-                    ),
+                    loss_of_rows(decided, lambda some: {n: v[rollouts.places(some)] for n, v in seen.current.items()}),
                     len(decided.whole.sequences),
                 )
             seen.metrics = seen.metrics.merge(result.metrics)
@@ -155,7 +154,7 @@ class Learner:
             moved_updates=seen.moved,
             nonfinite_in_row=seen.in_row,
             nonfinite=tuple(seen.nonfinite),
-            fields={**fields, **seen.current, **({} if seen.update is None else {"update": seen.update})},
+            fields={**fields, **seen.current, **seen.placed},
             advantage=prepared.advantage,
             state_before=before,
         )
@@ -175,36 +174,36 @@ class Learner:
             own["rollout/kl"] = float(prepared.kl.double().mean())
         return own
 
-    def _score_now(self, assembled: Assembled, update: Update) -> tuple[Tensor | None, Tensor | None]:
+    def _score_now(self, rollouts: Rollouts, update: Update) -> tuple[Tensor | None, Tensor | None]:
         """Log-probs and entropy before a step, if the recipe decides by them; the first step uses logp_old."""
         known = update.is_first and self._has_old and not self.recipe.needs_entropy_now
         if not self.recipe.needs_logp_now or known:
             return None, None
         with torch.no_grad():
-            passes = [self._pass(assembled, part) for part in self._slices(assembled, update.sequences)]
+            passes = [self._pass(rollouts, part) for part in self._slices(rollouts, update.sequences)]
         return torch.cat([one.logp for one in passes]), torch.cat([one.entropy for one in passes])
 
-    def _backward(self, assembled: Assembled, decided: Decided, seen: Seen, number: int, watch: Step) -> StepResult:
+    def _backward(self, rollouts: Rollouts, decided: Decided, seen: Seen, number: int, watch: Step) -> StepResult:
         """Gradients of one whole update, micro-batch after micro-batch; nothing is divided here."""
         self.optimizer.zero_grad()
         outs: list[TokenLoss] = []
-        for micro in decided.split(max_tokens=self._settings.max_tokens_per_micro_batch):
-            passed = self._pass(assembled, micro.sequences)
+        for part, micro in enumerate(decided.split(max_tokens=self._settings.max_tokens_per_micro_batch)):
+            passed = self._pass(rollouts, micro.sequences)
             value = self._value(passed.state)
             value = None if value is None else value.cpu()
             with watch.unwritten(micro.part.fields):
                 out = token_loss(micro, passed.logp, entropy=passed.entropy, value=value)
             out.loss.backward()
             outs.append(out)
-            _keep_current(seen, assembled, micro.sequences, number, passed, value)
+            _keep_current(seen, rollouts, micro.sequences, (number, part), passed, value)
         decided.check_spent()
         return step(outs)
 
-    def _pass(self, assembled: Assembled, sequences: Tensor, model: "PreTrainedModel | None" = None) -> TokenPass:
+    def _pass(self, rollouts: Rollouts, sequences: Tensor, model: "PreTrainedModel | None" = None) -> TokenPass:
         """Run one forward pass. The few numbers per token that the signal works on are moved to the CPU."""
         passed = token_pass(
             model or self.policy.model,
-            assembled.rows(sequences),
+            lay_out(rollouts, sequences, pad_id=self.policy.pad_id),
             temperature=self._settings.temperature,
             with_state=self._has_value,
             entropy_graph=self.recipe.entropy is not None,
@@ -216,13 +215,13 @@ class Learner:
         """The critic's value. It sends no gradient into the state: its error must not change the policy."""
         return None if state is None else self.policy.critic(state.detach().float())[:, 0]
 
-    def _score_batch(self, assembled: Assembled) -> tuple[SignalBatch, dict[str, Tensor]]:
+    def _score_batch(self, rollouts: Rollouts) -> tuple[SignalBatch, dict[str, Tensor]]:
         """The batch with the numbers its recipe needs and no others, from the parameters that it starts with."""
         given: dict[str, Tensor] = {}
-        slices = self._slices(assembled, torch.arange(len(assembled.episodes)))
+        slices = self._slices(rollouts, torch.arange(rollouts.num_sequences))
         with torch.no_grad():
             if self._has_old or self._has_value:
-                own = [self._pass(assembled, part) for part in slices]
+                own = [self._pass(rollouts, part) for part in slices]
                 given["logp_old"] = torch.cat([part.logp for part in own])
                 if self._has_value:
                     after = torch.cat([part.state_after for part in own if part.state_after is not None])
@@ -230,21 +229,12 @@ class Learner:
                     given["value_old"] = cast(Tensor, value).cpu()
                     given["value_after"] = cast(Tensor, self._value(after)).cpu()
             if self.reference is not None:
-                given["logp_ref"] = self.score(assembled, self.reference)
-        return assembled.batch(**given), {**given, **assembled.tensors()}
+                given["logp_ref"] = self.score(rollouts, self.reference)
+        return rollouts.batch(**given), given
 
-    def _slices(self, assembled: Assembled, sequences: Tensor) -> list[Tensor]:
+    def _slices(self, rollouts: Rollouts, sequences: Tensor) -> list[Tensor]:
         """These sequences in order, cut so that a slice holds no more tokens than a micro-batch may."""
-        slices: list[list[int]] = [[]]
-        held = 0
-        counts = assembled.token_counts
-        for index in map(int, sequences):
-            if slices[-1] and held + counts[index] > self._settings.max_tokens_per_micro_batch:
-                slices.append([])
-                held = 0
-            slices[-1].append(index)
-            held += counts[index]
-        return [torch.tensor(part) for part in slices]
+        return cut(rollouts.token_counts, sequences, most=self._settings.max_tokens_per_micro_batch)
 
 
 def signal_seed(seed: int, version: int) -> int:
@@ -252,30 +242,23 @@ def signal_seed(seed: int, version: int) -> int:
     return stream_seed(seed, "signal", version)
 
 
-def _places(assembled: Assembled, sequences: Tensor) -> Tensor:
-    """Where the tokens of these sequences stand in a flat field of the batch."""
-    starts = torch.tensor((0, *assembled.token_counts)).cumsum(0)
-    return torch.cat([torch.arange(int(starts[i]), int(starts[i + 1])) for i in sequences.tolist()])
-
-
-def _nothing_seen(assembled: Assembled, in_row: int) -> Seen:
-    blank = torch.full((assembled.num_tokens,), float("nan"))
+def _nothing_seen(rollouts: Rollouts, in_row: int) -> Seen:
+    blank = torch.full((rollouts.num_tokens,), float("nan"))
     return Seen(
         in_row=in_row,
-        update=torch.full((len(assembled.episodes),), -1),
+        placed={name: torch.full((rollouts.num_sequences,), -1) for name in ("update", "part")},
         current={"logp_current": blank, "entropy": blank.clone()},
     )
 
 
 def _keep_current(
-    seen: Seen, assembled: Assembled, sequences: Tensor, number: int, passed: TokenPass, value: Tensor | None
+    seen: Seen, rollouts: Rollouts, sequences: Tensor, where: tuple[int, int], passed: TokenPass, value: Tensor | None
 ) -> None:
     """Keep the current policy's numbers for these sequences, for a replay."""
-    places = _places(assembled, sequences)
-    assert seen.update is not None
-    seen.update[sequences] = number
+    places = rollouts.places(sequences)
+    seen.placed["update"][sequences], seen.placed["part"][sequences] = where
     seen.current["logp_current"][places] = passed.logp.detach().float().cpu()
     seen.current["entropy"][places] = passed.entropy.detach().float().cpu()
     if value is not None:
-        held = seen.current.setdefault("value_current", torch.full((assembled.num_tokens,), float("nan")))
+        held = seen.current.setdefault("value_current", torch.full((rollouts.num_tokens,), float("nan")))
         held[places] = value.detach().float().cpu()

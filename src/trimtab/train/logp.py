@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from trimtab.errors import SignalError
-from trimtab.rollout.assemble import Rows
+from trimtab.rollout.rows import Rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -150,11 +150,6 @@ def _cut_support(
 
 
 def _check_support(ids: Tensor, counts: Tensor, target: Tensor) -> None:
-    if len(counts) != len(target) or int(counts.sum()) != len(ids):
-        raise SignalError(
-            f"token_pass: the support counts {len(counts)} tokens and {int(counts.sum())} ids, and there are "
-            f"{len(target)} and {len(ids)}, so it cannot be read. Record it for every trainable token, or for none."
-        )
     owner = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
     found = torch.zeros(len(counts), dtype=torch.bool, device=counts.device)
     found[owner[ids == target[owner]]] = True

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from trimtab.config.train import EarlyStop
 from trimtab.errors import SignalError
-from trimtab.rollout.assemble import Assembled, assemble
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.task import Problem
 from trimtab.train.checkpoint import write_checkpoint
 from trimtab.train.diagnose import diagnostics, measured_now, split_drift, staleness
@@ -142,25 +142,25 @@ def _train_step(run: Run, stopped: Callable[[], bool]) -> dict[str, object] | No
     delivered = run.runtime.batch(run.probe.measure, wait)
     if delivered is None:
         return None
-    assembled = assemble(delivered.groups, pad_id=run.policy.pad_id)
-    _check_fresh(assembled, version, run.settings.staleness)
+    rollouts = delivered.rollouts
+    _check_fresh(rollouts, version, run.settings.staleness)
     sampled = time.perf_counter()
-    learned = run.learner.learn(assembled, version=version)
+    learned = run.learner.learn(rollouts, version=version)
     learned_at = time.perf_counter()
     run.tally.steps += 1
     publish(run)
     ended = time.perf_counter()
-    _count(run, assembled, learned, ended - began)
+    _count(run, rollouts, learned, ended - began)
     if version % run.settings.eval_every == 0:
-        run.record.append("diagnostics.jsonl", {"step": version, **diagnostics(assembled, learned, version)})
-        for episode in transcripts(delivered.groups, assembled, learned, run.policy.tokenizer):
+        run.record.append("diagnostics.jsonl", {"step": version, **diagnostics(rollouts, learned, version)})
+        for episode in transcripts(rollouts, learned, run.policy.tokenizer):
             run.record.append("transcripts.jsonl", {"step": version, **episode})
     if run.settings.dump_batches or learned.nonfinite:
-        _dump(run, version, assembled, learned)
+        _dump(run, version, rollouts, learned)
     return {
-        **_rollout_metrics(assembled, delivered),
-        **staleness(assembled, version),
-        **split_drift(assembled, measured_now(learned)),
+        **_rollout_metrics(rollouts, delivered),
+        **staleness(rollouts, version),
+        **split_drift(rollouts, measured_now(learned)),
         "train/skipped_updates": learned.skipped_updates,
         **learned.metrics,
         "time/sample_seconds": delivered.sample_seconds,
@@ -168,13 +168,13 @@ def _train_step(run: Run, stopped: Callable[[], bool]) -> dict[str, object] | No
         "time/learn_seconds": learned_at - sampled,
         "time/publish_seconds": ended - learned_at,
         "time/elapsed_seconds": run.elapsed,
-        "time/tokens_per_second": assembled.num_tokens / (ended - began),
+        "time/tokens_per_second": rollouts.num_tokens / (ended - began),
     }
 
 
-def _check_fresh(assembled: Assembled, version: int, limit: int) -> None:
+def _check_fresh(rollouts: Rollouts, version: int, limit: int) -> None:
     """Check the buffer's promise: with staler tokens, the correction would be wrong."""
-    oldest = int(assembled.version.min())
+    oldest = int(rollouts.version.min())
     if version - oldest > limit:
         raise SignalError(
             f"train: step {version} got tokens of version {oldest}, {version - oldest} updates old, and the limit is "
@@ -182,12 +182,12 @@ def _check_fresh(assembled: Assembled, version: int, limit: int) -> None:
         )
 
 
-def _rollout_metrics(assembled: Assembled, delivered: Delivered) -> dict[str, object]:
-    statuses = assembled.statuses()
+def _rollout_metrics(rollouts: Rollouts, delivered: Delivered) -> dict[str, object]:
+    statuses = rollouts.statuses()
     return {
-        "rollout/reward_mean": assembled.reward_mean,
-        "rollout/ended_fraction": float(assembled.ended.float().mean()),
-        "rollout/tokens": assembled.num_tokens,
+        "rollout/reward_mean": rollouts.reward_mean,
+        "rollout/ended_fraction": float(rollouts.ended.float().mean()),
+        "rollout/tokens": rollouts.num_tokens,
         "rollout/groups_dropped": delivered.dropped,
         "buffer/groups": delivered.buffered,
         "publish/lag_seconds": delivered.lag_seconds,
@@ -196,35 +196,37 @@ def _rollout_metrics(assembled: Assembled, delivered: Delivered) -> dict[str, ob
     }
 
 
-def _count(run: Run, assembled: Assembled, learned: Learned, seconds: float) -> None:
+def _count(run: Run, rollouts: Rollouts, learned: Learned, seconds: float) -> None:
     tally = run.tally
-    age = (tally.steps - 1 - assembled.version).double()
-    tally.tokens += assembled.num_tokens
+    age = (tally.steps - 1 - rollouts.version).double()
+    tally.tokens += rollouts.num_tokens
     tally.step_seconds += seconds
     tally.skipped_updates += learned.skipped_updates
     tally.nonfinite += len(learned.nonfinite)
     tally.nonfinite_in_row = learned.nonfinite_in_row
     tally.moved_updates += learned.moved_updates
     if not tally.first_error:
-        tally.first_error = next((one.message for one in assembled.episodes if one.message), "")
+        tally.first_error = next(iter(rollouts.messages.values()), "")
     tally.staleness_total += float(age.sum())
     tally.staleness_max = max(tally.staleness_max, float(age.max()))
     tally.warn(learned.warnings)
-    for status, count in assembled.statuses().items():
+    for status, count in rollouts.statuses().items():
         tally.statuses[status] = tally.statuses.get(status, 0) + count
 
 
-def _dump(run: Run, version: int, assembled: Assembled, learned: Learned) -> None:
+def _dump(run: Run, version: int, rollouts: Rollouts, learned: Learned) -> None:
     """Write what the signal saw, for `trimtab replay`, and which sequences each refused step trained on."""
     meta = {
         "step": version,
         "metrics": learned.metrics,
         "state": {"effects": dict(learned.state_before.effects), "window": learned.state_before.window},
         "nonfinite": [sequences.tolist() for sequences in learned.nonfinite],
-        "pad_id": assembled.pad_id,
+        "rollouts": rollouts.head(),
         "seed": signal_seed(run.settings.seed, version),
     }
-    run.record.dump_batch(version, learned.fields, meta, "nonfinite" if learned.nonfinite else "batches")
+    run.record.dump_batch(
+        version, {**rollouts.tensors(), **learned.fields}, meta, "nonfinite" if learned.nonfinite else "batches"
+    )
 
 
 def _is_good_enough(run: Run) -> bool:

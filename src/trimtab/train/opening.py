@@ -24,7 +24,7 @@ from trimtab.train.learn import Learner
 from trimtab.train.policy import Policy
 from trimtab.train.progress import Progress
 from trimtab.train.record import Record, manifest
-from trimtab.train.run import Run, Tally, restore_learner, restored_groups, restored_tally
+from trimtab.train.run import Run, Tally, restore_learner, restored_rollouts, restored_tally
 from trimtab.train.setup import new_buffer, new_collector, new_engine, open_runtime, task_and_policy
 from trimtab.train.sink import open_sinks
 from trimtab.train.warmstart import warm_start
@@ -79,7 +79,7 @@ class Opening:
         tally = restored_tally(saved.state, saved.step)
         tally.resumed += 1
         buffer = new_buffer(self.settings, self.recipe)
-        buffer.restore(saved.state["buffer"], restored_groups(saved))
+        buffer.restore(saved.state["buffer"], restored_rollouts(saved))
         return self._run(learner, tally, buffer, resumed_step=saved.step)
 
     def _run(self, learner: Learner, tally: Tally, buffer: Buffer, *, resumed_step: int | None) -> Run:
@@ -94,7 +94,7 @@ class Opening:
             learner=learner,
             runtime=open_runtime(policy, settings, buffer, folder / ".sampler"),
             judge=new_collector(policy, settings, engine=new_engine(policy, settings, exact=True)),
-            probe=Probe(learner, pad_id=policy.pad_id, keeps_copy=settings.runtime != "inline"),
+            probe=Probe(learner, keeps_copy=settings.runtime != "inline"),
             record=self.record,
             progress=self.progress,
             sinks=open_sinks(

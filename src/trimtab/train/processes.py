@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trimtab.errors import EngineError
 from trimtab.rollout.buffer import Buffer
-from trimtab.rollout.episode import Group, unpack
+from trimtab.rollout.rollouts import Rollouts, join
 from trimtab.rollout.weights import digest
 from trimtab.rollout.wire import receive, send
 from trimtab.train.runtime import FOR_EVER, Arrived, Delivered, Wait, in_batches
@@ -44,7 +44,7 @@ class Processes:
 
     def __init__(self, opening: Mapping[str, object], buffer: Buffer) -> None:
         self._buffer: Buffer = buffer
-        self._arrived: list[Group] = []
+        self._arrived: list[Rollouts] = []
         self._error: str = ""
         self._engine_version: int = -1
         self._learner_version: int = -1
@@ -80,17 +80,17 @@ class Processes:
         began = time.perf_counter()
         notices = 1
         while True:
-            fresh = arrived(self._take_arrived())
+            fresh = self._take_arrived()
+            fresh = None if fresh is None else arrived(fresh)
             with self._changed:
-                for group in fresh:
-                    self._buffer.put(group)
+                if fresh is not None:
+                    self._buffer.put(fresh)
                 self._admit()
                 taken = self._buffer.take()
                 waited = time.perf_counter() - began
                 if taken is not None:
                     sampled, self._sample_seconds = self._sample_seconds, 0.0
-                    groups, dropped = taken
-                    return Delivered(tuple(groups), dropped, sampled, waited, *self._lag, len(self._buffer.ready))
+                    return Delivered(*taken, sampled, waited, *self._lag, len(self._buffer.ready))
                 if not self._arrived and not self._error:
                     _ = self._changed.wait(timeout=POLL_SECONDS)
             if wait.is_over():
@@ -120,17 +120,17 @@ class Processes:
                 f"{PATIENCE}={2 * limit:g} in the environment; or train.runtime=inline shows where it hangs."
             )
 
-    def _take_arrived(self) -> list[Group]:
-        """Take the groups that arrived since the last call."""
+    def _take_arrived(self) -> Rollouts | None:
+        """Take what arrived since the last call."""
         with self._changed:
             if self._error:
                 raise EngineError(self._error)
             fresh, self._arrived = self._arrived, []
-            return fresh
+            return join(fresh) if fresh else None
 
-    def ready(self) -> tuple[dict[str, object], list[Group]]:
+    def ready(self) -> tuple[dict[str, object], Rollouts | None]:
         with self._changed:
-            return self._buffer.state(), [self._buffer.ready[ticket] for ticket in sorted(self._buffer.ready)]
+            return self._buffer.state(), self._buffer.ready_rollouts()
 
     def close(self) -> None:
         with self._changed:
@@ -183,16 +183,16 @@ class Processes:
         """Take in the child's messages until it closes its pipe."""
         while (message := receive(cast(BinaryIO, self._child.stdout))) is not None:
             head, tensors = message
-            groups = unpack(tensors, head["meta"]) if head["say"] == "groups" else []  # without the lock: it takes long
+            rollouts = Rollouts.read(tensors, head["head"]) if head["say"] == "rollouts" else None
             with self._changed:
-                self._hear(head, groups)
+                self._hear(head, rollouts)
                 self._changed.notify_all()
         with self._changed:
             if not self._closing and not self._error:
                 self._error = self._last_words()
             self._changed.notify_all()
 
-    def _hear(self, head: dict[str, Any], groups: list[Group]) -> None:
+    def _hear(self, head: dict[str, Any], rollouts: Rollouts | None) -> None:
         self._heard = time.monotonic()
         if head["say"] == "loaded":
             self._engine_version = int(head["version"])
@@ -201,13 +201,12 @@ class Processes:
             if published is not None:
                 self._lag = (time.perf_counter() - published, self._lag[1])
             self._admit()
-        elif head["say"] == "groups":
+        elif rollouts is not None:
             self._sample_seconds += float(head["seconds"])
             if self._sampling:
                 _ = self._sampling.popleft()
-            self._arrived += groups
-            if groups:
-                self._lag = (self._lag[0], max(0, self._learner_version - groups[-1].version))
+            self._arrived.append(rollouts)
+            self._lag = (self._lag[0], max(0, self._learner_version - rollouts.oldest_version))
         else:
             self._error = str(head["error"])
 

@@ -109,7 +109,7 @@ class Record:
         append_line(self.folder / name, line)
 
     def dump_batch(self, step: int, fields: Mapping[str, Tensor], meta: Mapping[str, object], to: str) -> None:
-        """The flat batch of one step: per-token fields sequence after sequence, cut by `token_counts`."""
+        """The rollouts of one step in their serial form, and what the models said about each of their tokens."""
         folder = self.folder / to
         make_folder(folder)
         write_json(folder / f"step_{step:04d}.json", meta)

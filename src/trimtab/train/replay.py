@@ -11,8 +11,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from trimtab.errors import ConfigError
-from trimtab.rollout.assemble import in_cells
+from trimtab.errors import ConfigError, SignalError
+from trimtab.rollout.rollouts import WHOLE, Rollouts
+from trimtab.rollout.rows import cut
 from trimtab.signal import (
     Metrics,
     Recipe,
@@ -26,7 +27,8 @@ from trimtab.signal import (
 )
 from trimtab.train.identity import read_json
 
-PER_TOKEN = ("logp_old", "logp_rollout", "logp_ref", "value_old", "version", "turn")
+SAID = ("logp_old", "logp_ref", "value_old", "value_after")
+"""What the models said before the batch, if the recipe asked for it."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,24 @@ class Dump:
     """One recorded batch: its fields, the running statistics before it, and the metrics that were logged."""
 
     step: int
+    rollouts: Rollouts
     fields: Mapping[str, Tensor]
+    """What the models said about each token, and which update and which part of it trained each sequence."""
     state: SignalState
     metrics: Mapping[str, float]
     seed: int = 0
     """Of the signal's random selection at that step."""
+
+    @property
+    def recorded(self) -> frozenset[str]:
+        """What a recipe may need of it."""
+        value = ("value",) if "value_current" in self.fields else ()
+        return frozenset({*self.rollouts.tensors(), "ended", *self.fields, *value})
+
+    @property
+    def batch(self) -> SignalBatch:
+        """The batch as the signal saw it."""
+        return self.rollouts.batch(**{name: self.fields[name] for name in SAID if name in self.fields})
 
 
 @dataclass(frozen=True)
@@ -73,8 +88,11 @@ def _read(path: Path, number: int) -> Dump:
         effects = {name: tuple(seen) for name, seen in meta["state"]["effects"].items()}
         state = SignalState(effects, int(meta["state"]["window"]))
         metrics = {name: value for name, value in meta["metrics"].items() if value is not None}
-        return Dump(number, load_file(path), state, metrics, int(meta.get("seed", 0)))
-    except (SafetensorError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+        tensors = load_file(path)
+        rollouts = Rollouts.read(tensors, meta["rollouts"]) if "rollouts" in meta else _first_format(tensors, path)
+        said = {name: value for name, value in tensors.items() if name not in WHOLE}
+        return Dump(number, rollouts, said, state, metrics, int(meta.get("seed", 0)))
+    except (SafetensorError, SignalError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"replay: {path} or the JSON beside it is damaged ({error!r}), so step {number} cannot be computed again. "
             "Copy both files again, or replay another step."
@@ -83,18 +101,17 @@ def _read(path: Path, number: int) -> Dump:
 
 def replay(dump: Dump, recipe: Recipe, *, updates_per_batch: int) -> Replayed:
     """Compute one step again. With the run's own recipe, every metric must equal the recorded one."""
-    recorded = {*dump.fields, *(("value",) if "value_current" in dump.fields else ())}
-    missing = sorted(recipe.needs - recorded)
+    missing = sorted(recipe.needs - dump.recorded)
     if missing:
         raise ConfigError(
             f"replay: recipe {recipe.name!r} needs {', '.join(missing)}, which the run's own recipe did not, so step "
             f"{dump.step} has no such numbers. Replay a recipe that needs only what the run recorded."
         )
-    prepared, _ = prepare(batch_of(dump.fields), recipe, dump.state, version=dump.step, seed=dump.seed)
+    prepared, _ = prepare(dump.batch, recipe, dump.state, version=dump.step, seed=dump.seed)
     metrics, losses = Metrics.empty(), list[float]()
     num_updates = min(updates_per_batch, prepared.num_training_groups)
     for update in prepared.updates(num_updates) if num_updates else ():
-        result = _replay_update(update, dump.fields, recipe)
+        result = _replay_update(update, dump, recipe)
         metrics = metrics.merge(result[0])
         losses.append(result[1])
     values = prepared.metrics.merge(metrics).numbers()
@@ -103,44 +120,55 @@ def replay(dump: Dump, recipe: Recipe, *, updates_per_batch: int) -> Replayed:
     return Replayed(values, _differences(dump.metrics, values))
 
 
-def batch_of(fields: Mapping[str, Tensor]) -> SignalBatch:
-    """A dump as the signal's batch."""
-    trainable = fields["trainable"].split(cast("list[int]", fields["id_counts"].tolist()))
-    tokens = {name: in_cells(fields[name], trainable) for name in PER_TOKEN if name in fields}
-    return SignalBatch.from_list(
-        trainable=list(trainable),
-        reward=fields["reward"],
-        group=fields["group"],
-        scored=fields["scored"],
-        ended=fields["ended"],
-        sequence_id=fields["sequence_id"],
-        value_after=fields.get("value_after"),
-        **tokens,
-    )
+def _first_format(tensors: dict[str, Tensor], path: Path) -> Rollouts:
+    """A dump of version 0.1, whose sequences had no tickets of their own."""
+    group, size = tensors["group"], int(tensors["group"].bincount().max())
+    most = int(read_json(path.parents[1] / "config.json")["max_tokens_per_micro_batch"])
+    scored, nothing = tensors["scored"], torch.zeros(len(group), dtype=torch.int32)
+    tensors["part"] = torch.full((len(group),), -1)
+    for number in range(int(tensors["update"].max()) + 1):
+        mine = (tensors["update"] == number).nonzero()[:, 0]
+        for place, part in enumerate(cut(tensors["token_counts"], mine, most=most)):
+            tensors["part"][part] = place
+    return Rollouts(
+        ids=tensors["ids"], trainable=tensors["trainable"], logp_rollout=tensors["logp_rollout"],
+        version=tensors["version"], turn=tensors["turn"], length=tensors["id_counts"], prompt_length=nothing,
+        finish=(~tensors["ended"]).to(torch.int8), episode=torch.arange(len(group)),
+        reward=tensors["reward"].double(), status=(~scored).to(torch.int8), ticket=tensors["sequence_id"] // size,
+        sample=(tensors["sequence_id"] % size).int(), prompts={},
+    )  # fmt: skip
 
 
-def _replay_update(update: Update, fields: Mapping[str, Tensor], recipe: Recipe) -> tuple[Metrics, float]:
+def _replay_update(update: Update, dump: Dump, recipe: Recipe) -> tuple[Metrics, float]:
     """One optimiser step's loss, from the log-probs that were recorded."""
-    now = _of(fields["logp_current"], fields, update.sequences)
+    fields = dump.fields
+
+    def said(name: str, sequences: Tensor) -> Tensor | None:
+        return fields[name][dump.rollouts.places(sequences)] if name in fields else None
+
     known = update.is_first and "logp_old" in fields and not recipe.needs_entropy_now
     needs_now = recipe.needs_logp_now and not known
-    entropy = _of(fields["entropy"], fields, update.sequences) if recipe.needs_entropy_now else None
-    decided = decide(update, logp_now=now if needs_now else None, entropy_now=entropy)
+    decided = decide(
+        update,
+        logp_now=said("logp_current", update.sequences) if needs_now else None,
+        entropy_now=said("entropy", update.sequences) if recipe.needs_entropy_now else None,
+    )
     outs: list[Any] = []
-    for micro in decided.split(max_tokens=update.num_tokens):
-        given = {
-            name: _of(fields[key], fields, micro.sequences) if key in fields else None
-            for name, key in (("entropy", "entropy"), ("value", "value_current"))
-        }
-        outs.append(token_loss(micro, _of(fields["logp_current"], fields, micro.sequences), **given))
+    for micro in decided.split(parts=_parts(fields["part"], update.sequences)):
+        logp, entropy, value = (said(name, micro.sequences) for name in ("logp_current", "entropy", "value_current"))
+        outs.append(token_loss(micro, cast(Tensor, logp), entropy=entropy, value=value))
     result = step(outs)
     return result.metrics, float(result.loss)
 
 
-def _of(flat: Tensor, fields: Mapping[str, Tensor], sequences: Tensor) -> Tensor:
-    """A flat field's values for these sequences, in their order."""
-    parts = flat.split(cast("list[int]", fields["token_counts"].tolist()))
-    return torch.cat([parts[index] for index in cast("list[int]", sequences.tolist())])
+def _parts(part: Tensor, sequences: Tensor) -> list[Tensor]:
+    """The sequences of one update as they were cut; under another recipe, those that did not train come last."""
+    mine = part[sequences]
+    return [
+        sequences[mine == number]
+        for number in (*sorted(set(mine[mine >= 0].tolist())), -1)
+        if bool((mine == number).any())
+    ]
 
 
 def _differences(recorded: Mapping[str, float], now: Mapping[str, float]) -> dict[str, tuple[float, float]]:

@@ -10,7 +10,7 @@ import torch
 
 from trimtab.config.train import TrainSettings
 from trimtab.rollout.collect import Collector
-from trimtab.rollout.episode import Group, pack, unpack
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.task import Task
 from trimtab.signal import SignalState
 from trimtab.train.checkpoint import Checkpoint
@@ -103,13 +103,12 @@ class Run:
 def snapshot(run: Run) -> Checkpoint:
     """Everything that the rest of the run depends on, between two steps."""
     buffer, ready = run.runtime.ready()
-    rollouts, meta = pack(ready)
     learner = run.learner
     tensors = {
         "model": run.policy.model.state_dict(),
         "critic": run.policy.critic.state_dict(),
         "optimizer": learner.optimizer.state(),
-        "buffer": rollouts,
+        "buffer": {} if ready is None else ready.tensors(),
         "random": {"torch": torch.get_rng_state()},
     }
     if learner.reference is not None:
@@ -117,7 +116,7 @@ def snapshot(run: Run) -> Checkpoint:
     state = {
         "tally": {**asdict(run.tally), "seconds": run.elapsed},
         "buffer": buffer,
-        "rollouts": meta,
+        "rollouts": None if ready is None else ready.head(),
         "signal": asdict(learner.signal),
         "guard": learner.guard.state(),
     }
@@ -146,5 +145,7 @@ def restore_learner(learner: Learner, saved: Checkpoint) -> None:
     torch.set_rng_state(saved.tensors["random"]["torch"])
 
 
-def restored_groups(saved: Checkpoint) -> list[Group]:
-    return unpack(saved.tensors["buffer"], saved.state["rollouts"])
+def restored_rollouts(saved: Checkpoint) -> Rollouts | None:
+    """What waited in the buffer."""
+    head = saved.state["rollouts"]
+    return None if head is None else Rollouts.read(saved.tensors["buffer"], head)

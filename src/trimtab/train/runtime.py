@@ -12,11 +12,11 @@ from torch import Tensor
 
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
-from trimtab.rollout.episode import Group
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.weights import digest
 
-Arrived = Callable[[Sequence[Group]], list[Group]]
-"""What the loop does with groups as they arrive, in its own thread: the probe looks at fresh ones."""
+Arrived = Callable[[Rollouts], Rollouts]
+"""What the loop does with rollouts as they arrive, in its own thread: the probe looks at fresh ones."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Wait:
 class Delivered:
     """One batch and how it came."""
 
-    groups: tuple[Group, ...]
+    rollouts: Rollouts
     dropped: int
     """Groups sampled for it that taught nothing and were replaced."""
     sample_seconds: float
@@ -64,8 +64,8 @@ class Runtime(Protocol):
         """Wait for the next batch. None if the wait ends first."""
         ...
 
-    def ready(self) -> tuple[dict[str, object], list[Group]]:
-        """The buffer for a checkpoint: its counters, and the groups that wait in it."""
+    def ready(self) -> tuple[dict[str, object], Rollouts | None]:
+        """The buffer for a checkpoint: its counters, and what waits in it."""
         ...
 
     def close(self) -> None: ...
@@ -97,15 +97,14 @@ class Inline:
             tickets = self._again + self._buffer.admit(self._collector.engine.version)
             self._again = []
             for part in in_batches(tickets, self._buffer.groups_per_batch):
-                for group in arrived(self._collector.collect(part)):
-                    self._buffer.put(group)
+                self._buffer.put(arrived(self._collector.collect(part)))
             taken = self._buffer.take()
             if taken is not None:
                 seconds = time.perf_counter() - began
-                return Delivered(tuple(taken[0]), taken[1], seconds, 0.0, self._lag, 0, len(self._buffer.ready))
+                return Delivered(*taken, seconds, 0.0, self._lag, 0, len(self._buffer.ready))
 
-    def ready(self) -> tuple[dict[str, object], list[Group]]:
-        return self._buffer.state(), [self._buffer.ready[ticket] for ticket in sorted(self._buffer.ready)]
+    def ready(self) -> tuple[dict[str, object], Rollouts | None]:
+        return self._buffer.state(), self._buffer.ready_rollouts()
 
     def close(self) -> None:
         self._collector.scorer.close()

@@ -14,7 +14,6 @@ import torch
 
 from trimtab.config.train import TrainSettings
 from trimtab.errors import TrimtabError
-from trimtab.rollout.episode import pack
 from trimtab.rollout.wire import receive, send
 from trimtab.train.interrupt import LISTENED
 
@@ -66,8 +65,9 @@ def _serve(pipe_in: BinaryIO, pipe_out: BinaryIO) -> None:
                 collector.engine.load(message[1], int(head["version"]), str(head["digest"]))
                 send(pipe_out, {"say": "loaded", "version": int(head["version"])})
             elif head["do"] == "collect":
-                tensors, meta = pack(collector.collect([int(ticket) for ticket in head["tickets"]]))
-                send(pipe_out, {"say": "groups", "meta": meta, "seconds": time.perf_counter() - began}, tensors)
+                rollouts = collector.collect([int(ticket) for ticket in head["tickets"]])
+                said = {"say": "rollouts", "head": rollouts.head(), "seconds": time.perf_counter() - began}
+                send(pipe_out, said, rollouts.tensors())
             else:
                 return
     finally:

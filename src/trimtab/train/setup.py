@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trimtab.rollout.assemble import assemble
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import Engine, Sampling
-from trimtab.rollout.episode import Group
 from trimtab.rollout.reward import open_scorer
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.task import Task, open_task
 from trimtab.signal import Recipe
 from trimtab.signal.vote import constant_groups, votes_and_trains
@@ -66,8 +65,8 @@ def new_collector(policy: Policy, settings: "TrainSettings", *, engine: Engine |
 def new_buffer(settings: "TrainSettings", recipe: Recipe) -> Buffer:
     """A buffer that drops what the recipe's own filter would find constant."""
 
-    def teaches_nothing(group: Group) -> bool:
-        batch = assemble([group], pad_id=0).batch()
+    def teaches_nothing(group: Rollouts) -> bool:
+        batch = group.batch()
         votes, _ = votes_and_trains(batch, recipe, torch.ones(batch.num_tokens, dtype=torch.bool))
         return not bool(votes.any()) or bool(constant_groups(batch, votes).all())
 

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trimtab.rollout.assemble import Assembled, assemble
-from trimtab.rollout.episode import Episode, Group
+from trimtab.rollout.episode import Episode
+from trimtab.rollout.rollouts import Rollouts, gather, join
+from trimtab.rollout.rows import lay_out
 from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.task import Problem, Task, open_task
 from trimtab.rollout.tokenizer import encode, encode_prompt
@@ -37,10 +38,10 @@ def warm_start(policy: Policy, settings: "TrainSettings", *, stopped: Callable[[
     return loss
 
 
-def demonstrations(policy: Policy, task: Task, problems: Sequence[Problem]) -> Assembled:
-    """The problems with their right turns, in the layout that sampled ones have."""
-    groups = [Group(number, problem.text, (_shown(policy, task, problem),)) for number, problem in enumerate(problems)]
-    return assemble(groups, pad_id=policy.pad_id)
+def demonstrations(policy: Policy, task: Task, problems: Sequence[Problem]) -> Rollouts:
+    """The problems with their right turns, as if they were sampled."""
+    shown = [gather(number, one.text, [_shown(policy, task, one)]) for number, one in enumerate(problems)]
+    return join(shown)
 
 
 def _shown(policy: Policy, task: Task, problem: Problem) -> Episode:
@@ -72,12 +73,12 @@ def _shown(policy: Policy, task: Task, problem: Problem) -> Episode:
     )
 
 
-def _backward(policy: Policy, given: Assembled, max_tokens: int) -> float:
+def _backward(policy: Policy, given: Rollouts, max_tokens: int) -> float:
     """Gradient of the mean over tokens, in portions that fit into memory."""
-    per_part = max(1, max_tokens // max(given.token_counts))
+    per_part = max(1, max_tokens // int(given.token_counts.max()))
     total = 0.0
-    for first in range(0, len(given.episodes), per_part):
-        rows = given.rows(range(first, min(first + per_part, len(given.episodes))))
+    for part in torch.arange(given.num_sequences).split(per_part):
+        rows = lay_out(given, part, pad_id=policy.pad_id)
         loss = -token_pass(policy.model, rows, temperature=1.0).logp.sum() / given.num_tokens
         loss.backward()
         total += float(loss.detach())

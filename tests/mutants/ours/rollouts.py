@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.rollout.assemble import Assembled, assemble
 from trimtab.rollout.decode import Batch, _blank, _draw
 from trimtab.rollout.engine import Greedy
-from trimtab.rollout.episode import Episode, Group
+from trimtab.rollout.episode import Episode
+from trimtab.rollout.rollouts import Rollouts, gather, join
+from trimtab.rollout.rows import lay_out
 from trimtab.sentinel import Case, Out, Result, Subject, scored
 from trimtab.sentinel.batch.perturb import without_tokens
 from trimtab.signal import SignalBatch
@@ -25,10 +26,10 @@ def _bare(case: Case) -> Case:
     return without_tokens(case, "o")
 
 
-def _assembled(case: Case) -> Assembled:
+def _assembled(case: Case) -> Rollouts:
     ids, logp = case.list("token_id"), case.list("logp_rollout")
     reward, ended = case.sequence("reward"), case.sequence("ended")
-    groups: list[Group] = []
+    groups: list[Rollouts] = []
     for row, kinds in enumerate(case.kinds):
         start, width = kinds.count("p"), len(ids[row])
         episode = Episode(
@@ -36,8 +37,8 @@ def _assembled(case: Case) -> Assembled:
             version=torch.full((width - start,), case.origin[row]), turn=torch.zeros(width - start, dtype=torch.int64),
             ended=bool(ended[row]), reward=float(reward[row]), status="ok",
         )  # fmt: skip
-        groups.append(Group(row, "", (episode,)))
-    return assemble(groups, pad_id=case.pad_id)
+        groups.append(gather(row, "", [episode]))
+    return join(groups)
 
 
 @cache
@@ -46,19 +47,17 @@ def assembled() -> Subject:
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         made = _assembled(case)
-        rows = made.rows(range(case.num_sequences))
-        logp = made.cells(made.logp_rollout)
-        version = made.cells(made.version)
+        rows = lay_out(made, torch.arange(case.num_sequences), pad_id=case.pad_id)
         trains = torch.zeros(len(rows.ids), rows.ids.shape[1] + case.extra_columns, dtype=torch.bool)
         trains[rows.row_of_token, rows.column_of_token] = True
         batch = made.batch(logp_old=case.flat("logp_old").float(), logp_ref=case.flat("logp_ref").float())
         assert batch.logp_old is not None
         assert batch.logp_ref is not None
         return {
-            "logp_rollout": Result.token(case, logp, "carried", layout="list", of="logp_rollout"),
+            "logp_rollout": Result(made.logp_rollout, "token", "carried", of="logp_rollout"),
             "logp_old": Result(batch.logp_old, "token", "carried", of="logp_old"),
             "logp_ref": Result(batch.logp_ref, "token", "carried", of="logp_ref"),
-            "version": Result.token(case, version, "carried", layout="list", of=_row_of_token),
+            "version": Result(made.version, "token", "carried", of=_row_of_token),
             "reward": Result.sequence(batch.reward, "carried", of="reward"),
             "ended": Result.sequence(batch.ended, "carried", of=lambda c: c.sequences["ended"].double()),
             "mask": Result.cell(case, trains),
@@ -85,7 +84,7 @@ def trained_once() -> Subject:
         for half in halves:
             if not half:
                 continue
-            rows = made.rows(half)
+            rows = lay_out(made, torch.tensor(half), pad_id=case.pad_id)
             where = torch.tensor(half)[rows.row_of_token]
             start = torch.tensor([k.count("p") for k in case.kinds])
             place = case.segments.first_token[where] + rows.column_of_token - start[where]
@@ -201,7 +200,7 @@ def passed() -> Subject:
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         if not case.segments.num_tokens:
             raise case.cannot("nothing trains")
-        rows = _assembled(case).rows(range(case.num_sequences))
+        rows = lay_out(_assembled(case), torch.arange(case.num_sequences), pad_id=case.pad_id)
         logits = case.logits(side="right")
         out = token_pass(
             _Model(logits, logits.shape[-1]),

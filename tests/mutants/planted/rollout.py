@@ -57,33 +57,33 @@ plant(
     "alignment",
     "one_position_off",
     rows,
-    "rollout.assemble:in_cells",
-    "cells[trains] = flat",
-    "cells[trains] = flat.roll(1)",
+    "rollout.rollouts:join",
+    "torch.cat([getattr(part, name) for part in parts]) for name in WHOLE",
+    "torch.cat([getattr(part, name) for part in parts]).roll(int(name == 'logp_rollout')) for name in WHOLE",
 )
 plant(
     "alignment",
     "reference_in_the_place_of_old",
     rows,
-    "rollout.assemble:Assembled.batch",
-    "for field in (logp_old, logp_ref, value_old)",
-    "for field in (logp_ref, logp_old, value_old)",
+    "rollout.rollouts:Rollouts.batch",
+    "**given,",
+    "**{{'logp_old': 'logp_ref', 'logp_ref': 'logp_old'}.get(name, name): v for name, v in given.items()},",
 )
 plant(
     "alignment",
     "rewards_sorted_by_length",
     rows,
-    "rollout.assemble:Assembled.batch",
-    "reward=self.reward,",
-    "reward=self.reward.flip(0),",
+    "rollout.rollouts:Rollouts.batch",
+    "reward=self.reward.float(),",
+    "reward=self.reward.float().flip(0),",
 )
 plant(
     "alignment",
     "answer_reversed_inside_its_row",
     rows,
-    "rollout.assemble:assemble",
-    "[episode.logp for episode in episodes]",
-    "[episode.logp.flip(0) for episode in episodes]",
+    "rollout.rollouts:gather",
+    "[e.logp for e in kept]",
+    "[e.logp.flip(0) for e in kept]",
 )
 plant(
     "alignment",
@@ -133,9 +133,9 @@ plant(
     "eos_semantics",
     "first_answer_token_masked",
     rows,
-    "rollout.assemble:Assembled.rows",
-    "trains.nonzero(as_tuple=True)",
-    "(trains & trains.roll(1, 1)).nonzero(as_tuple=True)",
+    "rollout.rows:lay_out",
+    "return Rows(ids, row[some.trainable], column[some.trainable]",
+    "after = some.trainable & some.trainable.roll(1)\n    return Rows(ids, row[after], column[after]",
 )
 
 # --- I26: value fidelity, exactly once -------------------------------------------------------------------------------
@@ -144,50 +144,51 @@ plant(
     "value_fidelity",
     "reward_of_zero_is_no_reward",
     rows,
-    "rollout.assemble:assemble",
-    "episode.reward if episode.is_scored else UNTRAINABLE",
-    "episode.reward or -1.0",
+    "rollout.rollouts:gather",
+    """e.reward if e.status == "ok" else float("nan")""",
+    "e.reward or -1.0",
 )
 plant(
     "value_fidelity",
     "log_prob_of_zero_is_missing",
     rows,
-    "rollout.assemble:assemble",
-    "torch.cat([episode.logp for episode in episodes]).float()",
-    "torch.cat([torch.where(episode.logp == 0, -1.0, episode.logp) for episode in episodes]).float()",
+    "rollout.rollouts:gather",
+    "[e.logp for e in kept]",
+    "[torch.where(e.logp == 0, -1.0, e.logp) for e in kept]",
 )
 plant(
     "value_fidelity",
     "not_ended_is_unknown",
     rows,
-    "rollout.assemble:Assembled.batch",
-    "ended=self.ended,",
-    "ended=self.ended if bool(self.ended.any()) else ~self.ended,",
+    "rollout.rollouts:Rollouts.batch",
+    """"ended": self.ended,""",
+    """"ended": self.ended if bool(self.ended.any()) else ~self.ended,""",
 )
 once = trained_once()
 plant(
     "exactly_once",
     "last_token_of_the_batch_lost",
     once,
-    "rollout.assemble:Assembled.rows",
-    "row_of_token, column_of_token = trains.nonzero(as_tuple=True)",
-    "row_of_token, column_of_token = (place[:-1] for place in trains.nonzero(as_tuple=True))",
+    "rollout.rows:lay_out",
+    "return Rows(ids, row[some.trainable], column[some.trainable]",
+    "return Rows(ids, row[some.trainable][:-1], column[some.trainable][:-1]",
 )
 plant(
     "exactly_once",
     "first_token_of_a_branch_twice",
     once,
-    "rollout.assemble:Assembled.rows",
-    "row_of_token, column_of_token = trains.nonzero(as_tuple=True)",
-    "row, column = trains.nonzero(as_tuple=True)\n"
+    "rollout.rows:lay_out",
+    "return Rows(ids, row[some.trainable], column[some.trainable]",
+    "row, column = row[some.trainable], column[some.trainable]\n"
     "    first = torch.cat([torch.ones(1, dtype=torch.bool), row.diff() != 0])[: len(row)]\n"
-    "    row_of_token, column_of_token = (torch.cat([place, place[first]]) for place in (row, column))",
+    "    row, column = (torch.cat([place, place[first]]) for place in (row, column))\n"
+    "    return Rows(ids, row, column",
 )
 plant(
     "exactly_once",
     "prompt_trained_with_the_answer",
     once,
-    "rollout.assemble:Assembled.rows",
-    "[episode.trainable for episode in chosen]",
-    "[torch.ones_like(episode.trainable) for episode in chosen]",
+    "rollout.rows:lay_out",
+    "return Rows(ids, row[some.trainable], column[some.trainable]",
+    "return Rows(ids, row, column",
 )
