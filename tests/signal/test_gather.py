@@ -1,6 +1,7 @@
 """Two ranks in two threads: what `gather` gives is the batch that one process would have built."""
 
 import hashlib
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +15,8 @@ from tests.golden.exact import assert_is
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal import SignalBatch
-from trimtab.signal.parallel import ProcessGroup, gather
+from trimtab.signal import SignalBatch, prepare, recipe
+from trimtab.signal.parallel import ProcessGroup, gather, gather_tokens
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,11 @@ def test_ids_that_any_two_ranks_share_become_places_in_the_whole() -> None:
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        ({"ended": None}, "in ended,"),
-        ({"logp_rollout": torch.full((1, 2), -1.0, dtype=torch.float64)}, "in logp_rollout,"),
-        ({"extra": {"mane": torch.zeros(1, 2, dtype=torch.float64)}}, "in extra,"),
-        ({"extra": {"mien": torch.zeros(1, 2, dtype=torch.float64)}}, "in extra,"),
-        ({"logp_old": torch.full((1, 2), -1.0), "extra": {"mine": torch.zeros(1, 2)}}, "in dtype,"),
+        ({"ended": None}, "ended"),
+        ({"logp_rollout": torch.full((1, 2), -1.0, dtype=torch.float64)}, "logp_rollout"),
+        ({"extra": {"mane": torch.zeros(1, 2, dtype=torch.float64)}}, "extra.mane"),
+        ({"extra": {"mien": torch.zeros(1, 2, dtype=torch.float64)}}, "extra.mien"),
+        ({"logp_old": torch.full((1, 2), -1.0), "extra": {"mine": torch.zeros(1, 2)}}, "extra.mine"),
     ],
 )
 def test_ranks_that_carry_different_fields_are_told_which(changes: dict[str, Any], names: str) -> None:
@@ -113,8 +114,45 @@ def test_ranks_that_carry_different_fields_are_told_which(changes: dict[str, Any
         return str(caught.value)
 
     first, second = on_every_rank(work, 2)
-    assert f"rank 1 differs from this one {names}" in first
-    assert f"rank 0 differs from this one {names}" in second
+    assert re.search(rf"rank 1 differs from this one in .*{names} \(", first)
+    assert re.search(rf"rank 0 differs from this one in .*{names} \(", second)
+
+
+LAYOUTS: dict[str, Callable[[], SignalBatch]] = {
+    "padded": lambda: SignalBatch.from_padded(torch.zeros(0, 3, dtype=torch.bool), reward=[], group=[]),
+    "list": lambda: SignalBatch.from_list([], reward=[], group=[], logp_old=[]),
+    "packed": lambda: SignalBatch.from_packed(torch.zeros(0, dtype=torch.bool), [0], reward=[], group=[]),
+    "tokens": lambda: SignalBatch.from_tokens(torch.zeros(0, dtype=torch.long), reward=[], group=[]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_without_sequences_takes_part_whatever_its_layout(layout: str) -> None:
+    """It cannot know which fields the others carry, nor in which precision."""
+    found = on_every_rank(
+        lambda rank, reducer: gather(LAYOUTS[layout]() if rank == 1 else batch_on(rank), reducer, rank), 2
+    )
+    (first, mine), (second, none) = found
+    assert len(mine) == first.levels.num_sequences > 0
+    assert none.tolist() == []
+    assert second.extra.keys() == first.extra.keys()
+    assert second.logp_old is not None
+    assert torch.equal(second.logp_old, batch_on(0).logp_old)  # type: ignore[arg-type]
+
+
+def test_what_every_ranks_model_says_is_joined_in_the_order_of_the_update() -> None:
+    def work(rank: int, reducer: Meeting) -> Tensor:
+        whole, mine = gather(batch_on(rank, scored=([1, 1], [1])[rank]), reducer, rank)
+        update = next(iter(prepare(whole, recipe("reinforce"))[0].updates(1)))
+        own = update.sequences[torch.isin(update.sequences, mine)]
+        said = torch.cat([100.0 * s + torch.arange(float(whole.levels.token_counts[s])) for s in own.tolist()])
+        with pytest.raises(SignalError, match=r"values for the .* tokens of this rank's"):
+            _ = gather_tokens(update, said[1:], mine, reducer)
+        return gather_tokens(update, said, mine, reducer)
+
+    first, second = on_every_rank(work, 2)
+    assert torch.equal(first, second)
+    assert first.tolist() == sorted(first.tolist())  # sequence after sequence, token after token
 
 
 def test_a_process_group_returns_what_it_was_given() -> None:

@@ -11,7 +11,7 @@ from trimtab.signal.decision import decide
 from trimtab.signal.metrics import METRICS, WATCH, Metrics, metric_spec
 from trimtab.signal.objective import StepResult, TokenLoss, step, token_loss
 from trimtab.signal.padded import count, loss
-from trimtab.signal.parallel import ProcessGroup, Reducer, gather
+from trimtab.signal.parallel import ProcessGroup, Reducer, gather, gather_tokens, merge_metrics
 from trimtab.signal.parts import Part, part
 from trimtab.signal.preparation import Prepared, prepare
 from trimtab.signal.recipes import names, recipe
@@ -45,7 +45,9 @@ __all__ = [
     "find",
     "formula",
     "gather",
+    "gather_tokens",
     "loss",
+    "merge_metrics",
     "metric_spec",
     "names",
     "part",

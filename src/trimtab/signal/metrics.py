@@ -7,8 +7,8 @@ what it means, over which population, and the range it can take; a test holds ev
 
 import fnmatch
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -192,6 +192,43 @@ class Metrics(Mapping[str, Metric]):
         numbers = cast("list[float]", torch.stack([pair[0] for pair in pairs]).tolist())
         present = cast("list[bool]", torch.stack([pair[1] for pair in pairs]).tolist())
         return {name: number for name, number, there in zip(self.entries, numbers, present, strict=True) if there}
+
+
+KINDS: dict[str, type] = {one.__name__: one for one in (Mean, Sum, Extremum, Spread, SampleSize, Histogram)}
+
+
+def as_data(metrics: Metrics) -> dict[str, dict[str, list[Any]]]:
+    """Metrics as JSON, exactly; `from_data` is the way back."""
+    return {
+        "entries": {name: _fields(metric) for name, metric in metrics.entries.items()},
+        "histograms": {name: _fields(metric) for name, metric in metrics.histograms.items()},
+    }
+
+
+def from_data(data: Mapping[str, Mapping[str, list[Any]]]) -> Metrics:
+    """What `as_data` was given, on the CPU."""
+    return Metrics(
+        *({name: _from_fields(*held) for name, held in data[part].items()} for part in ("entries", "histograms"))
+    )
+
+
+def _fields(metric: object) -> list[Any]:
+    held: dict[str, Any] = {}
+    for one in fields(metric):  # type: ignore[arg-type]
+        value = getattr(metric, one.name)
+        is_tensor = isinstance(value, Tensor)
+        held[one.name] = [str(value.dtype).removeprefix("torch."), value.tolist()] if is_tensor else value
+    return [type(metric).__name__, held]
+
+
+def _from_fields(kind: str, held: Mapping[str, Any]) -> Any:
+    read: dict[str, Any] = {
+        name: torch.tensor(cast("list[Any]", value)[1], dtype=getattr(torch, str(cast("list[Any]", value)[0])))
+        if isinstance(value, list)
+        else value
+        for name, value in held.items()
+    }
+    return KINDS[kind](**read)
 
 
 def _merged(first: Mapping[str, Merging], second: Mapping[str, Merging]) -> dict[str, Merging]:

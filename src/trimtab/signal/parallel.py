@@ -4,9 +4,9 @@ Flat fields are a few bytes per token, so gathering them costs little, and stati
 out the same on every rank. A `Reducer` is what talks to other ranks; hooks inside other frameworks bring theirs.
 """
 
-import hashlib
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.layout import Cells, Levels, Segments, SequenceIndex, renumbered
+from trimtab.signal.metrics import Metrics, as_data, from_data
+from trimtab.signal.update import Update
 
 
 @runtime_checkable
@@ -64,7 +66,7 @@ def gather(batch: SignalBatch, reducer: Reducer, rank: int) -> tuple[SignalBatch
 
     Groups are joined by the caller's `group` names, so a prompt whose answers lie on two ranks is one group.
     """
-    _check_alike(batch, reducer)
+    batch = _alike(batch, reducer)
     counts = reducer.concat(batch.segments.token_counts)
     episodes = reducer.concat(batch.levels.episode_of_sequence)
     rewards = reducer.concat(batch.reward)
@@ -89,21 +91,88 @@ def gather(batch: SignalBatch, reducer: Reducer, rank: int) -> tuple[SignalBatch
     return whole, torch.arange(start, start + len(counts[rank]), device=names.device)
 
 
-def _check_alike(batch: SignalBatch, reducer: Reducer) -> None:
-    """Every rank carries the same fields in the same precision: collectives pair up by order, not by name."""
-    names = (*TOKENS, *SEQUENCES)
-    carried = [getattr(batch, name) is None for name in names]
-    word = int.from_bytes(hashlib.sha256("|".join(sorted(batch.extra)).encode()).digest()[:7])
-    mine = torch.tensor([*carried, batch.dtype.itemsize, word], device=batch.reward.device)
-    for rank, theirs in enumerate(reducer.concat(mine)):
-        if not torch.equal(theirs, mine):
-            differs = [
-                name for name, a, b in zip((*names, "dtype", "extra"), theirs, mine, strict=True) if bool(a != b)
-            ]
+def gather_tokens(update: Update, values: Tensor, mine: SequenceIndex, reducer: Reducer) -> Tensor:
+    """What every rank's model says about its own sequences, as one field over the tokens of the whole update.
+
+    `values`: one number per token of this rank's sequences of the update, in the update's order; `mine`: which
+    sequences of the batch are this rank's, from `gather`. For `decide(update, logp_now=…)` on every rank.
+    """
+    own = update.sequences[torch.isin(update.sequences, mine.to(update.sequences.device))]
+    counts = update.whole.segments.token_counts
+    first = update.whole.segments.first_token
+    place = {name: index for index, name in enumerate(cast("list[int]", update.sequences.tolist()))}
+    expected = sum(int(counts[place[name]]) for name in cast("list[int]", own.tolist()))
+    if values.ndim != 1 or len(values) != expected:
+        raise SignalError(
+            f"gather_tokens: there are {list(values.shape)} values for the {expected} tokens of this rank's {len(own)} "
+            "sequences, so they have no place. Give one value per token, in the order of update.sequences."
+        )
+    found = torch.full((update.num_tokens,), float("nan"), dtype=values.dtype, device=values.device)
+    for names, said in zip(reducer.concat(own), reducer.concat(values.detach()), strict=True):
+        done = 0
+        for name in cast("list[int]", names.tolist()):
+            start, size = int(first[place[name]]), int(counts[place[name]])
+            found[start : start + size] = said[done : done + size]
+            done += size
+    lost = int(found.isnan().sum())
+    if lost:
+        raise SignalError(
+            f"gather_tokens: {lost} of {update.num_tokens} tokens are nan or belong to no rank, so nothing can be "
+            "decided about them. Every sequence of the update must be one rank's own."
+        )
+    return found
+
+
+def merge_metrics(metrics: Metrics, reducer: Reducer) -> Metrics:
+    """The metrics of all ranks, on every rank: what one process with all the data would have reported."""
+    mine = torch.frombuffer(bytearray(json.dumps(as_data(metrics)).encode()), dtype=torch.uint8)
+    joined = Metrics.empty()
+    for theirs in reducer.concat(mine):
+        joined = joined.merge(from_data(json.loads(theirs.numpy().tobytes())))
+    return joined
+
+
+def _alike(batch: SignalBatch, reducer: Reducer) -> SignalBatch:
+    """The batch, if every rank carries the same fields in the same precision: collectives pair up by order, not name.
+
+    A rank without sequences cannot know what the others carry, so it is given their fields, empty.
+    """
+    mine = {name: _dtype(getattr(batch, name)) for name in (*TOKENS, *SEQUENCES)}
+    mine |= {f"extra.{name}": _dtype(values) for name, values in batch.extra.items()}
+    told = [len(batch.segments.token_counts), _dtype(torch.empty(0, dtype=batch.dtype)), mine]
+    text = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8).to(batch.reward.device)
+    said = [json.loads(piece.cpu().numpy().tobytes()) for piece in reducer.concat(text)]
+    full = [(rank, theirs) for rank, (size, _, theirs) in enumerate(said) if size]
+    if full and not told[0]:
+        return _emptied(batch, *said[full[0][0]][1:])
+    for rank, theirs in full:
+        differs = [
+            f"{name} ({theirs.get(name, 'absent')} there, {mine.get(name, 'absent')} here)"
+            for name in sorted({*mine, *theirs})
+            if mine.get(name, "absent") != theirs.get(name, "absent")
+        ]
+        if differs:
             raise SignalError(
                 f"gather: rank {rank} differs from this one in {', '.join(differs)}, so one rank's field would be "
-                "read as another's. Give every rank the same fields in one precision, also a rank without sequences."
+                "read as another's. Give every rank the same fields in one precision."
             )
+    return batch
+
+
+def _dtype(values: Tensor | None) -> str:
+    return "absent" if values is None else str(values.dtype).removeprefix("torch.")
+
+
+def _emptied(batch: SignalBatch, dtype: str, kinds: dict[str, str]) -> SignalBatch:
+    """No sequences, with the fields that another rank told of."""
+    device = batch.reward.device
+    made = {
+        n: None if kind == "absent" else torch.empty(0, dtype=getattr(torch, kind), device=device)
+        for n, kind in kinds.items()
+    }
+    extra = {name.removeprefix("extra."): values for name, values in made.items() if name.startswith("extra.")}
+    plain = {name: values for name, values in made.items() if not name.startswith("extra.")}
+    return replace(batch, dtype=getattr(torch, dtype), extra=cast("dict[str, Tensor]", extra), **plain)
 
 
 def _joined(batch: SignalBatch, name: str, concat: Callable[[Tensor], list[Tensor]]) -> Tensor | None:

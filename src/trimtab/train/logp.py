@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from trimtab.errors import SignalError
@@ -42,6 +43,7 @@ def token_pass(
     rows: Rows,
     *,
     temperature: float,
+    float32_head: bool = True,
     with_state: bool = False,
     with_state_after: bool = False,
     entropy_graph: bool = False,
@@ -72,7 +74,15 @@ def token_pass(
     out = model.base_model(input_ids=ids.to(there), use_cache=False)
     hidden = cast(Tensor, out.last_hidden_state)
     state = hidden[rows.row_of_token.to(there), rows.column_of_token.to(there) - 1]
-    logp, entropy = _chunked(model, state, target.to(there), temperature, logits_bytes, rows.support, entropy_graph)
+    logp, entropy = _chunked(
+        _head(model, float32=float32_head),
+        state,
+        target.to(there),
+        temperature,
+        logits_bytes,
+        rows.support,
+        entropy_graph,
+    )
     after = hidden[torch.arange(len(ids), device=there), rows.last_column.to(there)] if with_state_after else None
     return TokenPass(
         logp=logp.to(here),
@@ -82,8 +92,26 @@ def token_pass(
     )
 
 
+def _head(model: "PreTrainedModel", *, float32: bool) -> "nn.Linear | _Float32":
+    """The output head; with `float32`, one that computes in float32 whatever its parameters are stored in."""
+    head = cast(nn.Linear, model.get_output_embeddings())
+    return _Float32(head) if float32 and head.weight.dtype != torch.float32 else head
+
+
+class _Float32:
+    """Logits from float32 products: rounding them to bfloat16 first moves log-probs by 1e-3 on average."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        self.weight: Tensor = head.weight
+        self.bias: Tensor | None = head.bias
+
+    def __call__(self, states: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return functional.linear(states.float(), self.weight.float(), bias)
+
+
 def _chunked(
-    model: "PreTrainedModel",
+    head: "nn.Linear | _Float32",
     state: Tensor,
     target: Tensor,
     temperature: float,
@@ -92,7 +120,6 @@ def _chunked(
     entropy_graph: bool,
 ) -> tuple[Tensor, Tensor]:
     """Chunk after chunk; with several, the backward pass computes each chunk's logits again instead of keeping them."""
-    head = cast(torch.nn.Linear, model.get_output_embeddings())
     chunk_tokens = max(1, logits_bytes // (4 * head.weight.shape[0]))
 
     def score(states: Tensor, targets: Tensor, ids: Tensor | None, counts: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -183,7 +183,9 @@ def from_logits(*, chunk: int = 1000, twin: bool = False, defined: bool = True) 
         logits = case.flat("logits")
         model: Any = _Model(None, logits.shape[-1])
         held = 4 * chunk * logits.shape[-1]
-        logp, entropy = _chunked(model, logits, case.flat("token_id"), options["temperature"], held, None, True)
+        logp, entropy = _chunked(
+            model.get_output_embeddings(), logits, case.flat("token_id"), options["temperature"], held, None, True
+        )
         return {"logp": Result(logp, "token", "logp"), "entropy": Result(entropy, "token", "entropy")}
 
     return Subject(

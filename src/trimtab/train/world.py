@@ -1,0 +1,174 @@
+"""The only place that talks to other ranks: how many there are is a value, and one process is a world of one.
+
+Every rank runs the same code. Rank 0 decides and writes; what it decided, the others are told. Everything that ranks
+must agree on goes through here: numbers of micro-batches, whether to stop, parameters, metrics.
+"""
+
+import json
+import os
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from trimtab.errors import EngineError
+from trimtab.signal import Metrics
+from trimtab.signal.parallel import ProcessGroup, merge_metrics
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among those that train together."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Rank 0: it samples, decides and writes."""
+        return self.rank == 0
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true on some rank."""
+        return self.agree(int(flag)) > 0
+
+    def agree(self, count: int) -> int:
+        """The largest of all ranks' counts."""
+        if self.size == 1:
+            return count
+        told = torch.tensor([count])
+        dist.all_reduce(told, op=dist.ReduceOp.MAX)
+        return int(told)
+
+    def broadcast(
+        self, head: Mapping[str, Any] | None, tensors: Mapping[str, Tensor] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What rank 0 gives, on every rank: JSON and named tensors. The others give nothing."""
+        if self.size == 1:
+            return dict(head or {}), dict(tensors or {})
+        from safetensors.torch import load, save
+
+        text = json.dumps(head).encode() if self.is_first else b""
+        held = {name: value.detach().cpu().contiguous() for name, value in (tensors or {}).items()}
+        body = save(held) if self.is_first else b""
+        sizes = torch.tensor([len(text), len(body)])
+        dist.broadcast(sizes, 0)
+        first, second = cast("list[int]", sizes.tolist())
+        told = torch.empty(first + second, dtype=torch.uint8)
+        if self.is_first:
+            told = torch.frombuffer(bytearray(text + body), dtype=torch.uint8)
+        dist.broadcast(told, 0)
+        whole = told.numpy().tobytes()
+        return cast("dict[str, Any]", json.loads(whole[:first])), load(whole[first:])
+
+    def gather(self, values: Tensor, places: Tensor, size: int) -> Tensor:
+        """A flat field whose values each rank knows at some `places`, whole on every rank; nan elsewhere."""
+        whole = torch.full((size,), float("nan"), dtype=values.dtype)
+        if self.size == 1:
+            whole[places] = values
+            return whole
+        ranks = ProcessGroup()
+        for where, what in zip(ranks.concat(places), ranks.concat(values), strict=True):
+            whole[where] = what
+        return whole
+
+    def reduce(self, metrics: Metrics) -> Metrics:
+        """The metrics of all ranks: what one process would have reported."""
+        return metrics if self.size == 1 else merge_metrics(metrics, ProcessGroup())
+
+    def sum(self, value: float) -> float:
+        """The sum over ranks, in float64."""
+        if self.size == 1:
+            return value
+        return float(ProcessGroup().sum(torch.tensor([value], dtype=torch.float64)))
+
+    def share(self, sizes: Tensor) -> Tensor:
+        """The places of this rank's items, where each rank gets about the same total size.
+
+        The largest items are dealt first, each to the rank that has least. With fewer items than ranks, some get none.
+
+        >>> [World(rank, 2).share(torch.tensor([5, 1, 3, 2])).tolist() for rank in (0, 1)]
+        [[0, 1], [2, 3]]
+        """
+        if self.size == 1:
+            return torch.arange(len(sizes))
+        held, mine = [0] * self.size, list[int]()
+        for place in cast("list[int]", sizes.argsort(descending=True, stable=True).tolist()):
+            rank = held.index(min(held))
+            held[rank] += int(sizes[place])
+            if rank == self.rank:
+                mine.append(place)
+        return torch.tensor(sorted(mine), dtype=torch.int64)
+
+
+alone = World()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A parameter with all its shards, as a plain tensor; every rank must ask for it."""
+    held = tensor.detach()
+    return held.full_tensor() if isinstance(held, DTensor) else held
+
+
+def place(full: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, laid out like another; rank 0's values count."""
+    if not isinstance(like, DTensor):
+        return full.to(like.device, like.dtype)
+    return distribute_tensor(full.to(like.device, like.dtype), like.device_mesh, like.placements)
+
+
+def shard(module: torch.nn.Module, layers: Sequence[torch.nn.Module], world: World) -> None:
+    """Shard parameters, gradients and optimiser state over the ranks (FSDP2): each layer, and the rest as one unit.
+
+    The head belongs to the root unit: in a unit of its own, ranks with unequal numbers of chunks would wait for ever.
+    """
+    if world.size == 1:
+        return
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    kind = next(module.parameters()).device.type
+    mesh = init_device_mesh(kind, (world.size,))
+    sums = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    for layer in layers:
+        _ = fully_shard(layer, mesh=mesh, mp_policy=sums)
+    _ = fully_shard(module, mesh=mesh, mp_policy=sums)
+
+
+@contextmanager
+def open_world(*, timeout: float) -> Generator[World]:
+    """The world that torchrun started this process in; alone where there is none."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if "RANK" not in os.environ or size == 1:
+        yield alone
+        return
+    rank = int(os.environ["RANK"])
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    try:
+        yield World(rank, size)
+    except RuntimeError as error:
+        if not _is_lost(error):
+            raise
+        raise EngineError(
+            f"train: rank {rank} of {size} lost the others within the {timeout:g} s that ranks wait for each other, so "
+            "the run ended here. Look at the messages of the other ranks; the run can be resumed from its last "
+            f"checkpoint. ({str(error).splitlines()[0][:160]})"
+        ) from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+LOST = ("Connection closed by peer", "Timed out", "timed out", "Connection reset", "Broken pipe", "Watchdog", "NCCL")
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Whether a collective failed because another rank is gone or silent."""
+    return any(word in str(error) for word in LOST)
