@@ -207,9 +207,19 @@ def test_a_taken_sequence_brings_all_that_is_its_own() -> None:
     assert set(rich().take(torch.tensor([0])).prompts) == {3}
 
 
-@settings(max_examples=40, deadline=None)
-@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=12), most=st.integers(1, 20))
-def test_a_cut_keeps_order_and_limit_and_loses_nothing(counts: list[int], most: int) -> None:
-    parts = cut(torch.tensor(counts), torch.arange(len(counts)), most=most)
-    assert torch.cat(parts).tolist() == list(range(len(counts)))
-    assert all(len(part) == 1 or sum(counts[i] for i in part.tolist()) <= most for part in parts)
+@settings(max_examples=60, deadline=None)
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12), most=st.integers(1, 30), seed=st.integers(0, 9))
+def test_a_cut_bounds_positions_and_loses_nothing(lengths: list[int], most: int, seed: int) -> None:
+    chosen = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed))[: len(lengths) // 2 + 1]
+    parts = cut(torch.tensor(lengths), chosen, most=most)
+    assert sorted(torch.cat(parts).tolist()) == sorted(chosen.tolist())
+    for part in parts:
+        widths = [lengths[index] for index in part.tolist()]
+        assert len(part) == 1 or len(part) * max(widths) <= most
+    assert cut(torch.tensor(lengths), chosen[:0], most=most) == []
+
+
+def test_long_prompts_count_as_much_as_long_answers() -> None:
+    """512 prompts of 2000 tokens with answers of 8: a limit of 4096 is two rows, not all of them."""
+    parts = cut(torch.full((512,), 2008), torch.arange(512), most=4096)
+    assert {len(part) for part in parts} == {2}

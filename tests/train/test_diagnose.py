@@ -5,9 +5,10 @@ from trimtab.rollout.collect import Collector
 from trimtab.rollout.rollouts import join
 from trimtab.rollout.weights import digest
 from trimtab.signal import recipe
+from trimtab.train.actor import Actor
 from trimtab.train.diagnose import Probe, diagnostics, measured_now, split_drift, staleness
-from trimtab.train.learn import Learner
-from trimtab.train.policy import Policy, published
+from trimtab.train.learner import Learner
+from trimtab.train.policy import Policy, frozen_copy, new_critic, published
 from trimtab.train.setup import new_collector, task_and_policy
 
 
@@ -30,8 +31,8 @@ def test_engine_and_staleness_are_told_apart(small: TrainSettings) -> None:
     _, policy = task_and_policy(small)
     learner = Learner(policy, recipe("start_async"), small)
     collector = sent(policy, small, version=0)
-    probe = Probe(learner, keeps_copy=False)
-    probe.mark(0)
+    probe = Probe(learner)
+    probe.mark(0, published(policy.model))
     rollouts = probe.measure(collector.collect([0, 1]))
     fresh = split_drift(rollouts, learner.score(rollouts))
     assert fresh["drift/engine_abs_mean"] > 1e-4
@@ -47,27 +48,27 @@ def test_a_copy_remembers_the_marked_version(small: TrainSettings) -> None:
     _, policy = task_and_policy(small)
     learner = Learner(policy, recipe("start_async"), small)
     collector = sent(policy, small, version=0)
-    probe = Probe(learner, keeps_copy=True)
-    probe.mark(0)
+    probe = Probe(learner, Actor(frozen_copy(policy.model), new_critic(32), temperature=small.temperature))
+    probe.mark(0, published(policy.model))
     rollouts = collector.collect([0])
     before = learner.score(rollouts)
     move(policy)
     found = probe.measure(rollouts).logp_trainer
     assert found is not None
     assert torch.equal(found, before)
-    probe.mark(1)
+    probe.mark(1, published(policy.model))
     assert probe.measure(rollouts).logp_trainer is None  # of another version
 
 
 def test_only_the_groups_of_the_marked_version_are_probed(small: TrainSettings) -> None:
     _, policy = task_and_policy(small)
     learner = Learner(policy, recipe("start_async"), small)
-    probe = Probe(learner, keeps_copy=False)
+    probe = Probe(learner)
     collector = sent(policy, small, version=0)
     old = collector.collect([0])
     state = published(policy.model)
     collector.engine.load(state, 1, digest(state))
-    probe.mark(1)
+    probe.mark(1, published(policy.model))
     both = probe.measure(join([old, collector.collect([1])]))
     assert both.logp_trainer is not None
     assert both.logp_trainer.isnan().tolist() == (both.version == 0).tolist()

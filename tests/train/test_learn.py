@@ -14,7 +14,7 @@ from trimtab.rollout.rows import lay_out
 from trimtab.rollout.tokenizer import encode
 from trimtab.rollout.weights import digest
 from trimtab.signal import names, recipe
-from trimtab.train.learn import Learner
+from trimtab.train.learner import Learner
 from trimtab.train.logp import token_pass
 from trimtab.train.policy import Policy, frozen_copy, published
 
@@ -164,8 +164,7 @@ def test_the_value_loss_leaves_the_policy_alone(policy: Policy) -> None:
     """Two critics, one policy: what the critic says moves advantages, its own error moves no feature."""
     learner = Learner(policy, recipe("ppo"), TrainSettings())
     rows = lay_out(sampled(policy, MIXED), torch.arange(12), pad_id=policy.pad_id)
-    state = token_pass(policy.model, rows, temperature=1.0, with_state=True).state
-    value = learner._value(state)  # pyright: ignore[reportPrivateUsage]
+    value = learner.actor(rows, with_value=True).value
     assert value is not None
     value.sum().backward()
     assert all(parameter.grad is None for parameter in policy.model.parameters())

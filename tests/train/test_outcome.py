@@ -17,7 +17,7 @@ from trimtab.signal import recipe
 from trimtab.train import train
 from trimtab.train.cautions import cautions
 from trimtab.train.folder import open_folder
-from trimtab.train.learn import Learner
+from trimtab.train.learner import Learner
 from trimtab.train.optimize import Stepped
 from trimtab.train.policy import Policy, find_device, save
 from trimtab.train.progress import Silent
@@ -109,7 +109,7 @@ def test_buffer_and_filter_agree_on_a_group_whose_voters_agree(small: TrainSetti
 
 def test_the_seed_of_a_run_reaches_random_selection(policy: Policy, small: TrainSettings) -> None:
     """KL-Cov draws tokens at random where covariances tie: by the run's seed and the step, and by nothing else."""
-    from trimtab.train import learn
+    from trimtab.train import learner as learn
 
     given: list[int] = []
     true = learn.prepare

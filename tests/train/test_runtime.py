@@ -19,10 +19,11 @@ from trimtab.rollout.weights import digest
 from trimtab.signal import recipe
 from trimtab.train import train
 from trimtab.train.interrupt import LISTENED
-from trimtab.train.learn import Learner
+from trimtab.train.learner import Learner
 from trimtab.train.opening import cautions
-from trimtab.train.policy import published
+from trimtab.train.policy import published, save
 from trimtab.train.progress import Lines, Silent
+from trimtab.train.publish import Publication
 from trimtab.train.runtime import Inline, Runtime, Wait
 from trimtab.train.setup import new_buffer, new_collector, open_runtime, task_and_policy
 from trimtab.train.warmstart import warm_start
@@ -114,22 +115,21 @@ def children() -> list[int]:
 
 def opened(settings: TrainSettings, folder: Path):
     _, policy = task_and_policy(settings)
-    return policy, open_runtime(
-        policy, settings.model_copy(update={"runtime": "processes"}), new_buffer(settings, recipe("grpo")), folder
-    )
+    save(policy, folder)
+    return policy, open_runtime(None, settings, new_buffer(settings, recipe("grpo")), folder)
 
 
 def _drain(runtime: Runtime, state: dict[str, torch.Tensor]) -> None:
     """Take what is left in the buffer, and then one more."""
     for version in range(1, 9):
-        runtime.publish(state, version)
+        runtime.publish(Publication(version, state))
         _ = runtime.batch(as_it_is)
 
 
 def test_a_sampler_that_dies_is_one_clear_error_and_leaves_nothing_behind(small: TrainSettings, tmp_path: Path) -> None:
     policy, runtime = opened(small, tmp_path / "sampler")
     try:
-        runtime.publish(published(policy.model), 0)
+        runtime.publish(Publication(0, published(policy.model)))
         _ = runtime.batch(as_it_is)
         (child,) = children()
         os.kill(child, signal.SIGKILL)
@@ -150,15 +150,15 @@ def test_a_sampler_that_hangs_is_told_of_can_be_left_and_is_given_up(
     policy, runtime = opened(small, tmp_path / "sampler")
     told: list[str] = []
     try:
-        runtime.publish(published(policy.model), 0)
+        runtime.publish(Publication(0, published(policy.model)))
         assert runtime.batch(as_it_is) is not None
         for number in LISTENED:  # a scheduler signals every process of a job; stopping is the learner's affair
             os.kill(children()[0], number)
-        runtime.publish(published(policy.model), 1)
+        runtime.publish(Publication(1, published(policy.model)))
         assert runtime.batch(as_it_is) is not None
         os.kill(children()[0], signal.SIGSTOP)
         for version in range(2, 6):
-            runtime.publish(published(policy.model), version)
+            runtime.publish(Publication(version, published(policy.model)))
             if runtime.batch(as_it_is, Wait(lambda: len(told) > 1, told.append)) is None:
                 break
         else:
@@ -199,7 +199,7 @@ def test_an_error_of_the_sampler_is_told_in_its_own_words(small: TrainSettings, 
     state = published(policy.model)
     first = next(iter(state))
     try:
-        runtime.publish({name: tensor for name, tensor in state.items() if name != first}, 0)
+        runtime.publish(Publication(0, {name: tensor for name, tensor in state.items() if name != first}))
         with pytest.raises(EngineError, match=first.replace(".", r"\.")):
             _ = runtime.batch(as_it_is)
     finally:
@@ -229,7 +229,7 @@ def test_tickets_lost_on_the_way_are_sampled_again_after_a_resume(small: TrainSe
     again = Buffer(groups_per_batch=2, staleness=1)
     again.restore(buffer.state(), None)
     runtime = Inline(new_collector(policy, small), again)
-    runtime.publish(published(policy.model), 0)
+    runtime.publish(Publication(0, published(policy.model)))
     assert runtime.batch(as_it_is).rollouts.tickets == [0, 1]
     runtime.close()
 
@@ -238,7 +238,7 @@ def test_tickets_lost_on_the_way_are_sampled_again_after_a_resume(small: TrainSe
 def test_closing_while_the_sampler_is_busy_does_not_hang(small: TrainSettings, tmp_path: Path) -> None:
     settings = small.model_copy(update={"prompts_per_step": 64, "samples_per_prompt": 16, "staleness": 4})
     policy, runtime = opened(settings, tmp_path / "sampler")
-    runtime.publish(published(policy.model), 0)
+    runtime.publish(Publication(0, published(policy.model)))
     time.sleep(0.2)
     runtime.close()  # if it waited for all 1024 answers, the sampler would have ended by itself
     assert children() == []

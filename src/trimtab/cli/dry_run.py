@@ -55,7 +55,7 @@ def _time(settings: TrainSettings, recipe: Recipe) -> str:
     import torch
 
     from trimtab.rollout.weights import digest
-    from trimtab.train.learn import Learner
+    from trimtab.train.learner import Learner
     from trimtab.train.policy import published
     from trimtab.train.setup import new_collector, task_and_policy
 

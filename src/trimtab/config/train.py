@@ -94,6 +94,8 @@ class ModelSettings(Table):
     """Width of the feed-forward layer, 1 or more."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the trainer's parameters; log-probs are computed in float32 either way."""
+    head: Literal["float32", "same"] = "float32"
+    """In which number format the output head computes logits: float32, or the `same` as the parameters."""
     device: str = "cpu"
     """Where the trainer computes: cpu, cuda, cuda:1."""
     gradient_checkpointing: bool = False
@@ -188,8 +190,10 @@ class TrainSettings(Table):
     """Gradients with a larger norm are scaled down to it; above 0."""
     nonfinite_limit: Count = 3
     """Stop after this many optimiser steps in a row whose loss or gradient was not finite; each is skipped."""
+    rank_timeout: Rate = 600.0
+    """Seconds that ranks of one run wait for each other before they give the run up; read only with several ranks."""
     max_tokens_per_micro_batch: Count = 4096
-    """Trainable tokens in one forward and backward pass at most (one sequence at least); bounds memory only."""
+    """Positions in one forward and backward pass at most, prompts and padding included (one sequence at least)."""
     eval_every: Count = 10
     """Steps between evaluations on held-out prompts, 1 or more."""
     eval_prompts: Count = 512

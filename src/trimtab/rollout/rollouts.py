@@ -235,15 +235,15 @@ class Rollouts:
         tickets = self.tickets
         return [self] if len(tickets) == 1 else [self.take((owner == ticket).nonzero()[:, 0]) for ticket in tickets]
 
-    def batch(self, **given: Tensor | None) -> SignalBatch:
-        """The signal's batch; the trainer adds, per trainable token, what its recipe needs."""
+    def batch(self, *, dtype: torch.dtype = torch.float32, **given: Tensor | None) -> SignalBatch:
+        """The signal's batch in one precision; the trainer adds, per trainable token, what its recipe needs."""
         sequence = {"sequence_id": self.sequence_id, "ended": self.ended, "episode": self.episode.long()}
         return SignalBatch.from_tokens(
             self.token_counts,
             reward=self.reward.float(),
             group=self.group,
             scored=self.scored,
-            logp_rollout=self.logp_rollout,
+            logp_rollout=self.logp_rollout.to(dtype),
             version=self.version.long(),
             turn=self.turn.long(),
             extra=dict(self.extra.get("trainable", {})),

@@ -5,7 +5,6 @@ Old, current and reference log-probs and values all come from here. It does not 
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from trimtab.rollout.rows import Rows
@@ -59,4 +58,4 @@ class Actor(nn.Module):
         """The critic's value. It sends no gradient into the state: its error must not change the policy."""
         if state is None:
             return None
-        return self.critic(state.detach().to(self.critic.weight.device, torch.float32))[:, 0].to(state.device)
+        return self.critic(state.detach().to(self.critic.weight)).sum(1).to(state.device)  # of one column: no view

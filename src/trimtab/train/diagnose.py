@@ -4,14 +4,16 @@ A probe separates engine and staleness: the trainer's own log-probs of fresh tok
 that sampled them. logp_trainer - logp_rollout is then the engine's error, and now - logp_trainer is staleness.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from trimtab.rollout.rollouts import Rollouts
-from trimtab.train.learn import Learned, Learner
-from trimtab.train.policy import frozen_copy
+from trimtab.train.actor import Actor
+from trimtab.train.learner import Learned, Learner
+from trimtab.train.world import alone
 
 EDGES = (-20.0, -10.0, -5.0, -3.0, -2.0, -1.5, -1.0, -0.7, -0.5, -0.3, -0.2, -0.1, -0.05, -0.02, -0.01, -0.005, -0.001)
 """Negative half of the log-ratio histogram's edges: fine near 0, where most ratios are, coarse far away."""
@@ -22,16 +24,17 @@ POSITION_BINS = 16
 class Probe:
     """Marks one version, and gives the groups sampled with it the trainer's own log-probs."""
 
-    def __init__(self, learner: Learner, *, keeps_copy: bool) -> None:
+    def __init__(self, learner: Learner, copy: Actor | None = None) -> None:
+        """`copy`: a whole model of the probe's own, for a runtime whose groups arrive when the policy has moved on."""
         self._learner: Learner = learner
-        self._keeps_copy: bool = keeps_copy
+        self._copy: Actor | None = copy
         self._version: int = -1
-        self._model = None
 
-    def mark(self, version: int) -> None:
-        """The policy as it is now is this version. Only a runtime whose groups arrive later needs a copy of it."""
+    def mark(self, version: int, state: Mapping[str, Tensor]) -> None:
+        """The policy as it is now is this version; `state` holds its parameters."""
         self._version = version
-        self._model = frozen_copy(self._learner.policy.model) if self._keeps_copy else None
+        if self._copy is not None:
+            _ = self._copy.model.load_state_dict(dict(state), strict=False)  # a tied parameter has one name in it
 
     def measure(self, rollouts: Rollouts) -> Rollouts:
         """Score the groups of the marked version with the trainer; nothing is known about the others."""
@@ -41,8 +44,14 @@ class Probe:
         if not len(marked):
             return rollouts
         logp = torch.full((rollouts.num_tokens,), float("nan"))
-        logp[rollouts.places(marked)] = self._learner.score(rollouts.take(marked), self._model)
+        logp[rollouts.places(marked)] = self._score(rollouts.take(marked))
         return replace(rollouts, logp_trainer=logp)
+
+    def _score(self, rollouts: Rollouts) -> Tensor:
+        if self._copy is None:
+            return self._learner.score(rollouts)
+        passes = replace(self._learner.passes, world=alone)  # the copy is whole, and only rank 0 has one
+        return passes.say(self._copy, rollouts, torch.arange(rollouts.num_sequences))["logp"]
 
 
 def split_drift(rollouts: Rollouts, now: Tensor) -> dict[str, float]:

@@ -1,17 +1,25 @@
 """The only place that measures accuracy: answers to held-out problems, greedy or several sampled ones for each."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
+from typing import Any
 
 from trimtab.rollout.collect import Collector, Played
 from trimtab.rollout.engine import Greedy, Sampling
 from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.task import Problem
+from trimtab.train.policy import save
+from trimtab.train.run import Lead, Run
 
 RIGHT = 1.0
 """The least reward that counts as right. Partial credit below it counts as wrong: accuracy is a share of answers, not
 a mean reward. A reward whose best value is below 1 therefore has accuracy 0; scale it."""
+
+
+SHOWN_ANSWERS = 8
+"""Held-out answers kept at each evaluation, for people to read."""
 
 
 @dataclass(frozen=True)
@@ -73,3 +81,34 @@ def pass_at(k: int, n: int, right: int) -> float:
 def _judge(collector: Collector, played: Sequence[Played]) -> list[bool]:
     verdicts = collector.scorer.score([one.attempt for one in played])
     return [verdict.status == "ok" and verdict.reward >= RIGHT for verdict in verdicts]
+
+
+def evaluate_and_keep(run: Run) -> dict[str, object]:
+    """Measure validation accuracy on rank 0; keep the best policy so far, and a few answers to the same prompts."""
+    began = time.perf_counter()
+    step = run.tally.steps
+    accuracy = float(run.world.lead(lambda: {"accuracy": _evaluate(run, run.front)})["accuracy"])
+    run.tally.evaluations.append((step, accuracy))
+    if run.tally.best[0] == step:
+        save(run.policy, run.folder / "best", run.world)
+    return {"eval/accuracy": accuracy, "time/eval_seconds": time.perf_counter() - began}
+
+
+def _evaluate(run: Run, lead: Lead) -> float:
+    evaluation = answer_greedily(run, lead, run.task.held_out("validation", run.settings.eval_prompts))
+    if not run.tally.shown:
+        wrong_first = sorted(evaluation.answers, key=lambda answer: answer.is_right)
+        run.tally.shown = [answer.problem.text for answer in wrong_first[:SHOWN_ANSWERS]]
+    for answer in evaluation.answers:
+        if answer.problem.text in run.tally.shown:
+            line: dict[str, Any] = {"step": run.tally.steps, "prompt": answer.problem.text, "answer": answer.text}
+            lead.record.append("samples.jsonl", {**line, "is_right": answer.is_right})
+    return evaluation.accuracy
+
+
+def answer_greedily(run: Run, lead: Lead, problems: Sequence[Problem]) -> Evaluation:
+    """Load the published policy into the judge's engine, and let it answer greedily."""
+    published = run.published
+    if lead.judge.engine.version < published.version:
+        lead.judge.engine.load(published.state, published.version, published.digest)
+    return evaluate(lead.judge, problems, max_new_tokens=run.settings.max_new_tokens)

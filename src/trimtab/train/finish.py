@@ -2,26 +2,33 @@
 
 from trimtab.rollout.engine import Sampling
 from trimtab.train.cautions import cautions
-from trimtab.train.evaluate import Repeated, evaluate_repeated
-from trimtab.train.loop import answer_greedily, checkpoint, evaluate_and_keep, why_nothing
+from trimtab.train.evaluate import Repeated, answer_greedily, evaluate_and_keep, evaluate_repeated
 from trimtab.train.policy import save
 from trimtab.train.record import Outcome, Summary
-from trimtab.train.run import Run
+from trimtab.train.run import Lead, Run
+from trimtab.train.snapshot import checkpoint
+from trimtab.train.steps import keep_line
+from trimtab.train.stops import why_nothing
 
 
 def finish(run: Run, outcome: Outcome, stopped_by: str = "") -> Summary:
     """Checkpoint first, so that nothing is lost; then measure once on test prompts, and write what people read."""
-    run.progress.stage("measuring on test prompts and writing the report")
+    if run.lead is not None:
+        run.lead.progress.stage("measuring on test prompts and writing the report")
     if run.tally.warm_started:
         checkpoint(run)
-    settings, tally = run.settings, run.tally
+    tally = run.tally
     if not tally.evaluations or tally.evaluations[-1][0] != tally.steps:
-        found = evaluate_and_keep(run, run.task.held_out("validation", settings.eval_prompts))
-        run.record.append("metrics.jsonl", {"step": tally.steps, "version": tally.steps, **found})
+        keep_line(run, {"step": tally.steps, "version": tally.steps, **evaluate_and_keep(run)})
+    save(run.policy, run.folder / "model", run.world)
+    return Summary.from_json(run.world.lead(lambda: _summarise(run, run.front, outcome, stopped_by).to_json()))
+
+
+def _summarise(run: Run, lead: Lead, outcome: Outcome, stopped_by: str) -> Summary:
+    settings, tally = run.settings, run.tally
     test = run.task.held_out("test", settings.eval_prompts)
-    accuracy = answer_greedily(run, test).accuracy
-    repeated = _evaluate_repeated(run) if settings.eval_samples else None
-    save(run.policy, run.record.folder / "model")
+    accuracy = answer_greedily(run, lead, test).accuracy
+    repeated = _evaluate_repeated(run, lead) if settings.eval_samples else None
     best_step, best_accuracy = tally.best
     summary = Summary(
         held_out_accuracy=accuracy,
@@ -32,7 +39,7 @@ def finish(run: Run, outcome: Outcome, stopped_by: str = "") -> Summary:
             *(f"{text} ({count} of {tally.steps} steps)" for text, count in tally.warnings),
             *cautions(settings, run.learner.recipe),
             *run.notes,
-            *run.sinks.said,
+            *lead.sinks.said,
         ),
         steps=tally.steps,
         seed=settings.seed,
@@ -44,7 +51,7 @@ def finish(run: Run, outcome: Outcome, stopped_by: str = "") -> Summary:
         num_parameters=run.policy.num_parameters,
         recipe=run.learner.recipe.name,
         task=run.task.name,
-        run_dir=run.record.folder,
+        run_dir=run.folder,
         runtime=settings.runtime,
         format=settings.engine.format,
         best_step=best_step,
@@ -58,12 +65,12 @@ def finish(run: Run, outcome: Outcome, stopped_by: str = "") -> Summary:
         pass_at_k=None if repeated is None else repeated.pass_at_k,
         stopped_by=stopped_by if outcome == "interrupted" else "",
     )
-    run.record.write_json("summary.json", summary.to_json())
+    lead.record.write_json("summary.json", summary.to_json())
     return summary
 
 
-def _evaluate_repeated(run: Run) -> Repeated:
+def _evaluate_repeated(run: Run, lead: Lead) -> Repeated:
     settings = run.settings
     how = Sampling(settings.max_new_tokens, settings.temperature, settings.engine.top_p, settings.engine.top_k)
     problems = run.task.held_out("test", settings.eval_prompts)
-    return evaluate_repeated(run.judge, problems, how, k=settings.eval_samples)
+    return evaluate_repeated(lead.judge, problems, how, k=settings.eval_samples)

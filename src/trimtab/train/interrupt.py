@@ -25,8 +25,12 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_signals() -> Generator[StopRequest]:
-    """Signals set the request while this is open; afterwards the caller's own handling is back."""
+def stop_on_signals(*, patient: bool = False) -> Generator[StopRequest]:
+    """Signals set the request while this is open; afterwards the caller's own handling is back.
+
+    `patient`: a second signal does not end the process. torchrun hands on what the terminal has already sent to every
+    rank, and ends them itself if they take too long.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request  # only the main thread may listen; elsewhere the caller decides
@@ -35,7 +39,9 @@ def stop_on_signals() -> Generator[StopRequest]:
     terminals = [handle for handle in (1, 2) if os.isatty(handle)]
 
     def ask(number: int, _frame: FrameType | None) -> None:
-        request.signal = signal.Signals(number).name
+        request.signal = request.signal or signal.Signals(number).name
+        if patient:
+            return
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # A closing terminal may send it twice, from the kernel and from the shell. That is not a second request.

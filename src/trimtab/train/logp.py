@@ -26,7 +26,7 @@ LOGITS_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class TokenPass:
-    """What one forward pass computes for the trainable tokens, flat, sequence after sequence; all float32."""
+    """What one forward pass computes for the trainable tokens, flat, sequence after sequence, at least in float32."""
 
     logp: Tensor
     """Of the token itself, under the tempered distribution."""
@@ -87,15 +87,20 @@ def token_pass(
     return TokenPass(
         logp=logp.to(here),
         entropy=entropy.to(here),
-        state=state.to(here, torch.float32) if with_state else None,
-        state_after=None if after is None else after.to(here, torch.float32),
+        state=wide(state).to(here) if with_state else None,
+        state_after=None if after is None else wide(after).to(here),
     )
+
+
+def wide(values: Tensor) -> Tensor:
+    """In float32, or in float64 where they are."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def _head(model: "PreTrainedModel", *, float32: bool) -> "nn.Linear | _Float32":
     """The output head; with `float32`, one that computes in float32 whatever its parameters are stored in."""
     head = cast(nn.Linear, model.get_output_embeddings())
-    return _Float32(head) if float32 and head.weight.dtype != torch.float32 else head
+    return _Float32(head) if float32 and head.weight.dtype in (torch.bfloat16, torch.float16) else head
 
 
 class _Float32:
@@ -123,7 +128,7 @@ def _chunked(
     chunk_tokens = max(1, logits_bytes // (4 * head.weight.shape[0]))
 
     def score(states: Tensor, targets: Tensor, ids: Tensor | None, counts: Tensor | None) -> tuple[Tensor, Tensor]:
-        logits = head(states).float() / temperature
+        logits = wide(head(states)) / temperature
         if ids is None or counts is None:
             return _scores(logits, targets, entropy_graph)
         owner = torch.repeat_interleave(torch.arange(len(counts), device=logits.device), counts.to(logits.device))

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from trimtab.config.train import TrainSettings
 from trimtab.errors import CheckpointError, ConfigError
-from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.task import Task
 from trimtab.signal import Recipe
+from trimtab.train.actor import Actor
 from trimtab.train.cautions import cautions
 from trimtab.train.checkpoint import Checkpoint, newest_checkpoint, settle_checkpoints
 from trimtab.train.describe import describe, is_same
@@ -20,15 +20,19 @@ from trimtab.train.diagnose import Probe
 from trimtab.train.disk import restore_folder
 from trimtab.train.identity import Identity, write_identity
 from trimtab.train.inputs import hash_inputs
-from trimtab.train.learn import Learner
-from trimtab.train.policy import Policy
+from trimtab.train.learner import Learner
+from trimtab.train.policy import Policy, frozen_copy, new_critic, parameter_norm, save
 from trimtab.train.progress import Progress
 from trimtab.train.record import Record, manifest
-from trimtab.train.run import Run, Tally, restore_learner, restored_rollouts, restored_tally
+from trimtab.train.run import Lead, Run, Tally
 from trimtab.train.setup import new_buffer, new_collector, new_engine, open_runtime, task_and_policy
 from trimtab.train.sink import open_sinks
+from trimtab.train.snapshot import fill, restore_learner, restored_rollouts, restored_tally, share_checkpoint
 from trimtab.train.warmstart import warm_start
+from trimtab.train.world import World
 
+SAMPLER = ".sampler"
+"""Folder in a run's own: the copy of the model that a sampler process starts from."""
 CHANGEABLE = frozenset(
     ("steps", "max_minutes", "early_stop", "checkpoint_every", "keep_checkpoints", "dump_batches", "log_to", "run_dir")
 )
@@ -54,10 +58,11 @@ class Opening:
     settings: TrainSettings
     recipe: Recipe
     progress: Progress
-    record: Record
+    folder: Path
     run_id: str
     task: Task
     policy: Policy
+    world: World
     notes: tuple[str, ...] = ()
     """What was found while the run was opened; it goes into the summary."""
     started: float = field(default_factory=time.perf_counter)
@@ -66,61 +71,101 @@ class Opening:
         """Begin a new run: warm start, then a learner. Its reference, if any, is the policy after the warm start."""
         if self.settings.warm_start_steps:
             self.progress.stage(f"warm start: {self.settings.warm_start_steps} supervised steps")
-            _ = warm_start(self.policy, self.settings, stopped=stopped)
-        learner = Learner(self.policy, self.recipe, self.settings)
-        return self._run(
-            learner, Tally(warm_started=not stopped()), new_buffer(self.settings, self.recipe), resumed_step=None
-        )
+            _ = warm_start(self.policy, self.settings, stopped=lambda: self.world.any(stopped()))
+        whole = not self.world.any(stopped())
+        # Every rank made the same steps; that they are the same to the last bit is not left to chance.
+        if self.world.size > 1:
+            _, state = self.world.broadcast({}, self.policy.model.state_dict() if self.world.is_first else None)
+            fill(self.policy.model, state)
+        return self._run(Tally(warm_started=whole), None)
 
     def go_on(self, saved: Checkpoint) -> Run:
         """Go on with everything as the checkpoint has it."""
-        learner = Learner(self.policy, self.recipe, self.settings)
-        restore_learner(learner, saved)
         tally = restored_tally(saved.state, saved.step)
         tally.resumed += 1
-        buffer = new_buffer(self.settings, self.recipe)
-        buffer.restore(saved.state["buffer"], restored_rollouts(saved))
-        return self._run(learner, tally, buffer, resumed_step=saved.step)
+        return self._run(tally, saved)
 
-    def _run(self, learner: Learner, tally: Tally, buffer: Buffer, *, resumed_step: int | None) -> Run:
-        settings, policy, folder = self.settings, self.policy, self.record.folder
-        for caution in (*cautions(settings, self.recipe), *self.notes):
-            self.progress.stage(f"warning: {caution}")
+    def _run(self, tally: Tally, saved: Checkpoint | None) -> Run:
+        settings, policy = self.settings, self.policy
+        # Copies come first: a sharded model cannot be copied.
+        judge, copy = None, None
+        if self.world.is_first:
+            judge = new_collector(policy, settings, engine=new_engine(policy, settings, exact=True))
+            copy = self._probe_copy()
+            sampler = new_collector(policy, settings) if settings.runtime == "inline" else None
+            if sampler is None:
+                save(policy, self.folder / SAMPLER)
+        else:
+            sampler = None
+        learner = Learner(policy, self.recipe, settings, self.world)
+        buffer = new_buffer(settings, self.recipe)
+        if saved is not None:
+            restore_learner(learner, saved)
+            buffer.restore(saved.state["buffer"], restored_rollouts(saved))
+        tally.start_norm = tally.start_norm or parameter_norm(policy)
+        lead = None
+        if judge is not None:
+            for caution in (*cautions(settings, self.recipe), *self.notes):
+                self.progress.stage(f"warning: {caution}")
+            lead = Lead(
+                runtime=open_runtime(sampler, settings, buffer, self.folder / SAMPLER),
+                judge=judge,
+                probe=Probe(learner, copy),
+                record=Record(self.folder),
+                progress=self.progress,
+                sinks=open_sinks(
+                    settings.log_to,
+                    self.folder,
+                    resumed_step=None if saved is None else saved.step,
+                    config=settings.model_dump(mode="json"),
+                ),
+            )
         return Run(
             settings=settings,
             run_id=self.run_id,
+            folder=self.folder,
+            world=self.world,
             task=self.task,
             policy=policy,
             learner=learner,
-            runtime=open_runtime(policy, settings, buffer, folder / ".sampler"),
-            judge=new_collector(policy, settings, engine=new_engine(policy, settings, exact=True)),
-            probe=Probe(learner, keeps_copy=settings.runtime != "inline"),
-            record=self.record,
-            progress=self.progress,
-            sinks=open_sinks(
-                settings.log_to, folder, resumed_step=resumed_step, config=settings.model_dump(mode="json")
-            ),
+            lead=lead,
             tally=tally,
             notes=self.notes,
             started=self.started,
         )
 
+    def _probe_copy(self) -> Actor | None:
+        """A model of the probe's own: where groups arrive later, and where the policy is sharded."""
+        if self.settings.runtime == "inline" and self.world.size == 1:
+            return None
+        critic = new_critic(self.policy.critic.in_features)
+        head = self.settings.model.head == "float32"
+        frozen = frozen_copy(self.policy.model)
+        return Actor(frozen, critic, temperature=self.settings.temperature, float32_head=head)
+
 
 def open_new(
-    folder: Path,
+    folder: Path | None,
     settings: TrainSettings,
     recipe: Recipe,
     progress: Progress,
     origin: Mapping[str, object] | None,
     parts: tuple[Task, Policy],
     stopped: Callable[[], bool],
+    world: World,
 ) -> Run:
-    """Identity, warm start, sampler: all that comes before the first step. The caller has claimed the folder."""
-    progress.opened(settings, recipe.name, folder)
-    config = {**settings.model_dump(mode="json"), "recipe": describe(recipe), "origin": origin}
-    facts = manifest(settings, parts[1].dtype)
-    identity = write_identity(folder, config, facts, hash_inputs(settings, origin, recipe))
-    return Opening(settings, recipe, progress, Record(folder), identity.run_id, *parts).begin(stopped)
+    """Identity, warm start, sampler: all that comes before the first step. Rank 0 has claimed the folder."""
+
+    def write() -> dict[str, str]:
+        assert folder is not None
+        progress.opened(settings, recipe.name, folder)
+        config = {**settings.model_dump(mode="json"), "recipe": describe(recipe), "origin": origin}
+        facts = manifest(settings, parts[1].dtype)
+        identity = write_identity(folder, config, facts, hash_inputs(settings, origin, recipe))
+        return {"folder": str(folder), "run_id": identity.run_id}
+
+    told = world.lead(write)
+    return Opening(settings, recipe, progress, Path(told["folder"]), told["run_id"], *parts, world).begin(stopped)
 
 
 @dataclass(frozen=True)
@@ -145,8 +190,27 @@ def open_resumed(
     *,
     leave: Leave,
     stopped: Callable[[], bool],
+    world: World,
 ) -> Run:
     """The run as it was at its last checkpoint; later lines are cut off: they will be written again."""
+    folder = identity.folder
+    check_run(settings, recipe)
+    task, policy = task_and_policy(settings)
+    found: list[Checkpoint | None] = [None]
+
+    def look() -> dict[str, object]:
+        found[0], notes = _last_checkpoint(identity, settings, recipe, progress, leave)
+        return {"is_new": found[0] is None, "notes": notes}
+
+    told = world.lead(look)
+    opening = Opening(settings, recipe, progress, folder, identity.run_id, task, policy, world, tuple(told["notes"]))
+    return opening.begin(stopped) if told["is_new"] else opening.go_on(share_checkpoint(found[0], world))
+
+
+def _last_checkpoint(
+    identity: Identity, settings: TrainSettings, recipe: Recipe, progress: Progress, leave: Leave
+) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """The checkpoint to go on from, with the folder as it was then; None where the run begins again."""
     folder, record = identity.folder, Record(identity.folder)
     found = newest_checkpoint(folder / "checkpoints", identity.run_id, last_good=leave.last_good)
     if found is None and record.has_trained and not leave.start_over:
@@ -155,8 +219,6 @@ def open_resumed(
             "there is nothing to go on from and beginning again would write over the logs. Put the folder back; or "
             f"add --start-over, which moves what is there into {folder.name}/set_aside_1 and begins at step 0."
         )
-    check_run(settings, recipe)
-    task, policy = task_and_policy(settings)
     progress.opened(settings, recipe.name, folder)
     for name in ("model", "best"):
         restore_folder(folder / name)
@@ -164,12 +226,12 @@ def open_resumed(
         aside = record.set_aside()
         told = f"; the old files are in {aside.name}" if aside else ""
         progress.stage(f"no checkpoint: beginning again{told}")
-        return Opening(settings, recipe, progress, record, identity.run_id, task, policy).begin(stopped)
+        return None, ()
     saved, path = found
     settle_checkpoints(folder / "checkpoints", path)
     notes = record.cut_back(saved.step)
     progress.stage(f"going on from step {saved.step}")
-    return Opening(settings, recipe, progress, record, identity.run_id, task, policy, notes).go_on(saved)
+    return saved, notes
 
 
 def resumed_settings(identity: Identity, changes: Mapping[str, object]) -> TrainSettings:

@@ -15,6 +15,7 @@ from trimtab.errors import ConfigError
 from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.tokenizer import character_tokenizer
 from trimtab.train.disk import make_folder, whole_folder, write_json, writing
+from trimtab.train.world import World, alone, local, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -111,7 +112,7 @@ def make_policy(
 
 def parameter_norm(policy: Policy) -> float:
     """The norm of all parameters together; not finite where one of them is not."""
-    parts = [parameter.detach().norm().double().cpu() for parameter in policy.model.parameters()]
+    parts = [whole(parameter.detach().norm()).double().cpu() for parameter in policy.model.parameters()]
     return float(torch.stack(parts).norm())
 
 
@@ -140,25 +141,41 @@ def new_critic(hidden_size: int) -> nn.Linear:
     return critic
 
 
+def layers_of(model: "PreTrainedModel") -> list[nn.Module]:
+    """The transformer layers, in order: what is sharded one by one."""
+    stacks = [module for module in model.base_model.modules() if isinstance(module, nn.ModuleList)]
+    return list(max(stacks, key=len, default=[]))
+
+
 def frozen_copy(model: "PreTrainedModel") -> "PreTrainedModel":
     """The same model with parameters of its own that training never changes: a reference, or an engine's model."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
 def published(model: "PreTrainedModel") -> dict[str, Tensor]:
-    """The parameters as an engine takes them. A parameter that is tied under several names appears once."""
+    """The parameters, whole, as an engine takes them. One that is tied under several names appears once.
+
+    Every rank of a sharded model must ask.
+    """
     state: dict[str, Tensor] = {}
     seen: set[tuple[int, torch.Size]] = set()
     for name, tensor in model.state_dict().items():
-        place = (tensor.data_ptr(), tensor.shape)
+        place = (local(tensor).data_ptr(), tensor.shape)
         if place not in seen:
             seen.add(place)
-            state[name] = tensor.detach()
+            state[name] = whole(tensor)
     return state
 
 
-def save(policy: Policy, folder: Path) -> None:
-    """Write a folder that plain transformers loads, all of it or nothing; the critic lies beside the model."""
+def save(policy: Policy, folder: Path, world: World = alone) -> None:
+    """Write a folder that plain transformers loads, all of it or nothing; the critic lies beside the model.
+
+    Every rank must ask; rank 0 writes.
+    """
+    state = published(policy.model)
+    critic = {name: whole(tensor) for name, tensor in policy.critic.state_dict().items()}
+    if not world.is_first:
+        return
     make_folder(folder.parent)
     config = copy.deepcopy(policy.model.config)
     config.architectures = [type(policy.model).__name__]
@@ -168,8 +185,8 @@ def save(policy: Policy, folder: Path) -> None:
         _ = policy.tokenizer.save_pretrained(draft)
         write_json(draft / "generation_config.json", policy.model.generation_config.to_diff_dict())
         # Not model.save_pretrained: it draws a progress bar of its own on the terminal.
-        _save_file(published(policy.model), draft / WEIGHTS_FILE)
-        _save_file(policy.critic.state_dict(), draft / CRITIC_FILE)
+        _save_file(state, draft / WEIGHTS_FILE)
+        _save_file(critic, draft / CRITIC_FILE)
 
 
 def _save_file(state: dict[str, Tensor], path: Path) -> None:

@@ -16,13 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from torch import Tensor
-
 from trimtab.errors import EngineError
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.rollouts import Rollouts, join
-from trimtab.rollout.weights import digest
 from trimtab.rollout.wire import receive, send
+from trimtab.train.publish import Publication
 from trimtab.train.runtime import FOR_EVER, Arrived, Delivered, Wait, in_batches
 
 POLL_SECONDS = 0.2
@@ -49,7 +47,7 @@ class Processes:
         self._engine_version: int = -1
         self._learner_version: int = -1
         self._published: dict[int, float] = {}
-        self._outbox: tuple[dict[str, Tensor], int, str] | None = None
+        self._outbox: Publication | None = None
         self._orders: deque[dict[str, object]] = deque([dict(opening)])
         self._sample_seconds: float = 0.0
         self._lag: tuple[float, int] = (0.0, 0)
@@ -67,13 +65,13 @@ class Processes:
     def buffer(self) -> Buffer:
         return self._buffer
 
-    def publish(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Copy the parameters now, so that the learner may change its own; another thread sends the copy."""
-        copied = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+    def publish(self, publication: Publication) -> None:
+        """Copy the parameters now, so that the learner may change its own; another thread hashes and sends the copy."""
+        copied = publication.copy()
         with self._changed:
-            self._outbox = (copied, version, digest(copied))
-            self._learner_version = version
-            self._published[version] = time.perf_counter()
+            self._outbox = copied
+            self._learner_version = copied.version
+            self._published[copied.version] = time.perf_counter()
             self._changed.notify_all()
 
     def batch(self, arrived: Arrived, wait: Wait = FOR_EVER) -> Delivered | None:
@@ -163,21 +161,24 @@ class Processes:
         try:
             head: dict[str, object] = {}
             while head.get("do") != "close":
-                head, tensors = self._next_order()
+                head, publication = self._next_order()
+                tensors = None
+                if publication is not None:
+                    head |= {"version": publication.version, "digest": publication.digest}
+                    tensors = publication.state
                 send(cast(BinaryIO, self._child.stdin), head, tensors)
         except (OSError, ValueError):
             return
 
-    def _next_order(self) -> tuple[dict[str, object], dict[str, Tensor] | None]:
+    def _next_order(self) -> tuple[dict[str, object], Publication | None]:
         with self._changed:
             while self._outbox is None and not self._orders:
                 _ = self._changed.wait()
             is_open = self._orders and "settings" in self._orders[0]
             if self._outbox is None or is_open or self._closing:
                 return self._orders.popleft(), None
-            state, version, checksum = self._outbox
-            self._outbox = None
-            return {"do": "load", "version": version, "digest": checksum}, state
+            publication, self._outbox = self._outbox, None
+            return {"do": "load"}, publication
 
     def _listen(self) -> None:
         """Take in the child's messages until it closes its pipe."""

@@ -1,25 +1,22 @@
-"""The parts and the counts of a run. The only place that knows what a checkpoint holds."""
+"""The parts and the counts of a run."""
 
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import torch
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trimtab.config.train import TrainSettings
 from trimtab.rollout.collect import Collector
-from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.task import Task
-from trimtab.signal import SignalState
-from trimtab.train.checkpoint import Checkpoint
 from trimtab.train.diagnose import Probe
-from trimtab.train.learn import Learner
+from trimtab.train.learner import Learner
 from trimtab.train.policy import Policy
 from trimtab.train.progress import Progress
+from trimtab.train.publish import Publication
 from trimtab.train.record import Record
 from trimtab.train.runtime import Runtime
+from trimtab.train.world import World
 
 if TYPE_CHECKING:
     from trimtab.train.sink import Sinks
@@ -74,15 +71,10 @@ def _without_numbers(text: str) -> str:
     return re.sub(r"\d[\d.e+-]*", "#", text)
 
 
-@dataclass
-class Run:
-    """The parts of a run."""
+@dataclass(frozen=True)
+class Lead:
+    """What only rank 0 has: it samples, measures and writes."""
 
-    settings: TrainSettings
-    run_id: str
-    task: Task
-    policy: Policy
-    learner: Learner
     runtime: Runtime
     judge: Collector
     """Answers held-out prompts, with the policy's own parameters."""
@@ -90,62 +82,40 @@ class Run:
     record: Record
     progress: Progress
     sinks: "Sinks"
+
+    def close(self) -> None:
+        """Close the sampler with its processes, and what people watch."""
+        self.runtime.close()
+        self.judge.scorer.close()
+        self.sinks.close()
+
+
+@dataclass
+class Run:
+    """The parts of a run, on one rank."""
+
+    settings: TrainSettings
+    run_id: str
+    folder: Path
+    world: World
+    task: Task
+    policy: Policy
+    learner: Learner
+    lead: Lead | None
+    """None on every rank but the first."""
     tally: Tally
     started: float
     notes: tuple[str, ...] = ()
     """What was found when the run was opened, for the summary."""
+    published: Publication = field(default_factory=lambda: Publication(-1, {}))
+    """The version of the policy that was published last."""
 
     @property
     def elapsed(self) -> float:
         return self.tally.seconds + time.perf_counter() - self.started
 
-
-def snapshot(run: Run) -> Checkpoint:
-    """Everything that the rest of the run depends on, between two steps."""
-    buffer, ready = run.runtime.ready()
-    learner = run.learner
-    tensors = {
-        "model": run.policy.model.state_dict(),
-        "critic": run.policy.critic.state_dict(),
-        "optimizer": learner.optimizer.state(),
-        "buffer": {} if ready is None else ready.tensors(),
-        "random": {"torch": torch.get_rng_state()},
-    }
-    if learner.reference is not None:
-        tensors["reference"] = learner.reference.state_dict()
-    state = {
-        "tally": {**asdict(run.tally), "seconds": run.elapsed},
-        "buffer": buffer,
-        "rollouts": None if ready is None else ready.head(),
-        "signal": asdict(learner.signal),
-        "guard": learner.guard.state(),
-    }
-    return Checkpoint(run.tally.steps, run.run_id, tensors, state)
-
-
-def restored_tally(state: Mapping[str, Any], step: int) -> Tally:
-    """The tally as it was, without the evaluation of the next step: that will be made again."""
-    tally = Tally(**state["tally"])
-    tally.warnings = [(str(text), int(count)) for text, count in tally.warnings]
-    tally.evaluations = [(int(at), float(accuracy)) for at, accuracy in tally.evaluations if at < step]
-    return tally
-
-
-def restore_learner(learner: Learner, saved: Checkpoint) -> None:
-    """Parameters, optimiser and running statistics as they were."""
-    learner.policy.model.load_state_dict(dict(saved.tensors["model"]))
-    learner.policy.critic.load_state_dict(dict(saved.tensors["critic"]))
-    if learner.reference is not None:
-        learner.reference.load_state_dict(dict(saved.tensors["reference"]))
-    learner.optimizer.restore(saved.tensors["optimizer"])
-    signal = saved.state["signal"]
-    learner.signal = SignalState({name: tuple(seen) for name, seen in signal["effects"].items()}, int(signal["window"]))
-    learner.guard.restore(saved.state["guard"])
-    learner.nonfinite_in_row = int(saved.state["tally"]["nonfinite_in_row"])
-    torch.set_rng_state(saved.tensors["random"]["torch"])
-
-
-def restored_rollouts(saved: Checkpoint) -> Rollouts | None:
-    """What waited in the buffer."""
-    head = saved.state["rollouts"]
-    return None if head is None else Rollouts.read(saved.tensors["buffer"], head)
+    @property
+    def front(self) -> Lead:
+        """What rank 0 has, for code that runs nowhere else."""
+        assert self.lead is not None
+        return self.lead

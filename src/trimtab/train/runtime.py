@@ -4,16 +4,14 @@ The loop does not know whether sampling happens here or in another process.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-from torch import Tensor
 
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
 from trimtab.rollout.rollouts import Rollouts
-from trimtab.rollout.weights import digest
+from trimtab.train.publish import Publication
 
 Arrived = Callable[[Rollouts], Rollouts]
 """What the loop does with rollouts as they arrive, in its own thread: the probe looks at fresh ones."""
@@ -56,7 +54,7 @@ class Runtime(Protocol):
     @property
     def buffer(self) -> Buffer: ...
 
-    def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+    def publish(self, publication: Publication) -> None:
         """Hand new parameters to the engine; it may use them a little later, but no batch is ever too stale."""
         ...
 
@@ -84,9 +82,9 @@ class Inline:
     def buffer(self) -> Buffer:
         return self._buffer
 
-    def publish(self, state: Mapping[str, Tensor], version: int) -> None:
+    def publish(self, publication: Publication) -> None:
         began = time.perf_counter()
-        self._collector.engine.load(state, version, digest(state))
+        self._collector.engine.load(publication.state, publication.version, publication.digest)
         self._lag = time.perf_counter() - began
 
     def batch(self, arrived: Arrived, wait: Wait = FOR_EVER) -> Delivered:

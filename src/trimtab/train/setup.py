@@ -14,7 +14,7 @@ from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.task import Task, open_task
 from trimtab.signal import Recipe
 from trimtab.signal.vote import constant_groups, votes_and_trains
-from trimtab.train.policy import Policy, frozen_copy, load, new_policy, save
+from trimtab.train.policy import Policy, frozen_copy, load, new_policy
 from trimtab.train.processes import Processes
 from trimtab.train.runtime import Inline, Runtime
 
@@ -73,9 +73,8 @@ def new_buffer(settings: "TrainSettings", recipe: Recipe) -> Buffer:
     return Buffer(settings.prompts_per_step, settings.staleness, settings.dynamic_sampling, teaches_nothing)
 
 
-def open_runtime(policy: Policy, settings: "TrainSettings", buffer: Buffer, folder: Path) -> Runtime:
-    """Open the runtime. The loop publishes to it later. `folder` gets the model that a sampler process starts from."""
-    if settings.runtime == "inline":
-        return Inline(new_collector(policy, settings), buffer)
-    save(policy, folder)
+def open_runtime(sampler: Collector | None, settings: "TrainSettings", buffer: Buffer, folder: Path) -> Runtime:
+    """Open the runtime, with this sampler or one in a process of its own, which starts from the model in `folder`."""
+    if sampler is not None:
+        return Inline(sampler, buffer)
     return Processes({"settings": settings.model_dump(mode="json"), "model": str(folder)}, buffer)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from trimtab.rollout.episode import STATUSES
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.tokenizer import decode
-from trimtab.train.learn import Learned
+from trimtab.train.learner import Learned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

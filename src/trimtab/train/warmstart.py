@@ -7,7 +7,7 @@ import torch
 
 from trimtab.rollout.episode import Episode
 from trimtab.rollout.rollouts import Rollouts, gather, join
-from trimtab.rollout.rows import lay_out
+from trimtab.rollout.rows import cut, lay_out
 from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.task import Problem, Task, open_task
 from trimtab.rollout.tokenizer import encode, encode_prompt
@@ -75,9 +75,8 @@ def _shown(policy: Policy, task: Task, problem: Problem) -> Episode:
 
 def _backward(policy: Policy, given: Rollouts, max_tokens: int) -> float:
     """Gradient of the mean over tokens, in portions that fit into memory."""
-    per_part = max(1, max_tokens // int(given.token_counts.max()))
     total = 0.0
-    for part in torch.arange(given.num_sequences).split(per_part):
+    for part in cut(given.length, torch.arange(given.num_sequences), most=max_tokens):
         rows = lay_out(given, part, pad_id=policy.pad_id)
         loss = -token_pass(policy.model, rows, temperature=1.0).logp.sum() / given.num_tokens
         loss.backward()

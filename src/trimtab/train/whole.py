@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -17,27 +17,37 @@ from trimtab.train.finish import finish
 from trimtab.train.identity import Identity, read_identity, read_json
 from trimtab.train.inputs import hash_inputs, named_code, refuse_code
 from trimtab.train.interrupt import StopRequest, stop_on_signals
-from trimtab.train.loop import DIVERGED, checkpoint, loop, publish
-from trimtab.train.opening import Leave, check_same_recipe, open_new, open_resumed, resumed_settings
+from trimtab.train.loop import loop
+from trimtab.train.opening import SAMPLER, Leave, check_same_recipe, open_new, open_resumed, resumed_settings
 from trimtab.train.precheck import precheck
-from trimtab.train.progress import Progress, Unbroken
+from trimtab.train.progress import Progress, Silent, Unbroken
+from trimtab.train.publish import publish
 from trimtab.train.record import Summary
 from trimtab.train.run import Run
 from trimtab.train.setup import task_and_policy
-
-SAMPLER = ".sampler"
-"""Folder in a run's own: the copy of the model that a sampler process starts from."""
+from trimtab.train.snapshot import checkpoint
+from trimtab.train.stops import DIVERGED
+from trimtab.train.world import open_world
 
 
 def train_run(
     settings: TrainSettings, recipe: Recipe, progress: Progress, origin: Mapping[str, object] | None = None
 ) -> Summary:
-    """The whole run, from random parameters or a model folder to its summary."""
-    _ = precheck(settings, recipe)  # before threads, the warm start and the folder
-    with _use_threads(settings.threads), stop_on_signals() as stopped, Unbroken(progress) as progress:
+    """The whole run, from random parameters or a model folder to its summary; on every rank that torchrun started."""
+    with open_world(timeout=settings.rank_timeout) as world, ExitStack() as held:
+        _ = world.lead(lambda: _checked(settings, recipe))  # before threads, the warm start and the folder
+        _ = held.enter_context(_use_threads(settings.threads))
+        stopped = held.enter_context(stop_on_signals(patient=world.size > 1))
+        told = held.enter_context(Unbroken(progress if world.is_first else Silent()))
         parts = task_and_policy(settings)  # before the folder: a refusal leaves none behind
-        with claim_new(settings.run_dir, settings.seed) as folder:
-            return _train_to_end(open_new(folder, settings, recipe, progress, origin, parts, stopped), stopped)
+        folder = held.enter_context(claim_new(settings.run_dir, settings.seed)) if world.is_first else None
+        run = open_new(folder, settings, recipe, told, origin, parts, stopped, world)
+        return _train_to_end(run, stopped)
+
+
+def _checked(settings: TrainSettings, recipe: Recipe) -> dict[str, object]:
+    _ = precheck(settings, recipe)
+    return {}
 
 
 def resume_run(
@@ -47,23 +57,35 @@ def resume_run(
     progress: Progress,
     leave: Leave | None = None,
 ) -> Summary:
-    """The rest of a run that was stopped, killed, or is to get more steps."""
+    """The rest of a run that was stopped, killed, or is to get more steps, on any number of ranks."""
     leave = leave or Leave()
-    _ = read_identity(folder)  # a folder that holds no run gets no lock file either
-    with claim(folder):
+    settings = resumed_settings(read_identity(folder), changes)  # a folder that holds no run gets no lock file either
+    with open_world(timeout=settings.rank_timeout) as world, ExitStack() as held:
+        if world.is_first:
+            held.enter_context(claim(folder))
+        done: list[Summary | None] = [None]
+
+        def look() -> dict[str, object]:
+            identity = read_identity(folder)
+            _check_code_and_data(identity, settings, recipe, leave)
+            check_same_recipe(identity, recipe or _own_recipe(identity))
+            done[0] = _finish_killed(folder, settings)
+            if done[0] is None:
+                _ = precheck(settings, recipe or _own_recipe(identity))
+            return {"done": None if done[0] is None else done[0].to_json()}
+
+        told = world.lead(look)["done"]
+        if told is not None:
+            summary = done[0] or Summary.from_json(told)
+            progress.finished(summary)
+            return summary
         identity = read_identity(folder)
-        settings = resumed_settings(identity, changes)
-        _check_code_and_data(identity, settings, recipe, leave)
-        recipe = recipe or _own_recipe(identity)
-        check_same_recipe(identity, recipe)
-        done = _finish_killed(folder, settings)
-        if done is not None:
-            progress.finished(done)
-            return done
-        _ = precheck(settings, recipe)
-        with _use_threads(settings.threads), stop_on_signals() as stopped, Unbroken(progress) as progress:
-            run = open_resumed(identity, settings, recipe, progress, leave=leave, stopped=stopped)
-            return _train_to_end(run, stopped)
+        _ = held.enter_context(_use_threads(settings.threads))
+        stopped = held.enter_context(stop_on_signals(patient=world.size > 1))
+        shown = held.enter_context(Unbroken(progress if world.is_first else Silent()))
+        chosen = recipe or _own_recipe(identity)
+        run = open_resumed(identity, settings, chosen, shown, leave=leave, stopped=stopped, world=world)
+        return _train_to_end(run, stopped)
 
 
 def _check_code_and_data(identity: Identity, settings: TrainSettings, recipe: Recipe | None, leave: Leave) -> None:
@@ -93,12 +115,12 @@ def _train_to_end(run: Run, stopped: StopRequest) -> Summary:
         outcome = loop(run, stopped)
         summary = finish(run, outcome, stopped.signal)
     finally:
-        run.runtime.close()
-        run.judge.scorer.close()
-        run.sinks.close()
-        shutil.rmtree(run.record.folder / SAMPLER, ignore_errors=True)
-    _write_report(run.record.folder)
-    run.progress.finished(summary)
+        if run.lead is not None:
+            run.lead.close()
+            shutil.rmtree(run.folder / SAMPLER, ignore_errors=True)
+    if run.lead is not None:
+        _write_report(run.folder)
+        run.lead.progress.finished(summary)
     if outcome == "diverged":
         raise SignalError(
             f"train: after step {run.tally.steps - 1} the parameters are not finite or their norm is more than "
@@ -109,7 +131,7 @@ def _train_to_end(run: Run, stopped: StopRequest) -> Summary:
         raise SignalError(
             f"train: loss or gradient was not finite in {run.tally.nonfinite_in_row} optimiser steps in a row, so the "
             f"run stopped after step {run.tally.steps - 1}. No such step was taken: the parameters are those of the "
-            f"last good one. The sequences behind them are in {run.record.folder / 'nonfinite'}; "
+            f"last good one. The sequences behind them are in {run.folder / 'nonfinite'}; "
             "lower train.lr or the bound on the ratio, then look at report.html."
         )
     return summary

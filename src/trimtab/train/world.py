@@ -6,7 +6,7 @@ must agree on goes through here: numbers of micro-batches, whether to stop, para
 
 import json
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -67,6 +67,21 @@ class World:
         whole = told.numpy().tobytes()
         return cast("dict[str, Any]", json.loads(whole[:first])), load(whole[first:])
 
+    def lead(self, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Let rank 0 do what only it can, and tell all ranks the result. If it fails there, no rank goes on."""
+        if not self.is_first:
+            told, _ = self.broadcast(None)
+            if "failed" in told:
+                raise LeftAlone("train: rank 0 ended with an error; it says which.")
+            return told
+        try:
+            result = dict(work())
+        except BaseException:
+            if self.size > 1:
+                _ = self.broadcast({"failed": True})
+            raise
+        return self.broadcast(result)[0]
+
     def gather(self, values: Tensor, places: Tensor, size: int) -> Tensor:
         """A flat field whose values each rank knows at some `places`, whole on every rank; nan elsewhere."""
         whole = torch.full((size,), float("nan"), dtype=values.dtype)
@@ -107,6 +122,10 @@ class World:
         return torch.tensor(sorted(mine), dtype=torch.int64)
 
 
+class LeftAlone(EngineError):
+    """Rank 0 failed. It has said why; the others say nothing."""
+
+
 alone = World()
 
 
@@ -114,6 +133,11 @@ def whole(tensor: Tensor) -> Tensor:
     """A parameter with all its shards, as a plain tensor; every rank must ask for it."""
     held = tensor.detach()
     return held.full_tensor() if isinstance(held, DTensor) else held
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a parameter that lies on this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def place(full: Tensor, like: Tensor) -> Tensor:
@@ -135,7 +159,8 @@ def shard(module: torch.nn.Module, layers: Sequence[torch.nn.Module], world: Wor
 
     kind = next(module.parameters()).device.type
     mesh = init_device_mesh(kind, (world.size,))
-    sums = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    half = next(module.parameters()).dtype in (torch.bfloat16, torch.float16)
+    sums = MixedPrecisionPolicy(reduce_dtype=torch.float32 if half else None)
     for layer in layers:
         _ = fully_shard(layer, mesh=mesh, mp_policy=sums)
     _ = fully_shard(module, mesh=mesh, mp_policy=sums)

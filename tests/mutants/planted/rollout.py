@@ -14,24 +14,24 @@ plant(
     "scored_at_temperature_one",
     logits,
     "train.logp:_chunked",
-    "head(states).float() / temperature",
-    "head(states).float()",
+    "wide(head(states)) / temperature",
+    "wide(head(states))",
 )
 plant(
     "temperature_consistency",
     "multiplied_by_the_temperature",
     logits,
     "train.logp:_chunked",
-    "head(states).float() / temperature",
-    "head(states).float() * temperature",
+    "wide(head(states)) / temperature",
+    "wide(head(states)) * temperature",
 )
 plant(
     "temperature_consistency",
     "divided_twice",
     hidden,
     "train.logp:_chunked",
-    "head(states).float() / temperature",
-    "head(states).float() / temperature**2",
+    "wide(head(states)) / temperature",
+    "wide(head(states)) / temperature**2",
 )
 plant(
     "temperature_consistency",

@@ -1,0 +1,1 @@
+"""What several ranks do, in processes of their own."""
