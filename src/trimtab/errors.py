@@ -5,6 +5,7 @@
     ├── ConfigError       a run file or an override that cannot be read as written
     ├── EngineError       a sampler that failed
     │   └── StaleWeights  a sampler that holds other parameters than it says
+    ├── RankError         another process of the same run is gone or silent
     ├── CheckpointError   a checkpoint that is damaged or belongs to another run
     ├── DiskError         a file or folder that the system does not let us write
     ├── AdapterError      another framework's function that could not be bound
@@ -38,6 +39,10 @@ class EngineError(TrimtabError):
 
 class StaleWeights(EngineError):
     """The sampling engine holds other parameters than its version says."""
+
+
+class RankError(TrimtabError):
+    """Ranks of one run have lost each other."""
 
 
 class CheckpointError(TrimtabError):

@@ -3,13 +3,14 @@
 0 fine, 1 findings, 2 could not run.
 """
 
+import os
 import sys
 import warnings
 
 from trimtab.cli import training as _training  # registers its commands
 from trimtab.cli.app import app
 from trimtab.config.plain import cut
-from trimtab.errors import TrimtabError
+from trimtab.errors import RankError, TrimtabError
 from trimtab.processor import limit_instructions
 
 
@@ -20,7 +21,8 @@ def main() -> None:
     try:
         app()
     except TrimtabError as error:
-        print(f"trimtab: {error}", file=sys.stderr)
+        if isinstance(error, RankError) or os.environ.get("RANK", "0") == "0":  # the others would say the same again
+            print(f"trimtab: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:  # a name that is too long, a full disk, a folder that is not yours
         if error.filename is None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from trimtab.cli.ranks import in_rank, start_ranks
 from trimtab.config import RunFile, load_run
 from trimtab.errors import ConfigError
 from trimtab.signal import names
@@ -32,6 +33,8 @@ class Asked:
     max_minutes: float | None
     dry_run: bool
     quiet: bool
+    ranks: int = 1
+    """Processes that train together. More than one are started by torchrun, which runs this command in each."""
 
 
 def run_training(asked: Asked) -> None:
@@ -55,9 +58,11 @@ def run_training(asked: Asked) -> None:
 
         show_plan(settings, run.build_recipe(), plain_console())
         return
+    recipe = run.build_recipe()
+    if asked.ranks > 1 and not in_rank():
+        start_ranks(asked.ranks)
     from trimtab.train import train
 
-    recipe = run.build_recipe()
     origin = run.model_dump(mode="json", include={"recipe", "signal", "off_policy_correction"}, exclude_unset=True)
     summary = train(settings, recipe, quiet=asked.quiet, origin={"recipe": run.recipe, **origin})
     _exit_if_stopped(summary)
@@ -91,6 +96,8 @@ def _resume(asked: Asked) -> None:
     if asked.max_minutes is not None:
         changes["max_minutes"] = asked.max_minutes
     assert asked.resume is not None
+    if asked.ranks > 1 and not in_rank():
+        start_ranks(asked.ranks)
     summary = resume(
         asked.resume,
         changes=changes,

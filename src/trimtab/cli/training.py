@@ -54,6 +54,9 @@ def train(
     max_minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop after this long, with a checkpoint to go on from.")
     ] = None,
+    ranks: Annotated[
+        int, typer.Option(min=1, help="Train in this many processes of this machine (FSDP2), started by torchrun.")
+    ] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Resolve and explain, estimate memory and time; train nothing.")
     ] = False,
@@ -67,7 +70,8 @@ def train(
     checkpoint and say how to go on (exit code 128 + signal); a second one ends at once.
 
     Examples: trimtab train · trimtab train run.toml train.steps=60 --seed 1 · trimtab train recipe=dapo --dry-run ·
-    trimtab train --resume runs/… ·
+    trimtab train --resume runs/… · trimtab train run.toml --ranks 2 ·
+    torchrun --nproc-per-node 8 -m trimtab train run.toml ·
     trimtab train train.model=path/to/hf_folder train.task.name=file train.task.file=problems.jsonl
     """
     from trimtab.cli.train import Asked, run_training
@@ -78,7 +82,7 @@ def train(
     run_training(
         Asked(
             run_file, given, run_dir, seed, resume, last_good, accept_changes, start_over, trust, twin, max_minutes,
-            dry_run, quiet,
+            dry_run, quiet, ranks,
         )
     )  # fmt: skip
 

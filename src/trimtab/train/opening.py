@@ -145,7 +145,7 @@ class Opening:
 
 
 def open_new(
-    folder: Path | None,
+    folder: Path,
     settings: TrainSettings,
     recipe: Recipe,
     progress: Progress,
@@ -157,15 +157,14 @@ def open_new(
     """Identity, warm start, sampler: all that comes before the first step. Rank 0 has claimed the folder."""
 
     def write() -> dict[str, str]:
-        assert folder is not None
         progress.opened(settings, recipe.name, folder)
         config = {**settings.model_dump(mode="json"), "recipe": describe(recipe), "origin": origin}
         facts = manifest(settings, parts[1].dtype)
         identity = write_identity(folder, config, facts, hash_inputs(settings, origin, recipe))
-        return {"folder": str(folder), "run_id": identity.run_id}
+        return {"run_id": identity.run_id}
 
-    told = world.lead(write)
-    return Opening(settings, recipe, progress, Path(told["folder"]), told["run_id"], *parts, world).begin(stopped)
+    run_id = str(world.lead(write)["run_id"])
+    return Opening(settings, recipe, progress, folder, run_id, *parts, world).begin(stopped)
 
 
 @dataclass(frozen=True)

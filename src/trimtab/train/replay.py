@@ -53,7 +53,8 @@ class Dump:
     @property
     def batch(self) -> SignalBatch:
         """The batch as the signal saw it."""
-        return self.rollouts.batch(**{name: self.fields[name] for name in SAID if name in self.fields})
+        said: dict[str, Any] = {name: self.fields[name] for name in SAID if name in self.fields}
+        return self.rollouts.batch(dtype=self.fields["logp_current"].dtype, **said)
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ def train_run(
         stopped = held.enter_context(stop_on_signals(patient=world.size > 1))
         told = held.enter_context(Unbroken(progress if world.is_first else Silent()))
         parts = task_and_policy(settings)  # before the folder: a refusal leaves none behind
-        folder = held.enter_context(claim_new(settings.run_dir, settings.seed)) if world.is_first else None
-        run = open_new(folder, settings, recipe, told, origin, parts, stopped, world)
+        claimed = world.lead(lambda: {"folder": str(held.enter_context(claim_new(settings.run_dir, settings.seed)))})
+        run = open_new(Path(claimed["folder"]), settings, recipe, told, origin, parts, stopped, world)
         return _train_to_end(run, stopped)
 
 
@@ -61,11 +61,10 @@ def resume_run(
     leave = leave or Leave()
     settings = resumed_settings(read_identity(folder), changes)  # a folder that holds no run gets no lock file either
     with open_world(timeout=settings.rank_timeout) as world, ExitStack() as held:
-        if world.is_first:
-            held.enter_context(claim(folder))
         done: list[Summary | None] = [None]
 
         def look() -> dict[str, object]:
+            held.enter_context(claim(folder))
             identity = read_identity(folder)
             _check_code_and_data(identity, settings, recipe, leave)
             check_same_recipe(identity, recipe or _own_recipe(identity))

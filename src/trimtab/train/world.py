@@ -4,6 +4,7 @@ Every rank runs the same code. Rank 0 decides and writes; what it decided, the o
 must agree on goes through here: numbers of micro-batches, whether to stop, parameters, metrics.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from trimtab.errors import EngineError
+from trimtab.errors import RankError
 from trimtab.signal import Metrics
 from trimtab.signal.parallel import ProcessGroup, merge_metrics
 
@@ -49,7 +50,7 @@ class World:
     def broadcast(
         self, head: Mapping[str, Any] | None, tensors: Mapping[str, Tensor] | None = None
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What rank 0 gives, on every rank: JSON and named tensors. The others give nothing."""
+        """What rank 0 gives, on every rank: JSON and named tensors, in one order. The others give nothing."""
         if self.size == 1:
             return dict(head or {}), dict(tensors or {})
         from safetensors.torch import load, save
@@ -65,14 +66,14 @@ class World:
             told = torch.frombuffer(bytearray(text + body), dtype=torch.uint8)
         dist.broadcast(told, 0)
         whole = told.numpy().tobytes()
-        return cast("dict[str, Any]", json.loads(whole[:first])), load(whole[first:])
+        return cast("dict[str, Any]", json.loads(whole[:first])), dict(sorted(load(whole[first:]).items()))
 
     def lead(self, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """Let rank 0 do what only it can, and tell all ranks the result. If it fails there, no rank goes on."""
         if not self.is_first:
             told, _ = self.broadcast(None)
             if "failed" in told:
-                raise LeftAlone("train: rank 0 ended with an error; it says which.")
+                raise RankError(f"train: rank 0 ended with an error, so rank {self.rank} ended too. Rank 0 says which.")
             return told
         try:
             result = dict(work())
@@ -122,10 +123,6 @@ class World:
         return torch.tensor(sorted(mine), dtype=torch.int64)
 
 
-class LeftAlone(EngineError):
-    """Rank 0 failed. It has said why; the others say nothing."""
-
-
 alone = World()
 
 
@@ -170,30 +167,36 @@ def shard(module: torch.nn.Module, layers: Sequence[torch.nn.Module], world: Wor
 def open_world(*, timeout: float) -> Generator[World]:
     """The world that torchrun started this process in; alone where there is none."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    if "RANK" not in os.environ or size == 1:
-        yield alone
+    if "RANK" not in os.environ or size == 1 or dist.is_initialized():
+        yield _current()
         return
     rank = int(os.environ["RANK"])
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
         yield World(rank, size)
-    except RuntimeError as error:
+        dist.barrier()  # rank 0 may still be writing; nobody leaves before it is done
+    except (RuntimeError, dist.DistError) as error:
         if not _is_lost(error):
             raise
-        raise EngineError(
-            f"train: rank {rank} of {size} lost the others within the {timeout:g} s that ranks wait for each other, so "
-            "the run ended here. Look at the messages of the other ranks; the run can be resumed from its last "
-            f"checkpoint. ({str(error).splitlines()[0][:160]})"
+        raise RankError(
+            f"train: rank {rank} lost another of the {size} ranks (they wait {timeout:g} s for each other), so the run "
+            "ended here. What the others say tells why; the run can be resumed from its last checkpoint, on any number "
+            f"of ranks. ({str(error).splitlines()[0][:120]})"
         ) from error
     finally:
-        if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
 
 
-LOST = ("Connection closed by peer", "Timed out", "timed out", "Connection reset", "Broken pipe", "Watchdog", "NCCL")
+def _current() -> World:
+    """Where a caller has made a process group of their own, that one."""
+    return World(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else alone
 
 
-def _is_lost(error: RuntimeError) -> bool:
+LOST = ("connection closed", "timed out", "connection reset", "broken pipe", "connection refused", "nccl")
+
+
+def _is_lost(error: Exception) -> bool:
     """Whether a collective failed because another rank is gone or silent."""
-    return any(word in str(error) for word in LOST)
+    return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in LOST)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from trimtab.config.train import ModelSettings, TrainSettings
 from trimtab.rollout.rollouts import Rollouts
@@ -23,6 +23,7 @@ from trimtab.train.world import World, open_world, whole
 
 SMALL = ModelSettings(hidden_size=16, num_layers=1, num_heads=2, mlp_size=32)
 STEPS = 20
+HALF = 9
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Comparison:
 
 RECIPES: tuple[tuple[str, str, int, tuple[tuple[str, Any], ...]], ...] = (
     ("token mean", "start_async", 1, ()),
-    ("sequence mean", "grpo", 2, (("weighting", "sequence_mean_token_mean"),)),
+    ("sequence mean", "grpo", 1, (("weighting", "sequence_mean_token_mean"),)),
     ("clip-cov", "grpo", 2, (("loss", {"formula": "covariance_clipped", "covariance_low": 0.0, "fraction": 0.3}),)),
-    ("gspo", "gspo", 2, ()),
+    ("gspo", "gspo", 1, ()),
     ("ppo with critic", "ppo", 2, ()),
 )
 CASES = tuple(
@@ -63,7 +64,7 @@ def policy_of(case: Comparison) -> Policy:
 
 def settings_of(case: Comparison) -> TrainSettings:
     return TrainSettings(
-        model=SMALL, lr=1e-3, max_tokens_per_micro_batch=96, updates_per_batch=case.updates, seed=5, schedule="linear"
+        model=SMALL, lr=1e-3, max_tokens_per_micro_batch=160, updates_per_batch=case.updates, seed=5, schedule="linear"
     )
 
 
@@ -77,6 +78,33 @@ def write(folder: Path, step: int, rollouts: Rollouts) -> None:
     (folder / f"{step}.json").write_text(json.dumps(rollouts.head()))
 
 
+def state_of(learner: Learner) -> dict[str, Tensor]:
+    """Parameters and moments, whole; every rank must ask."""
+    held = {
+        f"{kind}/{name}": whole(v) for kind, part in parts_of(learner).items() for name, v in part.state_dict().items()
+    }
+    return held | {f"optimizer/{name}": value for name, value in learner.optimizer.state().items()}
+
+
+def restore(learner: Learner, state: dict[str, Tensor]) -> None:
+    by_kind: dict[str, dict[str, Tensor]] = {}
+    for key, value in sorted(state.items()):
+        kind, _, name = key.partition("/")
+        by_kind.setdefault(kind, {})[name] = value
+    for kind, part in parts_of(learner).items():
+        fill(part, by_kind[kind])
+    learner.optimizer.restore(by_kind["optimizer"])
+
+
+def parts_of(learner: Learner) -> dict[str, nn.Module]:
+    own: dict[str, nn.Module] = {"model": learner.policy.model, "critic": learner.policy.critic}
+    return own | ({} if learner.reference is None else {"reference": learner.reference.model})
+
+
+def middle_of(case: Comparison, folder: Path, ranks: int) -> Path:
+    return folder / f"middle_{case.name}_{ranks}.safetensors"
+
+
 def compare(case: Comparison, folder: Path, world: World) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Gradients of every step and the last parameters; metrics of every step."""
     policy = policy_of(case)
@@ -86,20 +114,16 @@ def compare(case: Comparison, folder: Path, world: World) -> tuple[dict[str, Ten
     for step in range(STEPS):
         learned = learner.learn(read(folder, step), version=step)
         metrics.append(learned.metrics)
-        for name, parameter in learner.actor.named_parameters():
+        for name, parameter in learner.actor.named_parameters() if step % 5 == 4 else ():
             if parameter.grad is not None:
-                tensors[f"{step}/{name}"] = whole(parameter.grad)
-        tensors |= {f"{step}/said/{name}": values for name, values in learned.fields.items()}
-        if step == STEPS // 2:  # half-way all ranks forget, and go on from what they gathered
-            parts = (policy.model, policy.critic, *((learner.reference.model,) if learner.reference else ()))
-            saved = [{name: whole(held) for name, held in part.state_dict().items()} for part in parts]
-            moments = learner.optimizer.state()
-            policy = policy_of(case)
-            learner = Learner(policy, case.build(), settings_of(case), world)
-            parts = (policy.model, policy.critic, *((learner.reference.model,) if learner.reference else ()))
-            for part, state in zip(parts, saved, strict=True):
-                fill(part, state)
-            learner.optimizer.restore(moments)
+                tensors[f"grad/{step}/{name}"] = whole(parameter.grad)
+        tensors |= {f"said/{step}/{name}": values for name, values in learned.fields.items()}
+        if step == HALF:  # forget everything, and go on from a checkpoint: two ranks from the one of one process
+            state = state_of(learner)
+            if world.is_first:
+                save_file({n: v.clone() for n, v in state.items()}, middle_of(case, folder, world.size))
+            learner = Learner(policy_of(case), case.build(), settings_of(case), world)
+            restore(learner, load_file(middle_of(case, folder, 1)))
     return tensors, metrics
 
 
