@@ -1,8 +1,11 @@
 """The docs are true: their code runs, their tables name what exists, the generated pages are current."""
 
 import importlib
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -50,6 +53,35 @@ def test_every_python_block_runs(block: str, tmp_path: Path, monkeypatch: pytest
     for declared in set(INVARIANTS) - known:  # the page that declares one
         del INVARIANTS[declared]
     assert len(namespace) > 2
+
+
+def test_the_example_for_torchrun_gives_two_ranks_the_gradient_of_one(tmp_path: Path) -> None:
+    """Run as it is on two processes; then on one that has the sequences of both."""
+    text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python torchrun\n(.*?)```", text, re.S)
+    rewards = "reward=torch.rand(len(lengths))"
+    assert rewards in block
+    both = "reward=[0.9, 0.1, 0.4] if rank == 0 else [0.8]"
+    (tmp_path / "two.py").write_text(block.replace(rewards, both))
+    one = block.replace("[3, 5, 2] if rank == 0 else [4]", "[3, 5, 2, 4]")
+    (tmp_path / "one.py").write_text(one.replace(rewards, "reward=[0.9, 0.1, 0.4, 0.8]"))
+    found = {
+        name: [line.split()[1:] for line in _torchrun(tmp_path / f"{name}.py", ranks).splitlines() if line[:1] in "01"]
+        for name, ranks in (("two", 2), ("one", 1))
+    }
+    assert len(found["two"]) == 2
+    expected = [float(number) for number in found["one"][0]]
+    for line in found["two"]:
+        assert [float(number) for number in line] == pytest.approx(expected, rel=1e-5)
+    assert expected[0] != 0
+
+
+def _torchrun(script: Path, ranks: int) -> str:
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(script)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 @pytest.mark.parametrize("block", blocks("toml"))
