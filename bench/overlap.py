@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from trimtab.train.study_table import half_width
+from trimtab.train.study.table import half_width
 
 ARMS = {"inline, 1 thread": ("inline", 1), "inline, 2 threads": ("inline", 2), "processes": ("processes", 1)}
 

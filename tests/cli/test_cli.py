@@ -27,7 +27,7 @@ from trimtab.sentinel.examination.record import teaching
 from trimtab.sentinel.reports import RENDERERS, dump, load
 from trimtab.sentinel.reports.replay import binding_lines
 from trimtab.signal import METRICS, catalog, names, recipe
-from trimtab.train.progress import Live
+from trimtab.train.show.progress import Live
 
 
 def invoke(*words: str) -> Result:

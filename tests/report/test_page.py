@@ -258,8 +258,10 @@ def test_warnings_are_sorted_by_symptom(warning: str, anchor: str | None) -> Non
 def test_report_and_settings_import_nothing_heavy() -> None:
     """The command line must start fast, and say in one sentence what is missing."""
     heavy = "{'matplotlib', 'transformers', 'tokenizers', 'safetensors', 'tensorboard', 'wandb', 'trackio'}"
-    code = f"import sys, trimtab.report, trimtab.train.sink, trimtab.rollout; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = f"import sys, trimtab.report, trimtab.train.record.sink, trimtab.rollout; found = {heavy} & set(sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(sorted(found))"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 

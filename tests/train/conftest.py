@@ -11,8 +11,8 @@ import torch
 from trimtab.config.train import EngineSettings, ModelSettings, TaskSettings
 from trimtab.train import TrainSettings, train
 from trimtab.train.policy import Policy, new_policy
-from trimtab.train.progress import Silent
-from trimtab.train.record import Summary
+from trimtab.train.record.record import Summary
+from trimtab.train.show.progress import Silent
 
 SMALL = TrainSettings(
     task=TaskSettings(name="reverse", size=2),

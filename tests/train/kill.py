@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trimtab.config.train import TrainSettings
-from trimtab.train import disk, resume, train
-from trimtab.train.progress import Silent
+from trimtab.train import resume, train
+from trimtab.train.record import disk
+from trimtab.train.show.progress import Silent
 
 Phase = Literal["before", "half", "after"]
 
@@ -127,7 +128,7 @@ def _watch(seen: Callable[[str, str], None]) -> None:
         remove(path, ignore_errors=ignore_errors)
         seen(f"remove {Path(path).name}", "after")
 
-    import trimtab.train.record as record
+    import trimtab.train.record.record as record
 
     disk.write_durably = write_watched
     disk.append_line = append_watched

@@ -11,7 +11,7 @@ import torch
 from tests.train.kill import count_writes, in_child, killed_at
 
 from trimtab.errors import CheckpointError
-from trimtab.train.checkpoint import (
+from trimtab.train.record.checkpoint import (
     Checkpoint,
     checkpoints,
     newest_checkpoint,

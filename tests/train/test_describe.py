@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trimtab.signal import KL, Part, Recipe, Stage, Term, names, part, recipe
-from trimtab.train.describe import describe, is_same
+from trimtab.train.record.describe import describe, is_same
 
 FULL = replace(
     recipe("ppo"),
@@ -62,7 +62,7 @@ def test_every_field_of_a_recipe_is_described() -> None:
 
 
 def _fields(one: Any) -> Any:
-    from trimtab.train.describe import _data  # pyright: ignore[reportPrivateUsage]
+    from trimtab.train.record.describe import _data  # pyright: ignore[reportPrivateUsage]
 
     return _data(one)
 
@@ -81,7 +81,7 @@ def test_the_pairs_that_once_described_alike_do_not() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_a_recipe_is_itself_after_a_trip_through_json(name: str) -> None:
-    from trimtab.train.disk import plain
+    from trimtab.train.record.disk import plain
 
     one = recipe(name)
     assert is_same(json.loads(json.dumps(plain(describe(one)))), one)

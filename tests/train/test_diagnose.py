@@ -6,9 +6,9 @@ from trimtab.rollout.rollouts import join
 from trimtab.rollout.weights import digest
 from trimtab.signal import recipe
 from trimtab.train.actor import Actor
-from trimtab.train.diagnose import Probe, diagnostics, measured_now, split_drift, staleness
 from trimtab.train.learner import Learner
 from trimtab.train.policy import Policy, frozen_copy, new_critic, published
+from trimtab.train.record.diagnose import Probe, diagnostics, measured_now, split_drift, staleness
 from trimtab.train.setup import new_collector, task_and_policy
 
 

@@ -12,10 +12,10 @@ from tests.train.kill import in_child
 from trimtab.config.train import TrainSettings
 from trimtab.errors import DiskError
 from trimtab.train import train
-from trimtab.train.disk import append_line, make_folder, restore_folder, whole_folder, write_whole
-from trimtab.train.lines import cut_lines, has_trained
 from trimtab.train.policy import Policy, save
-from trimtab.train.progress import Silent
+from trimtab.train.record.disk import append_line, make_folder, restore_folder, whole_folder, write_whole
+from trimtab.train.show.lines import cut_lines, has_trained
+from trimtab.train.show.progress import Silent
 
 
 def write_lines(path: Path, *lines: bytes) -> Path:

@@ -12,9 +12,9 @@ from tests.train.conftest import timeless
 from trimtab.config.train import TaskSettings, TrainSettings
 from trimtab.errors import CheckpointError, ConfigError
 from trimtab.train import resume, train
-from trimtab.train.identity import read_identity
-from trimtab.train.inputs import hash_inputs, named_code, source_of
-from trimtab.train.progress import Silent
+from trimtab.train.record.identity import read_identity
+from trimtab.train.record.inputs import hash_inputs, named_code, source_of
+from trimtab.train.show.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 REWARD = "def score(completions, answer, **_):\n    return [float(a == b) for a, b in zip(completions, answer)]\n"
@@ -123,7 +123,7 @@ def test_code_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.
 
 def test_two_new_runs_into_one_folder_do_not_mix(small: TrainSettings, tmp_path: Path) -> None:
     """The second comes while the first has claimed the folder and has not written a byte into it."""
-    from trimtab.train.claim import claim_new
+    from trimtab.train.record.claim import claim_new
 
     settings = small.model_copy(update={"run_dir": tmp_path / "run", "warm_start_steps": 1, "steps": 1})
     with claim_new(tmp_path / "run", seed=0):

@@ -18,7 +18,7 @@ from tests.train.test_runtime import children
 from trimtab.config.train import TrainSettings
 from trimtab.train import resume, train
 from trimtab.train.interrupt import LISTENED, exit_code, stop_on_signals
-from trimtab.train.progress import Silent
+from trimtab.train.show.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -17,9 +17,9 @@ from trimtab.signal import recipe
 from trimtab.train import EarlyStop, TrainSettings, train
 from trimtab.train.evaluate import evaluate
 from trimtab.train.policy import load, published
-from trimtab.train.progress import Silent
-from trimtab.train.record import Summary
+from trimtab.train.record.record import Summary
 from trimtab.train.setup import new_collector, new_engine
+from trimtab.train.show.progress import Silent
 
 
 @pytest.mark.usefixtures("undrawn_here")

@@ -4,7 +4,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from trimtab.config.train import ModelSettings, TrainSettings
 from trimtab.signal import recipe
-from trimtab.train.memory import estimate_memory
+from trimtab.train.checks.memory import estimate_memory
 from trimtab.train.policy import Policy, make_policy, new_policy
 
 SETTINGS = TrainSettings(

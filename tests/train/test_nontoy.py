@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 from trimtab.config.train import EngineSettings, ModelSettings, TaskSettings, TrainSettings
 from trimtab.rollout.tokenizer import encode_prompt
 from trimtab.signal import recipe
-from trimtab.train.memory import estimate_memory
+from trimtab.train.checks.memory import estimate_memory
 from trimtab.train.policy import load
 
 VOCABULARY = 32_768

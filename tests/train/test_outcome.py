@@ -15,13 +15,13 @@ from trimtab.rollout.rollouts import gather, join
 from trimtab.rollout.task import Problem
 from trimtab.signal import recipe
 from trimtab.train import train
-from trimtab.train.cautions import cautions
+from trimtab.train.checks.cautions import cautions
 from trimtab.train.folder import open_folder
 from trimtab.train.learner import Learner
 from trimtab.train.optimize import Stepped
 from trimtab.train.policy import Policy, find_device, save
-from trimtab.train.progress import Silent
 from trimtab.train.setup import new_buffer
+from trimtab.train.show.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("undrawn_here")
 

@@ -10,7 +10,7 @@ import pytest
 from trimtab.config import load_run
 from trimtab.errors import ConfigError, MissingExtra
 from trimtab.signal import names
-from trimtab.train.precheck import Sizes, caution_of_length, precheck
+from trimtab.train.checks.precheck import Sizes, caution_of_length, precheck
 from trimtab.train.setup import task_and_policy
 
 
@@ -60,7 +60,7 @@ def test_what_would_fail_later_is_refused_first(
 
 def test_a_dashboard_that_is_not_installed_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr("trimtab.train.precheck.find_spec", lambda name: None if name == "wandb" else real(name))
+    monkeypatch.setattr("trimtab.train.checks.precheck.find_spec", lambda name: None if name == "wandb" else real(name))
     with pytest.raises(MissingExtra, match=r'wandb is not installed.*pip install "trimtab\[wandb\]"'):
         _ = checked("train.log_to=wandb")
 

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from trimtab.train import TrainSettings, train
-from trimtab.train.progress import Lines, Live, OneLine, sparks, terminal_progress
+from trimtab.train.show.progress import Lines, Live, OneLine, sparks, terminal_progress
 
 
 def test_without_a_terminal_lines_are_plain(capsys: pytest.CaptureFixture[str]) -> None:

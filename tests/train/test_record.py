@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 
 from trimtab.config.train import EngineSettings, TrainSettings
 from trimtab.errors import ConfigError, DiskError
-from trimtab.train.claim import claim_new
-from trimtab.train.disk import write_whole
-from trimtab.train.record import Record, manifest
+from trimtab.train.record.claim import claim_new
+from trimtab.train.record.disk import write_whole
+from trimtab.train.record.record import Record, manifest
 
 
 def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path: Path) -> None:

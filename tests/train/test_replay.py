@@ -8,8 +8,8 @@ import pytest
 
 from trimtab.errors import ConfigError
 from trimtab.signal import recipe
-from trimtab.train.record import Summary
-from trimtab.train.replay import read_dump, replay
+from trimtab.train.record.record import Summary
+from trimtab.train.record.replay import read_dump, replay
 
 
 @pytest.mark.parametrize("step", range(5))

@@ -15,9 +15,9 @@ from trimtab.config.train import TaskSettings, TrainSettings
 from trimtab.errors import CheckpointError, ConfigError
 from trimtab.signal import recipe
 from trimtab.train import resume, train
-from trimtab.train.checkpoint import newest_checkpoint
-from trimtab.train.progress import Silent
-from trimtab.train.record import Summary
+from trimtab.train.record.checkpoint import newest_checkpoint
+from trimtab.train.record.record import Summary
+from trimtab.train.show.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 TIMES = ("seconds", "tokens_per_second", "run_dir", "resumed")

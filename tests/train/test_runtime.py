@@ -22,10 +22,10 @@ from trimtab.train.interrupt import LISTENED
 from trimtab.train.learner import Learner
 from trimtab.train.opening import cautions
 from trimtab.train.policy import published, save
-from trimtab.train.progress import Lines, Silent
 from trimtab.train.publish import Publication
-from trimtab.train.runtime import Inline, Runtime, Wait
+from trimtab.train.runtimes.inline import Inline, Runtime, Wait
 from trimtab.train.setup import new_buffer, new_collector, open_runtime, task_and_policy
+from trimtab.train.show.progress import Lines, Silent
 from trimtab.train.warmstart import warm_start
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -110,7 +110,11 @@ def children() -> list[int]:
     # -ww: ps cuts lines at COLUMNS, and a checkout may lie deep.
     found = subprocess.run(["ps", "-wweo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in found.splitlines()[1:]]
-    return [int(pid) for pid, parent, args in rows if int(parent) == os.getpid() and "trimtab.train.sampler" in args]
+    return [
+        int(pid)
+        for pid, parent, args in rows
+        if int(parent) == os.getpid() and "trimtab.train.runtimes.sampler" in args
+    ]
 
 
 def opened(settings: TrainSettings, folder: Path):
@@ -144,9 +148,9 @@ def test_a_sampler_that_hangs_is_told_of_can_be_left_and_is_given_up(
     small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped process: it is alive, and never says a word again."""
-    monkeypatch.setattr("trimtab.train.processes.NOTICE_SECONDS", 0.05)
-    monkeypatch.setattr("trimtab.train.processes.POLL_SECONDS", 0.01)
-    monkeypatch.setattr("trimtab.train.processes.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("trimtab.train.runtimes.processes.NOTICE_SECONDS", 0.05)
+    monkeypatch.setattr("trimtab.train.runtimes.processes.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("trimtab.train.runtimes.processes.CLOSE_SECONDS", 0.1)
     policy, runtime = opened(small, tmp_path / "sampler")
     told: list[str] = []
     try:
@@ -179,8 +183,8 @@ def test_a_run_whose_sampler_hangs_still_stops_when_its_time_is_up(
     small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`max_minutes` is looked at while the learner waits, and a checkpoint is there afterwards."""
-    monkeypatch.setattr("trimtab.train.processes.POLL_SECONDS", 0.01)
-    monkeypatch.setattr("trimtab.train.processes.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("trimtab.train.runtimes.processes.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("trimtab.train.runtimes.processes.CLOSE_SECONDS", 0.1)
 
     class Stopper(Silent):
         def step(self, line: object) -> None:

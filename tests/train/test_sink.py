@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from trimtab.errors import ConfigError, MissingExtra
-from trimtab.train import sink
-from trimtab.train.sink import Sinks, open_sinks
+from trimtab.train.record import sink
+from trimtab.train.record.sink import Sinks, open_sinks
 
 CONFIG = {"seed": 0, "task": {"name": "sort"}}
 
@@ -61,7 +61,7 @@ LOGGED_AND_RESUMED = """
 import sys
 import warnings
 from pathlib import Path
-from trimtab.train.sink import open_sinks
+from trimtab.train.record.sink import open_sinks
 folder = Path(sys.argv[1])
 first = open_sinks(["NAME"], folder, config={"seed": 0})
 for step in range(4):

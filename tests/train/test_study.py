@@ -16,9 +16,9 @@ from rich.text import Text
 from trimtab.config.study import load_study, toml_text
 from trimtab.errors import ConfigError
 from trimtab.report.study import markdown, write_study
-from trimtab.train.study import StudyResult, run_study
-from trimtab.train.study_progress import Lines, Live
-from trimtab.train.study_table import Cell, check_expectations, half_width, read_cell, student_t, table
+from trimtab.train.study.progress import Lines, Live
+from trimtab.train.study.study import StudyResult, run_study
+from trimtab.train.study.table import Cell, check_expectations, half_width, read_cell, student_t, table
 
 PROTOCOL = """
 title = "Two arms"

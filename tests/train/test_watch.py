@@ -8,7 +8,7 @@ import pytest
 from trimtab.config.train import TrainSettings
 from trimtab.signal import Stage, part, recipe
 from trimtab.train import train
-from trimtab.train.progress import Silent
+from trimtab.train.show.progress import Silent
 from trimtab.train.watch import stage_effects
 
 pytestmark = pytest.mark.usefixtures("undrawn_here")

@@ -12,9 +12,9 @@ from trimtab.signal import Recipe
 
 def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None:
     """The recipe, the sizes, the memory by purpose, and the time of one real step times their number."""
-    from trimtab.train.cautions import cautions
-    from trimtab.train.memory import estimate_memory
-    from trimtab.train.precheck import caution_of_length, precheck
+    from trimtab.train.checks.cautions import cautions
+    from trimtab.train.checks.memory import estimate_memory
+    from trimtab.train.checks.precheck import caution_of_length, precheck
     from trimtab.train.setup import task_and_policy
 
     show_recipe(recipe, console, title=f"{recipe.name} will run")

@@ -58,9 +58,9 @@ def run_evaluation(
 
 def _read(folder: Path, overrides: list[str], which: str, *, trust: bool) -> tuple[TrainSettings, Path]:
     """The settings that a run had, or those given for a bare model folder. Code that only the run names is refused."""
-    from trimtab.train.identity import read_json
-    from trimtab.train.inputs import named_code, refuse_code
     from trimtab.train.opening import read_settings
+    from trimtab.train.record.identity import read_json
+    from trimtab.train.record.inputs import named_code, refuse_code
 
     if which not in KINDS:
         raise ConfigError(unknown_name("--which", which, list(KINDS)))

@@ -58,7 +58,7 @@ def explain_name(name: str, overrides: list[str], console: Console) -> None:
 
 def _show_cautions(run: RunFile, console: Console) -> None:
     """What the recipe and the trainer's settings, together, make unlikely to be meant."""
-    from trimtab.train.cautions import cautions
+    from trimtab.train.checks.cautions import cautions
 
     for text in cautions(run.train, run.build_recipe()):
         console.print(bold("  caution: ", text), soft_wrap=True)

@@ -20,8 +20,8 @@ SHOWN = (
 
 def run_replay(folder: Path, step: int, overrides: list[str], *, trust: bool = False) -> int:
     """0 when every metric came out as recorded, or for another recipe; 1 when one did not."""
-    from trimtab.train.identity import read_json
-    from trimtab.train.replay import read_dump, replay
+    from trimtab.train.record.identity import read_json
+    from trimtab.train.record.replay import read_dump, replay
 
     config = read_json(folder / "config.json")
     dump = read_dump(folder, step)
@@ -48,7 +48,7 @@ def run_replay(folder: Path, step: int, overrides: list[str], *, trust: bool = F
 
 def _recipe(folder: Path, config: dict[str, Any], overrides: list[str], *, trust: bool) -> Recipe:
     """The recipe given here, or the run's own; code that only the run names is imported on trust alone."""
-    from trimtab.train.inputs import named_formulas, refuse_code
+    from trimtab.train.record.inputs import named_formulas, refuse_code
 
     origin: dict[str, object] | None = config.get("origin")
     if overrides:
@@ -58,7 +58,7 @@ def _recipe(folder: Path, config: dict[str, Any], overrides: list[str], *, trust
     if not origin:
         raise ConfigError(
             f"replay: {folder} was started from Python with a recipe of its own, so it cannot be rebuilt from the "
-            "folder. Call trimtab.train.replay.replay(dump, recipe, updates_per_batch=…)."
+            "folder. Call trimtab.train.record.replay.replay(dump, recipe, updates_per_batch=…)."
         )
     return parse_run(origin, str(folder / "config.json")).build_recipe()
 

@@ -9,8 +9,8 @@ def show_study(protocol: Path, out: Path | None, jobs: int | None, quiet: bool) 
     128 + signal when Ctrl-C, SIGTERM or SIGHUP stopped it.
     """
     from trimtab.train.interrupt import exit_code
-    from trimtab.train.study import run_study
-    from trimtab.train.study_progress import study_progress
+    from trimtab.train.study.progress import study_progress
+    from trimtab.train.study.study import run_study
 
     result = run_study(protocol, out=out, jobs=jobs, progress=study_progress(quiet=quiet))
     if quiet:

@@ -12,7 +12,7 @@ from trimtab.errors import ConfigError
 from trimtab.signal import names
 
 if TYPE_CHECKING:
-    from trimtab.train.record import Summary
+    from trimtab.train.record.record import Summary
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def run_training(asked: Asked) -> None:
 
 def _train_control(settings: Any, recipe: Any, summary: Any, quiet: bool) -> None:
     """Train the control run, the same run without correction, and print both accuracies."""
-    from trimtab.train.twin import train_twin
+    from trimtab.train.study.twin import train_twin
 
     if not quiet:
         print("control run: the same run without correction ...", flush=True)

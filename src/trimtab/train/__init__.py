@@ -8,8 +8,8 @@ from trimtab.config.train import EarlyStop, EngineSettings, ModelSettings, TaskS
 
 if TYPE_CHECKING:
     from trimtab.signal import Recipe
-    from trimtab.train.progress import Progress
-    from trimtab.train.record import Summary
+    from trimtab.train.record.record import Summary
+    from trimtab.train.show.progress import Progress
 
 __all__ = [
     "DEFAULT_RECIPE",
@@ -45,7 +45,7 @@ def train(
     """
     _check_extras()
     from trimtab.signal import recipe as named
-    from trimtab.train.progress import terminal_progress
+    from trimtab.train.show.progress import terminal_progress
     from trimtab.train.whole import train_run
 
     if isinstance(recipe, str):
@@ -75,7 +75,7 @@ def resume(
     """
     _check_extras()
     from trimtab.train.opening import Leave
-    from trimtab.train.progress import terminal_progress
+    from trimtab.train.show.progress import terminal_progress
     from trimtab.train.whole import resume_run
 
     leave = Leave(last_good, accept_changes, start_over, trust)

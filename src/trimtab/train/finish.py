@@ -1,13 +1,13 @@
 """The only place that ends a run: the last measurements, the policy, the summary, the report."""
 
 from trimtab.rollout.engine import Sampling
-from trimtab.train.cautions import cautions
+from trimtab.train.checks.cautions import cautions
 from trimtab.train.evaluate import Repeated, answer_greedily, evaluate_and_keep, evaluate_repeated
 from trimtab.train.policy import save
-from trimtab.train.record import Outcome, Summary
+from trimtab.train.record.record import Outcome, Summary
+from trimtab.train.record.snapshot import checkpoint
+from trimtab.train.record.steps import keep_line
 from trimtab.train.run import Lead, Run
-from trimtab.train.snapshot import checkpoint
-from trimtab.train.steps import keep_line
 from trimtab.train.stops import why_nothing
 
 

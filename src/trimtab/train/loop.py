@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from trimtab.train.evaluate import evaluate_and_keep
 from trimtab.train.publish import publish
-from trimtab.train.record import Outcome
+from trimtab.train.record.record import Outcome
+from trimtab.train.record.snapshot import checkpoint
+from trimtab.train.record.steps import Clock, keep_line, keep_step
 from trimtab.train.run import Run
-from trimtab.train.snapshot import checkpoint
-from trimtab.train.steps import Clock, keep_line, keep_step
 from trimtab.train.stops import is_good_enough, why_failed, why_stop
 from trimtab.train.take import take_batch
 

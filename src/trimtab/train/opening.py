@@ -13,21 +13,21 @@ from trimtab.errors import CheckpointError, ConfigError
 from trimtab.rollout.task import Task
 from trimtab.signal import Recipe
 from trimtab.train.actor import Actor
-from trimtab.train.cautions import cautions
-from trimtab.train.checkpoint import Checkpoint, newest_checkpoint, settle_checkpoints
-from trimtab.train.describe import describe, is_same
-from trimtab.train.diagnose import Probe
-from trimtab.train.disk import restore_folder
-from trimtab.train.identity import Identity, write_identity
-from trimtab.train.inputs import hash_inputs
+from trimtab.train.checks.cautions import cautions
 from trimtab.train.learner import Learner
 from trimtab.train.policy import Policy, frozen_copy, new_critic, parameter_norm, save
-from trimtab.train.progress import Progress
-from trimtab.train.record import Record, manifest
+from trimtab.train.record.checkpoint import Checkpoint, newest_checkpoint, settle_checkpoints
+from trimtab.train.record.describe import describe, is_same
+from trimtab.train.record.diagnose import Probe
+from trimtab.train.record.disk import restore_folder
+from trimtab.train.record.identity import Identity, write_identity
+from trimtab.train.record.inputs import hash_inputs
+from trimtab.train.record.record import Record, manifest
+from trimtab.train.record.sink import open_sinks
+from trimtab.train.record.snapshot import fill, restore_learner, restored_rollouts, restored_tally, share_checkpoint
 from trimtab.train.run import Lead, Run, Tally
 from trimtab.train.setup import new_buffer, new_collector, new_engine, open_runtime, task_and_policy
-from trimtab.train.sink import open_sinks
-from trimtab.train.snapshot import fill, restore_learner, restored_rollouts, restored_tally, share_checkpoint
+from trimtab.train.show.progress import Progress
 from trimtab.train.warmstart import warm_start
 from trimtab.train.world import World
 

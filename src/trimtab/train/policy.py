@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trimtab.errors import ConfigError
 from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.tokenizer import character_tokenizer
-from trimtab.train.disk import make_folder, whole_folder, write_json, writing
+from trimtab.train.record.disk import make_folder, whole_folder, write_json, writing
 from trimtab.train.world import World, alone, local, whole
 
 if TYPE_CHECKING:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from trimtab.config.train import TrainSettings
 from trimtab.rollout.collect import Collector
 from trimtab.rollout.task import Task
-from trimtab.train.diagnose import Probe
 from trimtab.train.learner import Learner
 from trimtab.train.policy import Policy
-from trimtab.train.progress import Progress
 from trimtab.train.publish import Publication
-from trimtab.train.record import Record
-from trimtab.train.runtime import Runtime
+from trimtab.train.record.diagnose import Probe
+from trimtab.train.record.record import Record
+from trimtab.train.runtimes.inline import Runtime
+from trimtab.train.show.progress import Progress
 from trimtab.train.world import World
 
 if TYPE_CHECKING:
-    from trimtab.train.sink import Sinks
+    from trimtab.train.record.sink import Sinks
 
 
 @dataclass

@@ -15,8 +15,8 @@ from trimtab.rollout.task import Task, open_task
 from trimtab.signal import Recipe
 from trimtab.signal.vote import constant_groups, votes_and_trains
 from trimtab.train.policy import Policy, frozen_copy, load, new_policy
-from trimtab.train.processes import Processes
-from trimtab.train.runtime import Inline, Runtime
+from trimtab.train.runtimes.inline import Inline, Runtime
+from trimtab.train.runtimes.processes import Processes
 
 if TYPE_CHECKING:
     from trimtab.config.train import TrainSettings

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from trimtab.config.train import EarlyStop
 from trimtab.train.policy import parameter_norm
-from trimtab.train.record import Outcome
+from trimtab.train.record.record import Outcome
 from trimtab.train.run import Run
 
 DIVERGED = 1000.0

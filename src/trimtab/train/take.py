@@ -6,7 +6,7 @@ from typing import Any
 from trimtab.errors import SignalError
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.train.run import Lead, Run
-from trimtab.train.runtime import Delivered, Wait
+from trimtab.train.runtimes.inline import Delivered, Wait
 from trimtab.train.stops import is_asked
 
 

@@ -11,21 +11,21 @@ from trimtab.config import parse_run
 from trimtab.config.train import TrainSettings
 from trimtab.errors import ConfigError, SignalError
 from trimtab.signal import Recipe
-from trimtab.train.claim import claim, claim_new
-from trimtab.train.disk import writing
+from trimtab.train.checks.precheck import precheck
 from trimtab.train.finish import finish
-from trimtab.train.identity import Identity, read_identity, read_json
-from trimtab.train.inputs import hash_inputs, named_code, refuse_code
 from trimtab.train.interrupt import StopRequest, stop_on_signals
 from trimtab.train.loop import loop
 from trimtab.train.opening import SAMPLER, Leave, check_same_recipe, open_new, open_resumed, resumed_settings
-from trimtab.train.precheck import precheck
-from trimtab.train.progress import Progress, Silent, Unbroken
 from trimtab.train.publish import publish
-from trimtab.train.record import Summary
+from trimtab.train.record.claim import claim, claim_new
+from trimtab.train.record.disk import writing
+from trimtab.train.record.identity import Identity, read_identity, read_json
+from trimtab.train.record.inputs import hash_inputs, named_code, refuse_code
+from trimtab.train.record.record import Summary
+from trimtab.train.record.snapshot import checkpoint
 from trimtab.train.run import Run
 from trimtab.train.setup import task_and_policy
-from trimtab.train.snapshot import checkpoint
+from trimtab.train.show.progress import Progress, Silent, Unbroken
 from trimtab.train.stops import DIVERGED
 from trimtab.train.world import open_world
 

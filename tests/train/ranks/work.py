@@ -18,7 +18,7 @@ from trimtab.rollout.rollouts import Rollouts
 from trimtab.signal import Recipe, recipe
 from trimtab.train.learner import Learner
 from trimtab.train.policy import Policy, new_policy
-from trimtab.train.snapshot import fill
+from trimtab.train.record.snapshot import fill
 from trimtab.train.world import World, open_world, whole
 
 SMALL = ModelSettings(hidden_size=16, num_layers=1, num_heads=2, mlp_size=32)

@@ -7,13 +7,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from trimtab.report.study import interval, seeds, verdict
-from trimtab.train.progress import Redrawn
+from trimtab.train.show.progress import Redrawn
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from trimtab.config.study import Protocol as StudyProtocol
-    from trimtab.train.study_table import Cell
+    from trimtab.train.study.table import Cell
 
 
 class StudyProgress(Protocol):

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from trimtab.errors import CheckpointError, ConfigError
-from trimtab.train.disk import plain, write_json
-from trimtab.train.inputs import Inputs, changed_inputs, refuse_changed
+from trimtab.train.record.disk import plain, write_json
+from trimtab.train.record.inputs import Inputs, changed_inputs, refuse_changed
 
 CONFIG, MANIFEST = "config.json", "manifest.json"
 UNSEALED = ("run_id", "started_by", "accepted")

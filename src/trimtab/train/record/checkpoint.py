@@ -18,7 +18,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from trimtab.errors import CheckpointError
-from trimtab.train.disk import (
+from trimtab.train.record.disk import (
     DRAFT,
     OLD,
     remove_folder,

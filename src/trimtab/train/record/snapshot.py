@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.signal import SignalState
-from trimtab.train.checkpoint import Checkpoint, write_checkpoint
 from trimtab.train.learner import Learner
+from trimtab.train.record.checkpoint import Checkpoint, write_checkpoint
 from trimtab.train.run import Run, Tally
 from trimtab.train.world import World, place, whole
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from trimtab.config.study import Arm, Protocol, load_study, toml_text
 from trimtab.errors import ConfigError
-from trimtab.train.disk import make_folder, write_json, write_whole, writing
 from trimtab.train.interrupt import raise_on_signals
-from trimtab.train.study_progress import Silent, StudyProgress
-from trimtab.train.study_table import Checked, Row, check_expectations, read_cell, read_summary, table
+from trimtab.train.record.disk import make_folder, write_json, write_whole, writing
+from trimtab.train.study.progress import Silent, StudyProgress
+from trimtab.train.study.table import Checked, Row, check_expectations, read_cell, read_summary, table
 
 PATIENCE = 0.1
 """Seconds between two looks at the running processes."""

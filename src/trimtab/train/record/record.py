@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from trimtab.train.claim import LOCK
-from trimtab.train.disk import append_line, make_folder, sync_folder, write_json, write_tensors, writing
-from trimtab.train.identity import CONFIG, MANIFEST
-from trimtab.train.lines import cut_lines, has_trained, sync_lines
+from trimtab.train.record.claim import LOCK
+from trimtab.train.record.disk import append_line, make_folder, sync_folder, write_json, write_tensors, writing
+from trimtab.train.record.identity import CONFIG, MANIFEST
+from trimtab.train.show.lines import cut_lines, has_trained, sync_lines
 
 if TYPE_CHECKING:
     from trimtab.config.train import TrainSettings

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from trimtab.config.train import TrainSettings
 from trimtab.signal import Recipe, Stage, part
-from trimtab.train.progress import Silent
-from trimtab.train.record import Summary
+from trimtab.train.record.record import Summary
+from trimtab.train.show.progress import Silent
 
 FOLDER = "twin"
 

@@ -21,7 +21,7 @@ from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.rollouts import Rollouts, join
 from trimtab.rollout.wire import receive, send
 from trimtab.train.publish import Publication
-from trimtab.train.runtime import FOR_EVER, Arrived, Delivered, Wait, in_batches
+from trimtab.train.runtimes.inline import FOR_EVER, Arrived, Delivered, Wait, in_batches
 
 POLL_SECONDS = 0.2
 """How often a waiting learner looks at signals and at the time."""
@@ -225,10 +225,10 @@ class Processes:
 
 def _start(words: IO[bytes]) -> "subprocess.Popen[bytes]":
     """Start the child with this Python and this package. What it prints goes to a file."""
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[3]
     path = os.pathsep.join(part for part in (str(package), os.environ.get("PYTHONPATH", "")) if part)
     return subprocess.Popen(
-        [sys.executable, "-m", "trimtab.train.sampler"],
+        [sys.executable, "-m", "trimtab.train.runtimes.sampler"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=words,

@@ -7,7 +7,7 @@ written again.
 import json
 from pathlib import Path
 
-from trimtab.train.disk import sync_file, write_whole, writing
+from trimtab.train.record.disk import sync_file, write_whole, writing
 
 
 def cut_lines(path: Path, *, before_step: int) -> str:

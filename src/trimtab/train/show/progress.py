@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.live import Live as RichLive
 
     from trimtab.config.train import TrainSettings
-    from trimtab.train.record import Summary
+    from trimtab.train.record.record import Summary
 
 SPARKS = "▁▂▃▄▅▆▇█"
 ENDINGS = {

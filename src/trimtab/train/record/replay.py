@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from trimtab.errors import ConfigError, SignalError
 from trimtab.rollout.rollouts import WHOLE, Rollouts
-from trimtab.rollout.rows import cut
 from trimtab.signal import (
     Metrics,
     Recipe,
@@ -25,7 +23,7 @@ from trimtab.signal import (
     step,
     token_loss,
 )
-from trimtab.train.identity import read_json
+from trimtab.train.record.identity import read_json
 
 SAID = ("logp_old", "logp_ref", "value_old", "value_after")
 """What the models said before the batch, if the recipe asked for it."""
@@ -90,7 +88,7 @@ def _read(path: Path, number: int) -> Dump:
         state = SignalState(effects, int(meta["state"]["window"]))
         metrics = {name: value for name, value in meta["metrics"].items() if value is not None}
         tensors = load_file(path)
-        rollouts = Rollouts.read(tensors, meta["rollouts"]) if "rollouts" in meta else _first_format(tensors, path)
+        rollouts = Rollouts.read(tensors, meta["rollouts"])
         said = {name: value for name, value in tensors.items() if name not in WHOLE}
         return Dump(number, rollouts, said, state, metrics, int(meta.get("seed", 0)))
     except (SafetensorError, SignalError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
@@ -119,25 +117,6 @@ def replay(dump: Dump, recipe: Recipe, *, updates_per_batch: int) -> Replayed:
     if losses:
         values["train/loss"] = sum(losses) / len(losses)
     return Replayed(values, _differences(dump.metrics, values))
-
-
-def _first_format(tensors: dict[str, Tensor], path: Path) -> Rollouts:
-    """A dump of version 0.1, whose sequences had no tickets of their own."""
-    group, size = tensors["group"], int(tensors["group"].bincount().max())
-    most = int(read_json(path.parents[1] / "config.json")["max_tokens_per_micro_batch"])
-    scored, nothing = tensors["scored"], torch.zeros(len(group), dtype=torch.int32)
-    tensors["part"] = torch.full((len(group),), -1)
-    for number in range(int(tensors["update"].max()) + 1):
-        mine = (tensors["update"] == number).nonzero()[:, 0]
-        for place, part in enumerate(cut(tensors["token_counts"], mine, most=most)):
-            tensors["part"][part] = place
-    return Rollouts(
-        ids=tensors["ids"], trainable=tensors["trainable"], logp_rollout=tensors["logp_rollout"],
-        version=tensors["version"], turn=tensors["turn"], length=tensors["id_counts"], prompt_length=nothing,
-        finish=(~tensors["ended"]).to(torch.int8), episode=torch.arange(len(group)),
-        reward=tensors["reward"].double(), status=(~scored).to(torch.int8), ticket=tensors["sequence_id"] // size,
-        sample=(tensors["sequence_id"] % size).int(), prompts={},
-    )  # fmt: skip
 
 
 def _replay_update(update: Update, dump: Dump, recipe: Recipe) -> tuple[Metrics, float]:

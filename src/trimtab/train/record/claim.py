@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trimtab.errors import ConfigError
-from trimtab.train.disk import make_folder, writing
+from trimtab.train.record.disk import make_folder, writing
 
 LOCK = ".lock"
 

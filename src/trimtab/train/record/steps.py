@@ -3,11 +3,11 @@
 import time
 
 from trimtab.rollout.rollouts import Rollouts
-from trimtab.train.diagnose import diagnostics, measured_now, split_drift, staleness
 from trimtab.train.learner import Learned, signal_seed
+from trimtab.train.record.diagnose import diagnostics, measured_now, split_drift, staleness
+from trimtab.train.record.transcript import transcripts
 from trimtab.train.run import Lead, Run
-from trimtab.train.runtime import Delivered
-from trimtab.train.transcript import transcripts
+from trimtab.train.runtimes.inline import Delivered
 
 
 class Clock:

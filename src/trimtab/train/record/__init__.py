@@ -1,0 +1,1 @@
+"""What a run leaves on the disk: logs, checkpoints, identity, dumps; and what reads them again."""

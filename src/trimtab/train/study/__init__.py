@@ -1,0 +1,1 @@
+"""Several runs to compare: arms and seeds, and a control run."""
