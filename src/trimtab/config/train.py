@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from trimtab.config.table import Table
-from trimtab.errors import ConfigError
+from trimtab.errors import ConfigError, unknown_name
 
 MOST = 2**31 - 1
 """The largest count. More would not fit where torch and numpy count."""
@@ -37,7 +37,7 @@ Share = Annotated[Float, Field(gt=0, le=1)]
 File = Annotated[Path, AfterValidator(_refuse_bad_name)]
 Format = Literal["fp32", "bf16", "int8", "int4", "int3"]
 Runtime = Literal["inline", "processes"]
-Sink = Literal["tensorboard", "wandb", "trackio"]
+LOGGERS = ("tensorboard", "wandb", "trackio")
 
 
 class TaskSettings(Table):
@@ -120,6 +120,8 @@ class ModelSettings(Table):
 class EngineSettings(Table):
     """The sampler: how it stores the parameters, and which distribution it draws from."""
 
+    name: str = "embedded"
+    """Who samples: `embedded`, or an engine of your own as `module:factory`, called with model, tokenizer, settings."""
     format: Format = "fp32"
     """Number format of the sampler's weight matrices; below fp32 the sampler differs from the trainer."""
     top_p: Share = 1.0
@@ -130,6 +132,12 @@ class EngineSettings(Table):
     """Record which tokens top-p and top-k left, so that the trainer can compute its log-probs over the same ones."""
     max_rows: Natural = 0
     """Answers sampled at once; as one ends the next enters. 0: all of them."""
+
+    @model_validator(mode="after")
+    def _engine_is_known(self) -> "EngineSettings":
+        if self.name != "embedded" and ":" not in self.name:
+            raise ConfigError(unknown_name("train.engine.name", self.name, ["embedded", "module:factory"]))
+        return self
 
 
 class EarlyStop(Table):
@@ -210,8 +218,8 @@ class TrainSettings(Table):
     """Latest checkpoints kept; the best one is kept besides."""
     dump_batches: bool = False
     """Write every batch the signal saw to `batches/step_NNNN.safetensors`, for `trimtab replay`."""
-    log_to: tuple[Sink, ...] = ()
-    """Where metrics go besides `metrics.jsonl`: tensorboard, wandb, trackio."""
+    log_to: tuple[str, ...] = ()
+    """Where metrics go besides `metrics.jsonl`: tensorboard, wandb, trackio, or your own logger as `module:factory`."""
     threads: Annotated[Count, Field(le=1024)] = 1
     """CPU threads of torch, for sampler and learner each; both must fit. With 1, equal seeds give equal numbers."""
 
@@ -227,6 +235,13 @@ class TrainSettings(Table):
         path = path.path if isinstance(path, ModelSettings) else path
         brought = "warm_start_steps" not in table and isinstance(path, str | Path)
         return {**table, "warm_start_steps": 0} if brought else table
+
+    @model_validator(mode="after")
+    def _loggers_are_known(self) -> "TrainSettings":
+        for name in self.log_to:
+            if name not in LOGGERS and ":" not in name:
+                raise ConfigError(unknown_name("train.log_to", name, [*LOGGERS, "module:factory"]))
+        return self
 
     @model_validator(mode="after")
     def _updates_fit_the_batch(self) -> "TrainSettings":

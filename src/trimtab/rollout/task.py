@@ -4,11 +4,12 @@ It knows nothing of tokens, models or groups. The tasks themselves lie in `tasks
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from trimtab.errors import ConfigError, unknown_name
+from trimtab.rollout.own import build
 
 if TYPE_CHECKING:
     from trimtab.config.train import TaskSettings
@@ -169,23 +170,6 @@ def open_task(settings: "TaskSettings", seed: int) -> Task:
 
 def _own_task(settings: "TaskSettings", seed: int) -> Task:
     """A task of the user's own, built by `factory(settings, seed)`."""
-    from trimtab.rollout.reward_worker import CannotLoad, error_text, locate
-
-    try:
-        factory = cast("Callable[[TaskSettings, int], Task]", locate(settings.name))
-        task = factory(settings, seed)
-    except CannotLoad as error:
-        raise ConfigError(f"task: {error}") from error
-    except Exception as error:  # the factory is the user's own, and may raise anything
-        raise ConfigError(
-            f"task: {settings.name} raised {error_text(error)}, so there is no task. Repair the factory; it is called "
-            "with the settings of train.task and a seed."
-        ) from error
     members = ("name", "alphabet", "train", "held_out", "environment", "demonstration", "judge")
-    missing = [member for member in members if not hasattr(task, member)]
-    if missing:
-        raise ConfigError(
-            f"task: {settings.name} returned an object of type {type(task).__name__} without "
-            f"{', '.join(missing)}, so it is not a task. Give it the members of trimtab.rollout.Task."
-        )
-    return task
+    takes = "the settings of train.task and a seed"
+    return cast(Task, build("task", settings.name, members, settings, seed, takes=takes, like="trimtab.rollout.Task"))

@@ -213,7 +213,7 @@ def catalog() -> dict[str, Formula]:
 
 
 def find(name: str, stage: str | tuple[str, ...] | None = None) -> Formula:
-    """A formula by catalogue name ("clipped" when the stage is known), or by dotted path ("my_package.losses.mine")."""
+    """A formula by catalogue name ("clipped" when the stage is known), or by path ("my_losses:mine", "a.b.mine")."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
         raise SignalError(f"formula: a name is a text, not {name!r}. `trimtab catalog` lists them.")
     known = catalog()
@@ -222,7 +222,7 @@ def find(name: str, stage: str | tuple[str, ...] | None = None) -> Formula:
         if candidate in known:
             return known[candidate]
     head = name.partition(".")[0]
-    if "." in name and head not in STAGES:
+    if ":" in name or ("." in name and head not in STAGES):
         return _outside(name, stages[0])
     wanted = (head,) if head in STAGES else stages
     raise SignalError(unknown_name("formula", name, [one for one in known if one.partition(".")[0] in wanted]))

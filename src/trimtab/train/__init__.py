@@ -9,6 +9,7 @@ from trimtab.config.train import EarlyStop, EngineSettings, ModelSettings, TaskS
 if TYPE_CHECKING:
     from trimtab.signal import Recipe
     from trimtab.train.record.record import Summary
+    from trimtab.train.record.sink import Sink as Sink
     from trimtab.train.show.progress import Progress
 
 __all__ = [

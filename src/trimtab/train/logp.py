@@ -59,14 +59,8 @@ def token_pass(
 
     Undefined when a trainable token stands in the first column: nothing precedes it that could predict it.
     """
-    if not bool((rows.column_of_token > 0).all()):
-        first = rows.row_of_token[rows.column_of_token == 0].tolist()
-        raise SignalError(
-            f"token_pass: rows {first} train their first token, so nothing predicts it. Put a prompt token before it."
-        )
+    check_places(rows)
     target = rows.ids[rows.row_of_token, rows.column_of_token]
-    if rows.support is not None:
-        _check_support(*rows.support, target)
     # No attention mask: padding stands to the right of every real token, where causal attention cannot see it.
     # The last column predicts nothing in these rows, so it is computed only for the state after it.
     ids = rows.ids if with_state_after else rows.ids[:, :-1]
@@ -90,6 +84,17 @@ def token_pass(
         state=wide(state).to(here) if with_state else None,
         state_after=None if after is None else wide(after).to(here),
     )
+
+
+def check_places(rows: Rows) -> None:
+    """Refuse rows whose trainable tokens nothing predicts, or that could not have been sampled. It reads values."""
+    if not bool((rows.column_of_token > 0).all()):
+        first = rows.row_of_token[rows.column_of_token == 0].tolist()
+        raise SignalError(
+            f"token_pass: rows {first} train their first token, so nothing predicts it. Put a prompt token before it."
+        )
+    if rows.support is not None:
+        _check_support(*rows.support, rows.ids[rows.row_of_token, rows.column_of_token])
 
 
 def wide(values: Tensor) -> Tensor:

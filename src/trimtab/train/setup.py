@@ -9,6 +9,7 @@ from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import Engine, Sampling
+from trimtab.rollout.own import build
 from trimtab.rollout.reward import open_scorer
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.task import Task, open_task
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from trimtab.config.train import TrainSettings
 
 
+ENGINE = ("version", "dtype", "load", "sample")
+
+
 def task_and_policy(settings: "TrainSettings") -> tuple[Task, Policy]:
     """The task, and the policy: a model folder, or a new small model for the task's characters."""
     task = open_task(settings.task, settings.seed)
@@ -30,10 +34,15 @@ def task_and_policy(settings: "TrainSettings") -> tuple[Task, Policy]:
     return task, new_policy(settings.model, task.alphabet, settings.seed)
 
 
-def new_engine(policy: Policy, settings: "TrainSettings", *, exact: bool = False) -> Embedded:
-    """An engine with a copy of the policy's model; `exact` ones keep the policy's own number format."""
+def new_engine(policy: Policy, settings: "TrainSettings", *, exact: bool = False) -> Engine:
+    """An engine with a copy of the policy's model; `exact` ones keep the policy's own number format, and are ours."""
+    model = frozen_copy(policy.model)
+    if ":" in settings.engine.name and not exact:
+        takes = "a copy of the model, the tokenizer and the settings of the run"
+        given = (model, policy.tokenizer, settings)
+        return build("engine", settings.engine.name, ENGINE, *given, takes=takes, like="trimtab.rollout.Engine")
     return Embedded(
-        frozen_copy(policy.model),
+        model,
         pad_id=policy.pad_id,
         eos_id=policy.eos_id,
         format="fp32" if exact else settings.engine.format,

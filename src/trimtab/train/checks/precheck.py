@@ -110,7 +110,7 @@ def _check_groups(settings: "TrainSettings", recipe: Recipe) -> None:
 
 def _check_packages(settings: "TrainSettings") -> None:
     for name in settings.log_to:
-        if find_spec(name) is None:
+        if ":" not in name and find_spec(name) is None:
             raise MissingExtra(
                 f'log_to: {name} is not installed, so its metrics would go nowhere: pip install "trimtab[{name}]"'
             )

@@ -78,6 +78,7 @@ def refuse_changed(changed: Inputs) -> None:
 def named_code(settings: TrainSettings, origin: Mapping[str, object] | None) -> dict[str, str]:
     """Code outside of trimtab that a run imports, by the setting that names it."""
     named = {"train.task.reward": settings.task.reward, "train.task.name": settings.task.name}
+    named |= {"train.engine.name": settings.engine.name, **{f"train.log_to {one}": one for one in settings.log_to}}
     code = {key: name for key, name in named.items() if ":" in name}
     return code | named_formulas(origin)
 
@@ -123,7 +124,7 @@ def _formulas(key: str, table: object) -> Iterator[tuple[str, str]]:
     elif isinstance(table, list | tuple):
         for place, value in enumerate(cast("list[Any]", table)):
             yield from _formulas(f"{key}.{place}", value)
-    elif isinstance(table, str) and "." in table and table.partition(".")[0] not in STAGES:
+    elif isinstance(table, str) and (":" in table or ("." in table and table.partition(".")[0] not in STAGES)):
         yield key, table
 
 

@@ -17,10 +17,12 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from trimtab.errors import ConfigError, MissingExtra, unknown_name
+from trimtab.rollout.own import build
 
 PROJECT = "trimtab"
 SENT = "sinks.json"
@@ -77,15 +79,19 @@ def open_sinks(
     """Open the named sinks. `resumed_step` is the first step that a resumed run will log, None for a new run."""
     wanted = list(dict.fromkeys(names))
     for name in wanted:
-        if name not in OPENERS:
-            raise ConfigError(unknown_name("log_to", name, sorted(OPENERS)))
-        _require(name)
+        if name in OPENERS:
+            _require(name)
+        elif ":" not in name:
+            raise ConfigError(unknown_name("log_to", name, [*sorted(OPENERS), "module:factory"]))
     sinks = Sinks()
     sent = Sent.read(folder, fresh=resumed_step is None)
     for name in wanted:
         try:
             with _silence():
-                sinks.open[name] = OPENERS[name](folder, resumed_step, dict(config), sent)
+                opener = OPENERS.get(name) or partial(Own.open, name)
+                sinks.open[name] = opener(folder, resumed_step, dict(config), sent)
+        except ConfigError:  # a logger that was never one is a mistake in the settings
+            raise
         except Exception as error:  # no account, no disk, an unknown version: no reason to end a run
             sinks.drop(name, "open", error)
     return sinks
@@ -196,6 +202,28 @@ class Trackio:
 
     def close(self) -> None:
         self.trackio.finish()
+
+
+@dataclass
+class Own:
+    """A logger of the user's own, from `module:factory`: called with the run folder and the settings."""
+
+    name: str
+    made: Sink
+    sent: Sent
+
+    @classmethod
+    def open(cls, name: str, folder: Path, resumed_step: int | None, config: dict[str, object], sent: Sent) -> "Own":
+        takes = "the run folder and the settings"
+        made = build("logger", name, ("log", "close"), folder, config, takes=takes, like="trimtab.train.Sink")
+        return cls(name, made, sent)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self.sent.claim_step(self.name, step):
+            self.made.log(step, metrics)
+
+    def close(self) -> None:
+        self.made.close()
 
 
 OPENERS: dict[str, Callable[[Path, int | None, dict[str, object], Sent], Sink]] = {
