@@ -20,7 +20,7 @@ from trimtab.train.learner import Learner
 from trimtab.train.policy import Policy
 
 OTHER = "meta"
-"""A device that every build of torch has and that is not the CPU: fake tensors on it refuse to meet those of the CPU."""
+"""Every build of torch has this device, and fake tensors on it refuse to meet those of the CPU."""
 
 
 def on_fake_gpu(rows: Rows, mode: FakeTensorMode) -> Rows:
@@ -35,8 +35,9 @@ def test_a_pass_on_another_device_mixes_none(policy: Policy, entropy_graph: bool
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
         from transformers import Qwen3ForCausalLM
 
-        model = Qwen3ForCausalLM(policy.model.config).to(OTHER)
-        critic = torch.nn.Linear(policy.critic.in_features, 1).to(OTHER)
+        with torch.device(OTHER):
+            model = Qwen3ForCausalLM(policy.model.config)
+            critic = torch.nn.Linear(policy.critic.in_features, 1)
         actor = Actor(model, critic, temperature=0.7)
         with pytest.MonkeyPatch.context() as patch:  # its values decide, and a fake tensor has none
             patch.setattr("trimtab.train.logp.check_places", lambda rows: None)

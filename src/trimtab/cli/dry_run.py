@@ -13,7 +13,7 @@ from trimtab.signal import Recipe
 def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None:
     """The recipe, the sizes, the memory by purpose, and the time of one real step times their number."""
     from trimtab.train.checks.cautions import cautions
-    from trimtab.train.checks.memory import estimate_memory
+    from trimtab.train.checks.memory import estimate_memory, model_copies
     from trimtab.train.checks.precheck import caution_of_length, precheck
     from trimtab.train.setup import task_and_policy
 
@@ -34,6 +34,7 @@ def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None
         "warm start": warm,
         "batch": f"{settings.prompts_per_step} prompts x {settings.samples_per_prompt} answers, at most "
         f"{tokens:,} trainable tokens; {settings.updates_per_batch} updates",
+        "copies": _copies(model_copies(settings, recipe)),
         "memory": _memory(estimate_memory(policy, settings, recipe)),
         "time": _time(settings, recipe),
     }
@@ -43,6 +44,11 @@ def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None
     for name, text in [*rows.items(), *(("warning", text) for text in warnings)]:
         style = "yellow" if name == "warning" else "bold"
         console.print(Text.assemble((f"{name:<12}", style), text), soft_wrap=True)
+
+
+def _copies(copies: dict[str, str]) -> str:
+    named = ", ".join(f"{name} ({what})" for name, what in copies.items())
+    return f"{len(copies)} of the model: {named}"
 
 
 def _memory(sizes: dict[str, int]) -> str:

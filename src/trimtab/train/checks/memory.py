@@ -28,21 +28,24 @@ def estimate_memory(
 ) -> dict[str, int]:
     """Bytes that a run takes at its highest, by what they are for; `prompt_tokens` is the longest prompt.
 
-    optimizer: two moments, and room for one update. engines: the sampler's copy and the evaluation's, in float32, and
+    optimizer: two moments, room for one update, masters. engines: the sampler's copy and the evaluation's, in float32, and
     the copy that is checked while it is loaded. activations: of one micro-batch. logits: of one chunk. cache: keys and
     values of the answers that are sampled at once.
     """
     inline = settings.runtime == "inline"
     own, length = policy.parameter_bytes, prompt_tokens + settings.max_new_tokens
     chunk = min(LOGITS_BYTES, 4 * _vocabulary(policy) * settings.max_tokens_per_micro_batch)
+    copies = model_copies(settings, recipe)
+    masters = 0 if policy.dtype == "float32" else 4 * policy.num_parameters
     sizes = {
         "libraries": LIBRARIES * (1 if inline else 2),
         "parameters": own,
         "gradients": own,
-        "optimizer": 3 * own,
-        # A sampler process loads the policy and copies it for its engine; the learner keeps one copy more to probe.
-        "engines": (3 if inline else 5) * 4 * policy.num_parameters,
-        "reference": own if "logp_ref" in recipe.needs else 0,
+        # Two moments and room for one update, in float32; and masters of parameters in half precision.
+        "optimizer": 3 * 4 * policy.num_parameters + masters,
+        # And the copy that is checked while an engine loads it.
+        "engines": (len(copies) - 1 - ("reference" in copies) + 1) * 4 * policy.num_parameters,
+        "reference": own if "reference" in copies else 0,
         "activations": _activations(policy, settings, length),
         "logits": LOGITS_COPIES * chunk,
         "cache": _cache(policy, settings, length),
@@ -50,10 +53,21 @@ def estimate_memory(
     return {name: size for name, size in sizes.items() if size}
 
 
+def model_copies(settings: "TrainSettings", recipe: Recipe) -> dict[str, str]:
+    """Every copy of the model that a run holds, and what it is for. Ranks share the first two, shard by shard."""
+    copies = {"policy": "trained"}
+    if "logp_ref" in recipe.needs:
+        copies["reference"] = "frozen, for the KL"
+    copies |= {"engine": f"samples, {settings.engine.format}", "judge": "answers held-out prompts, fp32"}
+    if settings.runtime != "inline":
+        copies |= {"probe": "the version that sampled, for the drift", "start": "what the sampler process began with"}
+    return copies
+
+
 def _activations(policy: Policy, settings: "TrainSettings", length: int) -> int:
     """Prompt and padding are computed like the tokens that train."""
     config = policy.model.config
-    answers = max(1, min(settings.max_tokens_per_micro_batch // settings.max_new_tokens, _answers(settings)))
+    answers = max(1, min(settings.max_tokens_per_micro_batch // length, _answers(settings)))
     size = next(policy.model.parameters()).element_size()
     hidden = int(config.hidden_size)
     mlp = int(getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden)
