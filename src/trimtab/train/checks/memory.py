@@ -28,9 +28,9 @@ def estimate_memory(
 ) -> dict[str, int]:
     """Bytes that a run takes at its highest, by what they are for; `prompt_tokens` is the longest prompt.
 
-    optimizer: two moments, room for one update, masters. engines: the sampler's copy and the evaluation's, in float32, and
-    the copy that is checked while it is loaded. activations: of one micro-batch. logits: of one chunk. cache: keys and
-    values of the answers that are sampled at once.
+    optimizer: two moments, room for one update, masters. engines: the sampler's copy and the evaluation's, in float32,
+    and the copy that is checked while it is loaded. activations: of one micro-batch. logits: of one chunk. cache: keys
+    and values of the answers that are sampled at once.
     """
     inline = settings.runtime == "inline"
     own, length = policy.parameter_bytes, prompt_tokens + settings.max_new_tokens
