@@ -77,8 +77,8 @@ plant(
     "baseline_of_the_own_rank",
     whitened,
     "signal.parallel:gather",
-    "_check_alike(batch, reducer)",
-    "_check_alike(batch, reducer)\n    return batch, torch.arange(len(batch.sequence_id))",
+    "batch = _alike(batch, reducer)",
+    "batch = _alike(batch, reducer)\n    return batch, torch.arange(len(batch.sequence_id))",
 )
 plant(
     "parallel_layout",
