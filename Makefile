@@ -4,7 +4,7 @@ ARGS =
 WORKERS = 2
 
 # One thread per worker: two torch processes with all threads each would fight over the cores.
-PYTEST = OMP_NUM_THREADS=1 .venv/bin/pytest -q -n $(WORKERS)
+PYTEST = OMP_NUM_THREADS=1 .venv/bin/pytest -q -n $(WORKERS) --dist loadgroup
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -15,11 +15,12 @@ train: ## run the main job; ARGS="--seed 1" passes options on
 
 test: ## run the tests, all but the slow ones
 	@sh scripts/setup.sh dev
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) --ignore tests/train/test_ranks.py $(ARGS)
+	@OMP_NUM_THREADS=1 .venv/bin/pytest -q tests/train/test_ranks.py
 
 test-all: ## run every test, with every extra; more than an hour
 	@sh scripts/setup.sh dev all oracle
-	@$(PYTEST) -m "" $(ARGS)
+	@TRIMTAB_ALL_RANKS=1 $(PYTEST) -m "" $(ARGS)
 
 right: ## check right functions and their wrong twins; about two hours on two cores; ARGS="--sample 90" for some
 	@sh scripts/setup.sh dev

@@ -171,7 +171,9 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("text", WRONG)
+@pytest.mark.parametrize(
+    "text", [pytest.param(text, marks=pytest.mark.slow if i % 3 else ()) for i, text in enumerate(WRONG)]
+)
 def test_only_the_culprit_is_marked_and_the_pool_goes_on(odd: RewardPool, hasty: RewardPool, text: str) -> None:
     pool = hasty if text in ENDLESS else odd
     verdicts = judged(pool, "good", text, "fine")

@@ -49,6 +49,7 @@ def test_each_check_is_a_test_and_a_finding_shows_its_smallest_case(tmp_path: Pa
     assert "could not run: no answer within 5 s: it may hang on some case" in told
 
 
+@pytest.mark.slow
 def test_a_target_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     done = pytest_in(tmp_path, "--trimtab", "nowhere.py")
     assert done.returncode == 4

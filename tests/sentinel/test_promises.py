@@ -14,7 +14,10 @@ def test_every_formula_has_a_definition_and_its_settings_are_exercised() -> None
     assert with_settings <= set(VARIANTS)
 
 
-@pytest.mark.parametrize("subject", formula_subjects(), ids=lambda s: s.label)
+@pytest.mark.parametrize(
+    "subject",
+    [pytest.param(s, id=s.label, marks=pytest.mark.slow if i % 4 else ()) for i, s in enumerate(formula_subjects())],
+)
 def test_every_promise_of_every_formula_holds(subject: Subject) -> None:
     check_promises(subject, examples=0)
 

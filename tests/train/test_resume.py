@@ -52,9 +52,9 @@ KILLS = [
     pytest.param("line metrics.jsonl", 3, "half", id="inside a line of metrics"),
     pytest.param("file .optimizer.safetensors.draft", 1, "half", id="inside a checkpoint's file"),
     pytest.param("rename step_000002", 0, "before", id="before a checkpoint's rename", marks=pytest.mark.slow),
-    pytest.param("remove .step_000000.old", 0, "half", id="while an old checkpoint is removed"),
+    pytest.param("remove .step_000000.old", 0, "half", id="while an old checkpoint is removed", marks=pytest.mark.slow),
     pytest.param("rename best", 1, "before", id="while the best policy is replaced", marks=pytest.mark.slow),
-    pytest.param("file .summary.json.draft", 0, "half", id="inside the summary"),
+    pytest.param("file .summary.json.draft", 0, "half", id="inside the summary", marks=pytest.mark.slow),
     pytest.param("rename summary.json", 0, "after", id="between summary and report"),
 ]
 

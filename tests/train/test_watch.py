@@ -23,7 +23,9 @@ def warnings_of(small: TrainSettings, folder: Path, formula: str, monkeypatch: p
     return "\n".join(train(settings, chosen, progress=Silent()).warnings)
 
 
-@pytest.mark.parametrize("formula", ["halves_old", "halves_late", "halves_in_decide"])
+@pytest.mark.parametrize(
+    "formula", ["halves_old", pytest.param("halves_late", marks=pytest.mark.slow), "halves_in_decide"]
+)
 def test_a_formula_that_writes_in_place_raises_an_alarm(
     formula: str, small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

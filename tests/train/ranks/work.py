@@ -4,6 +4,7 @@ It trains every case on the recorded rollouts of FOLDER, and rank 0 writes what 
 """
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,10 +48,13 @@ RECIPES: tuple[tuple[str, str, int, tuple[tuple[str, Any], ...]], ...] = (
     ("gspo", "gspo", 1, ()),
     ("ppo with critic", "ppo", 2, ()),
 )
+OFTEN = ("token mean", "ppo with critic")
+"""Looked at in float32 by default; the others in float64 only, and with TRIMTAB_ALL_RANKS=1 in both."""
 CASES = tuple(
     Comparison(f"{name} {dtype}", named, dtype, updates, changes)
     for name, named, updates, changes in RECIPES
     for dtype in ("float32", "float64")
+    if dtype == "float64" or name in OFTEN or os.environ.get("TRIMTAB_ALL_RANKS")
 )
 
 
