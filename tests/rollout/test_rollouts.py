@@ -190,6 +190,17 @@ def test_groups_are_what_was_joined() -> None:
         assert_same(again, part)
 
 
+def test_groups_are_slices_or_taken_and_both_are_the_same() -> None:
+    """Neighbours with an episode of their own are cut out; any other order is gathered."""
+    whole = replace(rich(), messages={1: "late"})
+    for group in whole.groups():
+        owner = whole.ticket[whole.episode.long()]
+        assert_same(group, whole.take((owner == group.tickets[0]).nonzero()[:, 0]))
+    mixed_up = whole.take(torch.tensor([2, 0, 1]))
+    assert sorted(group.tickets[0] for group in mixed_up.groups()) == [3, 8]
+    assert sum(group.num_tokens for group in mixed_up.groups()) == whole.num_tokens
+
+
 def test_a_taken_sequence_brings_all_that_is_its_own() -> None:
     taken = rich().take(torch.tensor([2, 0]))
     assert taken.ticket.tolist() == [3, 8]  # episodes stay in their order

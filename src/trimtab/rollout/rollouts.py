@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, cast
 
 import torch
@@ -231,9 +232,33 @@ class Rollouts:
 
     def groups(self) -> "list[Rollouts]":
         """One for each ticket."""
+        tickets = cast("list[int]", self.ticket.tolist())
+        starts = [0, *(i for i in range(1, len(tickets)) if tickets[i] != tickets[i - 1]), len(tickets)]
+        together = len(set(tickets)) == len(starts) - 1
+        if together and torch.equal(self.episode, torch.arange(len(tickets), dtype=self.episode.dtype)):
+            return [self] if len(starts) == 2 else [self._between(*span) for span in pairwise(starts)]
         owner = self.ticket[self.episode.long()]
-        tickets = self.tickets
-        return [self] if len(tickets) == 1 else [self.take((owner == ticket).nonzero()[:, 0]) for ticket in tickets]
+        return [self.take((owner == ticket).nonzero()[:, 0]) for ticket in dict.fromkeys(tickets)]
+
+    def _between(self, first: int, last: int) -> "Rollouts":
+        """The sequences from `first` up to `last`, where each has an episode of its own: slices, and nothing copied."""
+        tokens = slice(int(self.first_token[first]), int(self.first_token[last]))
+        span = slice(first, last)
+        at = {"token": slice(int(self.first_id[first]), int(self.first_id[last])), "trainable": tokens,
+              "sequence": span, "episode": span}  # fmt: skip
+        held: dict[str, Any] = {name: getattr(self, name)[at[level]] for name, (level, _) in WHOLE.items()}
+        held |= {name: v[tokens] for name in OPTIONAL if (v := getattr(self, name)) is not None}
+        if self.support_ids is not None and self.support_counts is not None:
+            start = int(self.support_counts[: tokens.start].sum())
+            counts = self.support_counts[tokens]
+            held |= {"support_ids": self.support_ids[start : start + int(counts.sum())], "support_counts": counts}
+        ticket = int(held["ticket"][0])
+        return Rollouts(
+            **{**held, "episode": self.episode[span] - first},
+            prompts={ticket: self.prompts[ticket]} if ticket in self.prompts else {},
+            messages={place - first: text for place, text in self.messages.items() if first <= place < last},
+            extra={level: {n: v[at[level]] for n, v in named.items()} for level, named in self.extra.items()},
+        )
 
     def batch(self, *, dtype: torch.dtype = torch.float32, **given: Tensor | None) -> SignalBatch:
         """The signal's batch in one precision; the trainer adds, per trainable token, what its recipe needs."""
