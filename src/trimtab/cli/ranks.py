@@ -12,6 +12,11 @@ def in_rank() -> bool:
     return "RANK" in os.environ
 
 
+def is_first() -> bool:
+    """Whether this process is the one that prints."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def start_ranks(count: int) -> NoReturn:
     """Run this command in `count` processes, and end as they end. If one fails, the others are ended too."""
     from torch.distributed.elastic.multiprocessing.api import SignalException

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trimtab.cli.ranks import in_rank, start_ranks
+from trimtab.cli.ranks import in_rank, is_first, start_ranks
 from trimtab.config import RunFile, load_run
 from trimtab.errors import ConfigError
 from trimtab.signal import names
@@ -74,11 +74,13 @@ def _train_control(settings: Any, recipe: Any, summary: Any, quiet: bool) -> Non
     """Train the control run, the same run without correction, and print both accuracies."""
     from trimtab.train.study.twin import train_twin
 
+    quiet = quiet or not is_first()
     if not quiet:
         print("control run: the same run without correction ...", flush=True)
     twin = train_twin(settings, recipe, summary)
     pair = f"{twin.held_out_accuracy:.3f} without correction, {summary.held_out_accuracy:.3f} with"
-    print(f"control run: held-out accuracy {pair} correction")
+    if is_first():
+        print(f"control run: held-out accuracy {pair} correction")
     if not quiet:
         print(f"report  {summary.run_dir / 'report.html'} shows both runs", flush=True)
     _exit_if_stopped(twin)

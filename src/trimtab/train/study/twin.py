@@ -1,5 +1,6 @@
 """The only place that makes a control run (`--twin`): the same run without correction."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,5 +35,6 @@ def train_twin(settings: TrainSettings, recipe: Recipe, summary: Summary) -> Sum
     from trimtab.train.whole import train_run
 
     twin = train_run(twin_settings(settings, summary.run_dir), uncorrected(recipe), Silent())
-    _ = write_report(summary.run_dir)
+    if os.environ.get("RANK", "0") == "0":  # every rank has trained; one writes
+        _ = write_report(summary.run_dir)
     return twin
