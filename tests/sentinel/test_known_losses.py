@@ -147,3 +147,25 @@ def huber(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, rea
 
 def test_a_huber_loss_is_recognised() -> None:
     assert fits(huber) == [("token mean of Huber error up to 1, clipped at 0.2", "")]
+
+
+def counted_on_both_sides(
+    lp: Tensor, old_lp: Tensor, adv: Tensor, mask: Tensor, eps_low: float = 0.2, eps_high: float = 0.3
+) -> Tensor:
+    gap = lp - old_lp
+    return mean(((gap != gap.clamp(-eps_low, eps_high)) & (adv > 0)).double(), mask)
+
+
+def where_a_dual_clip_binds(
+    lp: Tensor, old_lp: Tensor, adv: Tensor, mask: Tensor, eps: float = 0.2, dual: float = 3.0
+) -> Tensor:
+    ratio = (lp - old_lp).exp()
+    return mean((((ratio < 1 - eps) | (ratio > dual)) & (adv < 0)).double(), mask)
+
+
+def test_a_clip_fraction_of_both_sides_is_a_mistake_unless_both_bind() -> None:
+    """Under a dual clip, negative advantages are bounded from both sides, so counting both is right."""
+    ((formula, mistake),) = fits(counted_on_both_sides)
+    assert "for positive advantages" in formula
+    assert "counts both sides of the band" in mistake
+    assert [mistake for _, mistake in fits(where_a_dual_clip_binds) if mistake] == []

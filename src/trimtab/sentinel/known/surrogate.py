@@ -220,7 +220,8 @@ def clip_flags(inputs: frozenset[str], numbers: Sequence[float]) -> Iterator[Kno
                 lambda c, o=outside, name=credit: torch.where(credit_of(c, name) > 0, o(c)[1], 0.0),
             )
             both = "it counts both sides of the band, and for advantages of one sign only one of them binds"
-            for sign, told in ((1, "positive"), (-1, "negative")):
+            dual = any(abs(band[1] - number) < 1e-9 for number in numbers)  # for negative ones a dual clip binds above
+            for sign, told in ((1, "positive"), *(() if dual else ((-1, "negative"),))):
                 yield Known(
                     f"outside {interval} for {told} advantages",
                     lambda c, o=outside, name=credit, s=sign: torch.where(s * credit_of(c, name) > 0, sum(o(c)), 0.0),
