@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from trimtab.errors import EngineError
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.episode import Episode
-from trimtab.rollout.rollouts import Rollouts, gather
+from trimtab.rollout.join import gather
+from trimtab.rollout.rollouts import Rollouts
 
 
 def group(ticket: int, version: int, rewards: tuple[float, ...] = (0.0, 1.0)) -> Rollouts:

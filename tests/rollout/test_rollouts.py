@@ -10,7 +10,8 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.rollout.episode import Episode, Status
-from trimtab.rollout.rollouts import Rollouts, gather, join
+from trimtab.rollout.join import gather, join
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.rows import cut, lay_out
 from trimtab.rollout.wire import receive, send
 

@@ -2,7 +2,7 @@ import torch
 
 from trimtab.config.train import TrainSettings
 from trimtab.rollout.collect import Collector
-from trimtab.rollout.rollouts import join
+from trimtab.rollout.join import join
 from trimtab.rollout.weights import digest
 from trimtab.signal import recipe
 from trimtab.train.actor import Actor

@@ -9,7 +9,8 @@ from trimtab.config.train import TrainSettings
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import Request, Sampling
 from trimtab.rollout.episode import Episode
-from trimtab.rollout.rollouts import Rollouts, gather, join
+from trimtab.rollout.join import gather, join
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.rows import lay_out
 from trimtab.rollout.tokenizer import encode
 from trimtab.rollout.weights import digest

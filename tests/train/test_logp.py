@@ -8,7 +8,8 @@ from trimtab.errors import SignalError
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import Request, Sampling
 from trimtab.rollout.episode import Episode
-from trimtab.rollout.rollouts import Rollouts, gather
+from trimtab.rollout.join import gather
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.rows import Rows, lay_out
 from trimtab.rollout.weights import digest
 from trimtab.train.logp import token_pass

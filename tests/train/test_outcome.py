@@ -10,8 +10,8 @@ import torch
 from trimtab.config.train import TaskSettings, TrainSettings
 from trimtab.errors import ConfigError, SignalError
 from trimtab.rollout.episode import Episode
+from trimtab.rollout.join import gather, join
 from trimtab.rollout.reward import Attempt, Here, numeric
-from trimtab.rollout.rollouts import gather, join
 from trimtab.rollout.task import Problem
 from trimtab.signal import recipe
 from trimtab.train import train

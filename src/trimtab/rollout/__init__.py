@@ -7,8 +7,9 @@ from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
 from trimtab.rollout.engine import Engine, Greedy, Request, Sample, Sampling
 from trimtab.rollout.episode import Episode
+from trimtab.rollout.join import gather, join
 from trimtab.rollout.reward import Attempt, Scorer, Verdict, open_scorer
-from trimtab.rollout.rollouts import Rollouts, gather, join
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.rows import Rows
 from trimtab.rollout.task import Environment, Problem, Split, Task, Turn, open_task, split_of
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab.errors import EngineError
-from trimtab.rollout.rollouts import Rollouts, join
+from trimtab.rollout.join import join
+from trimtab.rollout.rollouts import Rollouts
 
 
 @dataclass

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from trimtab.rollout.engine import Engine, Greedy, Request, Sample, Sampling
 from trimtab.rollout.episode import Episode
+from trimtab.rollout.join import gather, join
 from trimtab.rollout.reward import Attempt, Scorer, Verdict
-from trimtab.rollout.rollouts import Rollouts, gather, join
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.task import Environment, Problem, Prompt, Task
 from trimtab.rollout.tokenizer import decode, encode, encode_prompt

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from trimtab.rollout.episode import Episode
-from trimtab.rollout.rollouts import Rollouts, gather, join
+from trimtab.rollout.join import gather, join
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.rows import cut, lay_out
 from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.task import Problem, Task, open_task

@@ -12,7 +12,8 @@ from torch import Tensor
 from trimtab.rollout.decode import Batch, _blank, _draw
 from trimtab.rollout.engine import Greedy
 from trimtab.rollout.episode import Episode
-from trimtab.rollout.rollouts import Rollouts, gather, join
+from trimtab.rollout.join import gather, join
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.rows import lay_out
 from trimtab.sentinel import Case, Out, Result, Subject, scored
 from trimtab.sentinel.batch.perturb import without_tokens

@@ -57,7 +57,7 @@ plant(
     "alignment",
     "one_position_off",
     rows,
-    "rollout.rollouts:join",
+    "rollout.join:join",
     "torch.cat([getattr(part, name) for part in parts]) for name in WHOLE",
     "torch.cat([getattr(part, name) for part in parts]).roll(int(name == 'logp_rollout')) for name in WHOLE",
 )
@@ -81,7 +81,7 @@ plant(
     "alignment",
     "answer_reversed_inside_its_row",
     rows,
-    "rollout.rollouts:gather",
+    "rollout.join:gather",
     "[e.logp for e in kept]",
     "[e.logp.flip(0) for e in kept]",
 )
@@ -144,7 +144,7 @@ plant(
     "value_fidelity",
     "reward_of_zero_is_no_reward",
     rows,
-    "rollout.rollouts:gather",
+    "rollout.join:gather",
     """e.reward if e.status == "ok" else float("nan")""",
     "e.reward or -1.0",
 )
@@ -152,7 +152,7 @@ plant(
     "value_fidelity",
     "log_prob_of_zero_is_missing",
     rows,
-    "rollout.rollouts:gather",
+    "rollout.join:gather",
     "[e.logp for e in kept]",
     "[torch.where(e.logp == 0, -1.0, e.logp) for e in kept]",
 )

@@ -8,7 +8,8 @@ from tests.train.ranks.work import CASES, STEPS, policy_of, write
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import Request, Sampling
 from trimtab.rollout.episode import Episode
-from trimtab.rollout.rollouts import Rollouts, gather, join
+from trimtab.rollout.join import gather, join
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.weights import digest
 from trimtab.train.policy import frozen_copy, published
 

@@ -18,7 +18,8 @@ from typing import IO, Any, BinaryIO, cast
 
 from trimtab.errors import EngineError
 from trimtab.rollout.buffer import Buffer
-from trimtab.rollout.rollouts import Rollouts, join
+from trimtab.rollout.join import join
+from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.wire import receive, send
 from trimtab.train.publish import Publication
 from trimtab.train.runtimes.inline import FOR_EVER, Arrived, Delivered, Wait, in_batches
