@@ -55,33 +55,37 @@ def test_every_python_block_runs(block: str, tmp_path: Path, monkeypatch: pytest
     assert len(namespace) > 2
 
 
-def test_the_example_for_torchrun_gives_two_ranks_the_gradient_of_one(tmp_path: Path) -> None:
-    """Run as it is on two processes; then on one that has the sequences of both."""
+def test_the_example_for_torchrun_gives_two_ranks_the_gradient_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run as it is on two processes; then in this one, which has the sequences of both."""
     text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python torchrun\n(.*?)```", text, re.S)
     rewards = "reward=torch.rand(len(lengths))"
     assert rewards in block
-    both = "reward=[0.9, 0.1, 0.4] if rank == 0 else [0.8]"
-    (tmp_path / "two.py").write_text(block.replace(rewards, both))
-    one = block.replace("[3, 5, 2] if rank == 0 else [4]", "[3, 5, 2, 4]")
-    (tmp_path / "one.py").write_text(one.replace(rewards, "reward=[0.9, 0.1, 0.4, 0.8]"))
-    found = {
-        name: [line.split()[1:] for line in _torchrun(tmp_path / f"{name}.py", ranks).splitlines() if line[:1] in "01"]
-        for name, ranks in (("two", 2), ("one", 1))
-    }
-    assert len(found["two"]) == 2
-    expected = [float(number) for number in found["one"][0]]
-    for line in found["two"]:
-        assert [float(number) for number in line] == pytest.approx(expected, rel=1e-5)
+    (tmp_path / "two.py").write_text(block.replace(rewards, "reward=[0.9, 0.1, 0.4] if rank == 0 else [0.8]"))
+    one = block.replace("[3, 5, 2] if rank == 0 else [4]", "[3, 5, 2, 4]").replace(
+        rewards, "reward=[0.9, 0.1, 0.4, 0.8]"
+    )
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    exec(compile(one, "example", "exec"), {"__name__": "example"})
+    expected = [float(number) for number in capsys.readouterr().out.split()[1:]]
+    told = _torchrun(tmp_path / "two.py", tmp_path / "logs")
+    assert len(told) == 2
+    for line in told:
+        assert [float(number) for number in line.split()[1:]] == pytest.approx(expected, rel=1e-5)
     assert expected[0] != 0
 
 
-def _torchrun(script: Path, ranks: int) -> str:
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(script)]
+def _torchrun(script: Path, logs: Path) -> list[str]:
+    """What each of two ranks printed; into a file each, for in one pipe their lines may meet."""
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--redirects", "1"]
+    words = [sys.executable, "-m", *torchrun, "--log-dir", str(logs), str(script)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=env, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return [path.read_text() for path in sorted(logs.glob("**/stdout.log"))]
 
 
 @pytest.mark.parametrize("block", blocks("toml"))

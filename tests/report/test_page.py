@@ -198,6 +198,7 @@ def test_a_run_without_a_single_step_has_a_page(tmp_path: Path) -> None:
     assert "when it was interrupted" in text
 
 
+@pytest.mark.slow
 def test_a_long_run_stays_below_two_megabytes(tmp_path: Path) -> None:
     """5,000 steps, transcripts of 100,000 characters, a large config."""
     chance = random.Random(0)

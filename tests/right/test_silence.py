@@ -7,7 +7,7 @@ from tests.right.entry import CORPORA, Entry, entries
 from tests.right.measure import measure
 
 SEED = 4
-SLICE = 2
+SLICE = 1
 EVERY = [entry for corpus in CORPORA for entry in entries(corpus)]
 CHOSEN = random.Random(SEED).sample(EVERY, SLICE)
 

@@ -108,6 +108,7 @@ def stuck(log_probs, advantages, mask):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the environment of other processes")
 @pytest.mark.parametrize(
     "number",
@@ -174,6 +175,7 @@ def test_a_function_that_ends_its_process_is_booked_where_it_was(tmp_path: Path)
     assert reason.endswith("it was not checked any further, and this says nothing about nonfinite_isolation")
 
 
+@pytest.mark.slow
 def test_an_unknown_function_is_answered_with_the_names_there_are(tmp_path: Path) -> None:
     file = put(tmp_path, "losses_by_name.py", f"def loss(log_probs, advantages, mask):\n    return {LOSS}\n")
     with pytest.raises(AdapterError, match=r"no entry is called 'losss'; did you mean 'loss'\? There are: loss\."):

@@ -41,7 +41,7 @@ def checked(*overrides: str) -> Sizes:
         ([f"train.threads={(os.cpu_count() or 1) + 1}"], "threads were asked for and this machine has"),
         (["train.model.device=cuda:99"], "'cuda:99' is not on this machine"),
         (["train.model.hidden_size=1048576"], "GiB with their gradients and moments, and this machine has"),
-        (["train.task.size=1", "train.eval_prompts=500"], "validation problems and 500 were asked for"),
+        (["train.task.size=1", "train.eval_prompts=40"], "validation problems and 40 were asked for"),
         (["train.engine.top_p=0.5"], "remove tokens in sampling"),
     ],
 )

@@ -12,38 +12,43 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.train.ranks.data import record
-from tests.train.ranks.work import CASES, HALF, STEPS, Comparison, middle_of, policy_of, restore, settings_of
+from tests.train.ranks.work import (
+    CASES,
+    HALF,
+    STEPS,
+    Comparison,
+    middle_of,
+    policy_of,
+    restore,
+    settings_of,
+    train_all,
+)  # fmt: skip
 from tests.train.ranks.work import read as read_rollouts
 from torch import Tensor
 
 from trimtab.train.learner import Learner
+from trimtab.train.world import alone
 
-pytestmark = pytest.mark.xdist_group("ranks")  # one launch for all of them
 ROOT = Path(__file__).resolve().parents[2]
 CLOSE = {"float32": 1e-6, "float64": 1e-12}
 LONGEST = 21
 """Tokens of the longest answer: a sequence's log-ratio is the sum of as many rounded numbers."""
 
 
-def launched(folder: Path, ranks: int) -> "subprocess.Popen[str]":
-    alone = [sys.executable, "-m", "tests.train.ranks.work", str(folder)]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    words = alone if ranks == 1 else [*torchrun, *alone[1:]]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        words, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
-
-
 @pytest.fixture(scope="module")
 def outs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process and two ranks made of the same rollouts: all cases in one launch each, one after the other."""
+    """What one process and two ranks made of the same rollouts: this process, then all cases in one launch."""
     folder = tmp_path_factory.mktemp("ranks")
     record(folder)
-    for ranks in (1, 2):  # the second half of two ranks begins with what one process had at the middle
-        child = launched(folder, ranks)
-        said, _ = child.communicate(timeout=240)
-        assert child.returncode == 0, said[-3000:]
+    torch.set_num_threads(1)
+    train_all(folder, alone)  # first: the second half of two ranks begins with what one process had at the middle
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.train.ranks.work"]
+    done = subprocess.run(
+        [sys.executable, "-m", *torchrun, str(folder)],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, timeout=240, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
     return folder
 
 

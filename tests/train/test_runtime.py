@@ -144,6 +144,7 @@ def test_a_sampler_that_dies_is_one_clear_error_and_leaves_nothing_behind(small:
     assert children() == []
 
 
+@pytest.mark.slow
 def test_a_sampler_that_hangs_is_told_of_can_be_left_and_is_given_up(
     small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

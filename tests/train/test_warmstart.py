@@ -7,9 +7,12 @@ from trimtab.train.warmstart import demonstrations, warm_start
 def test_right_answers_train_and_prompts_do_not(policy: Policy, small: TrainSettings) -> None:
     task = open_task(small.task, seed=0)
     given = demonstrations(policy, task, [Problem("12=", "21"), Problem("345=", "543")])
-    for one, prompt, answer in zip(given.groups(), ("12=", "345="), ("21", "543"), strict=True):
-        assert policy.tokenizer.decode(one.ids[~one.trainable]) == prompt
-        assert policy.tokenizer.decode(one.ids[one.trainable]) == f"{answer}<eos>"
+    assert given.length.tolist() == [6, 8]
+    for ids, trains, prompt, answer in zip(
+        given.ids.split([6, 8]), given.trainable.split([6, 8]), ("12=", "345="), ("21", "543"), strict=True
+    ):
+        assert policy.tokenizer.decode(ids[~trains]) == prompt
+        assert policy.tokenizer.decode(ids[trains]) == f"{answer}<eos>"
 
 
 def test_what_the_environment_says_does_not_train(small: TrainSettings) -> None:

@@ -237,10 +237,11 @@ class Learner:
         if self.world.size == 1:
             return
         everywhere, own = rollouts.places(sequences), rollouts.places(mine)
-        for held in seen.current.values():
-            held[everywhere] = self.world.gather(held[own], own, len(held))[everywhere]
-        for held in seen.placed.values():
-            held[sequences] = self.world.gather(held[mine].double(), mine, len(held))[sequences].long()
+        for held, ours, all_of_it in ((seen.current, own, everywhere), (seen.placed, mine, sequences)):
+            size = len(next(iter(held.values())))
+            told = self.world.gather({name: values[ours] for name, values in held.items()}, ours, size)
+            for name, values in held.items():
+                values[all_of_it] = told[name][all_of_it]
 
     def _learned(
         self, given: dict[str, Tensor], prepared: Prepared | None, seen: Seen, before: SignalState, version: int

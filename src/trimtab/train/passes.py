@@ -76,11 +76,8 @@ class Passes:
             said = self.run(actor, rollouts, part, with_value=with_value, with_value_after=with_value)
             for name, values in said.named().items():
                 kept.setdefault(name, []).append(values)
+        held = {name: torch.cat(values) for name, values in kept.items()}
         order = torch.cat(parts)
-        places, sizes = rollouts.places(order), (rollouts.num_tokens, rollouts.num_sequences)
-        return {
-            name: self.world.gather(torch.cat(values), order, sizes[1])
-            if name == "value_after"
-            else self.world.gather(torch.cat(values), places, sizes[0])
-            for name, values in kept.items()
-        }
+        after = {name: held.pop(name) for name in ("value_after",) if name in held}
+        told = self.world.gather(held, rollouts.places(order), rollouts.num_tokens)
+        return told | (self.world.gather(after, order, rollouts.num_sequences) if after else {})

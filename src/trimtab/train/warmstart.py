@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trimtab.rollout.episode import Episode
-from trimtab.rollout.join import gather, join
+from trimtab.rollout.join import gather
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.rows import cut, lay_out
 from trimtab.rollout.seed import stream_seed
@@ -40,9 +40,8 @@ def warm_start(policy: Policy, settings: "TrainSettings", *, stopped: Callable[[
 
 
 def demonstrations(policy: Policy, task: Task, problems: Sequence[Problem]) -> Rollouts:
-    """The problems with their right turns, as if they were sampled."""
-    shown = [gather(number, one.text, [_shown(policy, task, one)]) for number, one in enumerate(problems)]
-    return join(shown)
+    """The problems with their right turns, as if they were sampled; one group, for nobody compares their rewards."""
+    return gather(0, "demonstrations", [_shown(policy, task, one) for one in problems])
 
 
 def _shown(policy: Policy, task: Task, problem: Problem) -> Episode:

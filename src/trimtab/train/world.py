@@ -83,16 +83,26 @@ class World:
             raise
         return self.broadcast(result)[0]
 
-    def gather(self, values: Tensor, places: Tensor, size: int) -> Tensor:
-        """A flat field whose values each rank knows at some `places`, whole on every rank; nan elsewhere."""
-        whole = torch.full((size,), float("nan"), dtype=values.dtype)
+    def gather(self, fields: Mapping[str, Tensor], places: Tensor, size: int) -> dict[str, Tensor]:
+        """Flat fields whose values each rank knows at `places` of its own, whole on every rank; nan elsewhere.
+
+        One sum carries all of them: a place is known to one rank, and the others add zero.
+        """
         if self.size == 1:
-            whole[places] = values
-            return whole
-        ranks = ProcessGroup()
-        for where, what in zip(ranks.concat(places), ranks.concat(values), strict=True):
-            whole[where] = what
-        return whole
+            held = {name: values.new_full((size,), float("nan")) for name, values in fields.items()}
+            for name, values in fields.items():
+                held[name][places] = values
+            return held
+        known = torch.zeros(len(fields) + 1, size, dtype=torch.float64)
+        known[0, places] = 1.0
+        for row, values in enumerate(fields.values(), start=1):
+            known[row, places] = values.double()
+        dist.all_reduce(known)
+        nobody = known[0] == 0
+        return {
+            name: known[row].masked_fill(nobody, float("nan")).to(values.dtype)
+            for row, (name, values) in enumerate(fields.items(), start=1)
+        }
 
     def reduce(self, metrics: Metrics) -> Metrics:
         """The metrics of all ranks: what one process would have reported."""

@@ -1,10 +1,6 @@
-"""One rank of the comparison: `python -m tests.train.ranks.work FOLDER`, started by torchrun, or alone.
-
-It trains every case on the recorded rollouts of FOLDER, and rank 0 writes what came out.
-"""
+"""One rank of the comparison: `python -m tests.train.ranks.work FOLDER`, started by torchrun."""
 
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,13 +44,10 @@ RECIPES: tuple[tuple[str, str, int, tuple[tuple[str, Any], ...]], ...] = (
     ("gspo", "gspo", 1, ()),
     ("ppo with critic", "ppo", 2, ()),
 )
-OFTEN = ("token mean", "ppo with critic")
-"""Looked at in float32 by default; the others in float64 only, and with TRIMTAB_ALL_RANKS=1 in both."""
 CASES = tuple(
     Comparison(f"{name} {dtype}", named, dtype, updates, changes)
     for name, named, updates, changes in RECIPES
     for dtype in ("float32", "float64")
-    if dtype == "float64" or name in OFTEN or os.environ.get("TRIMTAB_ALL_RANKS")
 )
 
 
@@ -131,19 +124,21 @@ def compare(case: Comparison, folder: Path, world: World) -> tuple[dict[str, Ten
     return tensors, metrics
 
 
+def train_all(folder: Path, world: World) -> None:
+    """Train every case on the rollouts in `folder`; rank 0 writes what came out."""
+    for number, case in enumerate(CASES):
+        tensors, metrics = compare(case, folder, world)
+        if world.is_first:
+            out = folder / f"out_{world.size}"
+            out.mkdir(exist_ok=True)
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / f"{number}.safetensors")
+            (out / f"{number}.json").write_text(json.dumps(metrics))
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
     with open_world(timeout=60.0) as world:
-        for number, case in enumerate(CASES):
-            tensors, metrics = compare(case, folder, world)
-            if world.is_first:
-                out = folder / f"out_{world.size}"
-                out.mkdir(exist_ok=True)
-                save_file(
-                    {name: tensor.contiguous() for name, tensor in tensors.items()}, out / f"{number}.safetensors"
-                )
-                (out / f"{number}.json").write_text(json.dumps(metrics))
+        train_all(Path(sys.argv[1]), world)
 
 
 if __name__ == "__main__":
