@@ -1,5 +1,6 @@
 """One thread a worker, and the tests' own modules importable by dotted path."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -10,3 +11,4 @@ from trimtab.processor import limit_instructions
 limit_instructions()
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
+gc.set_threshold(100_000, 50, 50)  # a million objects of torch and transformers stay; looking at them again takes long

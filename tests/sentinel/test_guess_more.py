@@ -183,6 +183,7 @@ def without_ends(
     return packed_advantages(values, rewards, dones[:, :] * 0, response_masks, gamma)
 
 
+@pytest.mark.slow
 def test_packed_rows_hold_several_sequences() -> None:
     right, wrong = ([v.invariant for v in examine(guessed(fn), examples=1) if v.status in ("bug", "suspect")]
                     for fn in (packed_advantages, without_ends))  # fmt: skip

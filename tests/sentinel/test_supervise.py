@@ -54,6 +54,7 @@ def test_a_function_that_does_not_end_is_given_up(losses: Path) -> None:
     assert "no answer within 0.2 s: it may hang on some case" in report["verdicts"][0]["reason"]
 
 
+@pytest.mark.slow
 def test_a_target_that_cannot_be_loaded_is_one_error(tmp_path: Path) -> None:
     broken = tmp_path / "broken_target.py"
     with pytest.raises(AdapterError, match="no such file"):

@@ -215,6 +215,7 @@ def test_steps_that_are_not_finite_stop_the_run_with_what_is_needed(small: Train
     assert all(torch.equal(tensor, end[name]) for name, tensor in start.items())  # no such step was taken
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn_here")
 def test_a_reward_that_goes_wrong_in_every_way_costs_its_answers_and_not_the_run(
     small: TrainSettings, tmp_path: Path

@@ -14,6 +14,7 @@ def test_without_a_terminal_lines_are_plain(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_the_live_view_leaves_the_result_behind(small: TrainSettings, tmp_path: Path) -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
     summary = train(small.model_copy(update={"run_dir": tmp_path / "run"}), progress=Live(terminal))

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,18 +38,23 @@ LONGEST = 21
 
 @pytest.fixture(scope="module")
 def outs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process and two ranks made of the same rollouts: this process, then all cases in one launch."""
+    """What this process and two ranks made of the same rollouts, side by side: all cases in one launch."""
     folder = tmp_path_factory.mktemp("ranks")
     record(folder)
-    torch.set_num_threads(1)
-    train_all(folder, alone)  # first: the second half of two ranks begins with what one process had at the middle
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.train.ranks.work"]
-    done = subprocess.run(
+    two = subprocess.Popen(
         [sys.executable, "-m", *torchrun, str(folder)],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, timeout=240, check=False,
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:]
+    try:
+        torch.set_num_threads(1)
+        train_all(folder, alone)
+        said, _ = two.communicate(timeout=240)
+    finally:
+        if two.poll() is None:
+            os.killpg(two.pid, signal.SIGKILL)
+    assert two.returncode == 0, said[-3000:]
     return folder
 
 

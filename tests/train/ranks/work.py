@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,21 @@ def middle_of(case: Comparison, folder: Path, ranks: int) -> Path:
     return folder / f"middle_{case.name}_{ranks}.safetensors"
 
 
+def keep_middle(case: Comparison, folder: Path, ranks: int, state: dict[str, Tensor]) -> None:
+    place = middle_of(case, folder, ranks)
+    save_file({name: value.clone() for name, value in state.items()}, place.with_suffix(".part"))
+    _ = place.with_suffix(".part").rename(place)
+
+
+def wait_for_middle(case: Comparison, folder: Path) -> dict[str, Tensor]:
+    """What one process had at the middle; it may be a little behind."""
+    until = time.monotonic() + 60
+    while not middle_of(case, folder, 1).exists():
+        assert time.monotonic() < until, "the one process has ended early"
+        time.sleep(0.05)
+    return load_file(middle_of(case, folder, 1))
+
+
 def compare(case: Comparison, folder: Path, world: World) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Gradients of every step and the last parameters; metrics of every step."""
     policy = policy_of(case)
@@ -118,9 +134,9 @@ def compare(case: Comparison, folder: Path, world: World) -> tuple[dict[str, Ten
         if step == HALF:  # forget everything, and go on from a checkpoint: two ranks from the one of one process
             state = state_of(learner)
             if world.is_first:
-                save_file({n: v.clone() for n, v in state.items()}, middle_of(case, folder, world.size))
+                keep_middle(case, folder, world.size, state)
             learner = Learner(policy_of(case), case.build(), settings_of(case), world)
-            restore(learner, load_file(middle_of(case, folder, 1)))
+            restore(learner, wait_for_middle(case, folder))
     return tensors, metrics
 
 
