@@ -46,6 +46,7 @@ def test_a_batch_waits_for_its_oldest_ticket() -> None:
     assert buffer.admit(0) == [0, 1, 2, 3]
     for ticket in (1, 2, 3):
         buffer.put(group(ticket, 0))
+    assert buffer.size == (3, 3 * group(0, 0).num_bytes)
     assert buffer.take() is None
     buffer.put(group(0, 0))
     taken = buffer.take()
@@ -97,6 +98,7 @@ def test_no_batch_is_staler_than_the_limit_and_nothing_is_lost(
                 engine = version  # a lagging sampler catches up when there is nothing else to do
                 continue
             buffer.put(on_their_way.pop(stream.randrange(len(on_their_way))))
+            assert buffer.size[0] <= size * (staleness + 1)  # so its bytes are bounded too
         groups, lost = taken
         assert len(groups.tickets) == size
         assert version - groups.oldest_version <= staleness

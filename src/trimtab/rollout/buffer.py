@@ -79,6 +79,11 @@ class Buffer:
         ahead = sum(other < ticket for other in (*self.waiting, *self.ready))
         return self.batches_taken + ahead // self.groups_per_batch
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Groups that are ready, and their bytes. Admission bounds both: what is admitted and not taken yet."""
+        return len(self.ready), sum(group.num_bytes for group in self.ready.values())
+
     def ready_rollouts(self) -> Rollouts | None:
         """The groups that are ready, in the order of their tickets; None where there are none."""
         return join([self.ready[ticket] for ticket in sorted(self.ready)]) if self.ready else None

@@ -25,7 +25,7 @@ def take_batch(run: Run, stopped: Callable[[], bool]) -> Delivered | None:
     delivered = found[0]
     _, tensors = run.world.broadcast({}, None if delivered is None else delivered.rollouts.tensors())
     if delivered is None:
-        delivered = Delivered(Rollouts.read(tensors, told["head"]), 0, 0.0, 0.0, 0.0, 0, 0)
+        delivered = Delivered(Rollouts.read(tensors, told["head"]), 0, 0.0, 0.0, 0.0, 0, 0, 0)
     _check_fresh(delivered.rollouts, run.tally.steps, run.settings.staleness)
     return delivered
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
+from trimtab.rollout.rollouts import WHOLE
 from trimtab.signal import Recipe
 from trimtab.train.logp import LOGITS_BYTES
 from trimtab.train.policy import Policy
@@ -30,7 +31,7 @@ def estimate_memory(
 
     optimizer: two moments, room for one update, masters. engines: the sampler's copy and the evaluation's, in float32,
     and the copy that is checked while it is loaded. activations: of one micro-batch. logits: of one chunk. cache: keys
-    and values of the answers that are sampled at once.
+    and values of the answers that are sampled at once. buffer: rollouts between sampler and learner, at their longest.
     """
     inline = settings.runtime == "inline"
     own, length = policy.parameter_bytes, prompt_tokens + settings.max_new_tokens
@@ -49,6 +50,7 @@ def estimate_memory(
         "activations": _activations(policy, settings, length),
         "logits": LOGITS_COPIES * chunk,
         "cache": _cache(policy, settings, length),
+        "buffer": _buffer(settings, length),
     }
     return {name: size for name, size in sizes.items() if size}
 
@@ -86,6 +88,13 @@ def _cache(policy: Policy, settings: "TrainSettings", length: int) -> int:
     rows = max(_answers(settings), settings.eval_prompts)
     rows = min(rows, settings.engine.max_rows or rows)
     return int(rows * length * int(config.num_hidden_layers) * 2 * heads * size * 4 * 1.5)
+
+
+def _buffer(settings: "TrainSettings", length: int) -> int:
+    """What admission lets in: the batch that is trained on, and one for each update that another may be behind."""
+    sizes = {level: sum(dtype.itemsize for lv, dtype in WHOLE.values() if lv == level) for level, _ in WHOLE.values()}
+    answer = length * sizes["token"] + settings.max_new_tokens * sizes["trainable"]
+    return (settings.staleness + 2) * _answers(settings) * (answer + sizes["sequence"] + sizes["episode"])
 
 
 def _answers(settings: "TrainSettings") -> int:

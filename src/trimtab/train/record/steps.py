@@ -75,6 +75,7 @@ def _rollout_metrics(delivered: Delivered) -> dict[str, object]:
         "rollout/tokens": rollouts.num_tokens,
         "rollout/groups_dropped": delivered.dropped,
         "buffer/groups": delivered.buffered,
+        "buffer/bytes": delivered.buffered_bytes,
         "publish/lag_seconds": delivered.lag_seconds,
         "publish/lag_versions": delivered.lag_versions,
         **{f"reward/{status}": statuses[status] for status in ("ok", "error", "timeout", "abstain")},

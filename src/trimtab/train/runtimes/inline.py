@@ -43,6 +43,7 @@ class Delivered:
     """Versions that the engine was behind the learner when its newest groups arrived."""
     buffered: int
     """Groups that are ready beyond this batch."""
+    buffered_bytes: int
 
 
 FOR_EVER = Wait()
@@ -99,7 +100,7 @@ class Inline:
             taken = self._buffer.take()
             if taken is not None:
                 seconds = time.perf_counter() - began
-                return Delivered(*taken, seconds, 0.0, self._lag, 0, len(self._buffer.ready))
+                return Delivered(*taken, seconds, 0.0, self._lag, 0, *self._buffer.size)
 
     def ready(self) -> tuple[dict[str, object], Rollouts | None]:
         return self._buffer.state(), self._buffer.ready_rollouts()

@@ -89,7 +89,7 @@ class Processes:
                 waited = time.perf_counter() - began
                 if taken is not None:
                     sampled, self._sample_seconds = self._sample_seconds, 0.0
-                    return Delivered(*taken, sampled, waited, *self._lag, len(self._buffer.ready))
+                    return Delivered(*taken, sampled, waited, *self._lag, *self._buffer.size)
                 if not self._arrived and not self._error:
                     _ = self._changed.wait(timeout=POLL_SECONDS)
             if wait.is_over():
