@@ -168,7 +168,8 @@ class Rollouts:
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
+        """Of the fields that all rollouts have: the same before and after they were joined with others."""
+        return sum(len(getattr(self, name)) * dtype.itemsize for name, (_, dtype) in WHOLE.items())
 
     @property
     def group(self) -> Tensor:
