@@ -31,6 +31,13 @@ def test_there_are_enough_planted_bugs_of_every_kind() -> None:
     assert {f: by_family[f] for f in (f"I{n:02}" for n in range(1, 27)) if by_family[f] < 3} == {}
 
 
+def test_every_bug_finds_the_text_it_is_planted_in() -> None:
+    """Also those that only `make test-all` looks for: a function that has changed shows here."""
+    for mutant in MUTANTS:
+        for edit in mutant.edits:
+            assert edit.spots, mutant.name
+
+
 def first_of_each(most: int) -> list[Mutant]:
     """So many planted bugs of every invariant."""
     by_invariant: dict[str, list[Mutant]] = {}

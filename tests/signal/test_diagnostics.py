@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trimtab.signal.diagnostics import by_sign, drift, kept_share, observed
+from trimtab.signal.diagnostics import Trains, by_sign, drift, kept_share, observed
 from trimtab.signal.layout import Segments
 from trimtab.signal.metrics import Metrics
 
@@ -41,9 +41,10 @@ def test_flags_by_the_sign_of_the_advantage_are_fractions_of_the_given_tokens_of
     flags = torch.tensor([True, False, True, True, False, True])
     advantage = torch.tensor([1.0, 2.0, -1.0, 0.0, -3.0, 5.0])
     tokens = torch.tensor([True, True, True, True, True, False])
-    numbers = Metrics(by_sign("loss", "clipped", flags, advantage, tokens), {}).numbers()
+    given = Trains(tokens, Segments.from_counts(torch.tensor([6]), 6))
+    numbers = Metrics(by_sign("loss", "clipped", flags, given.by_sign(advantage)), {}).numbers()
     assert numbers == {"loss/clipped_positive_tokens": 0.5, "loss/clipped_negative_tokens": 0.5}
-    only_positive = Metrics(by_sign("loss", "clipped", flags, advantage.abs(), tokens), {}).numbers()
+    only_positive = Metrics(by_sign("loss", "clipped", flags, given.by_sign(advantage.abs())), {}).numbers()
     assert only_positive == {"loss/clipped_positive_tokens": 0.5, "loss/clipped_negative_tokens": 0.0}
 
 
@@ -52,14 +53,39 @@ def test_an_observation_is_a_fraction_of_tokens_or_of_the_sequences_that_hold_th
         "over_high_tokens": torch.tensor([True, False, True]),
         "drifted_sequences": torch.tensor([True, True, False]),
     }
-    numbers = Metrics(observed("keep", seen, torch.tensor([True, True, False]), SEGMENTS), {}).numbers()
+    numbers = Metrics(observed("keep", seen, Trains(torch.tensor([True, True, False]), SEGMENTS)), {}).numbers()
     assert numbers == {"keep/over_high_tokens": 0.5, "keep/drifted_sequences": 1.0}
 
 
-def test_the_effective_batch_is_what_trains_is_kept_and_has_an_advantage() -> None:
-    keep, trains = torch.tensor([True, True, False]), torch.tensor([True, False, True])
+def test_the_effective_batch_is_what_is_kept_and_has_an_advantage() -> None:
+    kept = Trains(torch.tensor([True, False, False]), SEGMENTS)
+    trains = Trains(torch.tensor([True, False, True]), SEGMENTS)
     for advantage, tokens in (((1.0, 1.0, 1.0), 1.0), ((0.0, 1.0, 1.0), 0.0)):
-        numbers = Metrics(kept_share(keep, torch.tensor(advantage), trains, SEGMENTS), {}).numbers()
+        numbers = Metrics(kept_share(kept, torch.tensor(advantage), trains), {}).numbers()
         assert numbers["effective_batch/tokens"] == numbers["effective_batch/sequences"] == tokens
         assert numbers["effective_batch/token_fraction"] == tokens / 2
         assert numbers["kept/token_fraction"] == numbers["kept/sequence_fraction"] == 0.5
+
+
+def test_of_everything_nothing_has_to_be_counted() -> None:
+    flags = torch.tensor([True, True, True])
+    counted, known = Trains(flags, SEGMENTS), Trains(flags, SEGMENTS, is_everything=True)
+    assert known.tokens.flags is None
+    assert (counted.tokens.count, counted.sequences.count) == (known.tokens.count, known.sequences.count) == (3.0, 2.0)
+
+
+def test_an_infinite_log_ratio_is_bounded_like_any_other_and_of_nothing_nothing_is_said() -> None:
+    numbers = drift("engine", torch.tensor([0.1, -torch.inf, 0.2], dtype=torch.float64), SEGMENTS).numbers()
+    assert numbers["ratio_engine/token_min"] == pytest.approx(math.exp(-20))
+    assert numbers["ratio_engine/token_max"] == pytest.approx(math.exp(0.2))
+    empty = Segments.from_counts(torch.tensor([0, 0]), 0)
+    assert drift("engine", torch.zeros(0), empty).numbers() == {}
+
+
+def test_the_spread_of_ratios_that_are_far_from_one_and_close_together_is_exact() -> None:
+    segments = Segments.from_counts(torch.tensor([1000]), 1000)
+    same = torch.full((1000,), 5.0, dtype=torch.float64)
+    assert drift("engine", same, segments).numbers()["ratio_engine/token_std"] == pytest.approx(0.0, abs=1e-12)
+    apart = torch.tensor([1e-9, -1e-9], dtype=torch.float64).repeat(500)
+    numbers = drift("engine", apart, segments).numbers()
+    assert numbers["ratio_engine/token_std"] == pytest.approx(1e-9, rel=1e-6)

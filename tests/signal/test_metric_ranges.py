@@ -29,15 +29,24 @@ def test_what_is_worth_watching_is_declared() -> None:
     assert declared("nothing/like_it") is None
 
 
-def test_a_histogram_has_a_bin_between_any_two_edges_and_one_on_either_side() -> None:
-    # Edges at ±0.01, 0.03, 0.1, 0.3, 1, 3, 10: one value inside each of the fifteen bins, and a value on every edge,
-    # which belongs to the bin below it.
+@pytest.mark.parametrize("repeats", [1, Histogram.SMALL], ids=["compared", "by bits"])
+def test_a_histogram_has_a_bin_between_any_two_edges_and_one_on_either_side(repeats: int) -> None:
+    # Edges near ±0.01, 0.03, 0.1, 0.3, 1, 3, 10: one value inside each of the fifteen bins; a value on every edge
+    # belongs to the bin farther out, and one just inside it to the bin nearer to 0.
     inside = [-11.0, -5, -2, -0.5, -0.2, -0.05, -0.02, 0, 0.02, 0.05, 0.2, 0.5, 2, 5, 11]
-    edges = [-10.0, -3, -1, -0.3, -0.1, -0.03, -0.01, 0.01, 0.03, 0.1, 0.3, 1, 3, 10]
-    for values, counts in ((inside, [1] * 15), (edges, [1] * 14 + [0])):
-        assert Histogram.of(torch.tensor(values, dtype=torch.float64)).counts.tolist() == counts
-    above = [edge + 1e-9 for edge in edges]
-    assert Histogram.of(torch.tensor(above, dtype=torch.float64)).counts.tolist() == [0] + [1] * 14
+    below, above = torch.tensor(Histogram.EDGES).tensor_split(2)
+    edges = torch.cat([below, above])
+    nearer = torch.nextafter(edges, torch.zeros(()))
+    assert pytest.approx(
+        [-10, -3, -1, -0.3, -0.1, -0.03, -0.01, 0.01, 0.03, 0.1, 0.3, 1, 3, 10], rel=3e-3
+    ) == Histogram.EDGES
+    for values, counts in (
+        (torch.tensor(inside), [1] * 15),
+        (edges, [1] * 7 + [0] + [1] * 7),
+        (nearer, [0] + [1] * 6 + [2] + [1] * 6 + [0]),
+        (torch.tensor([0.0, -0.0, torch.inf, -torch.inf]), [1] + [0] * 6 + [2] + [0] * 6 + [1]),
+    ):
+        assert Histogram.of(values.repeat(repeats)).counts.tolist() == [repeats * count for count in counts]
 
 
 def numbers_of(values: list[float], among: list[bool] | None = None) -> dict[str, float]:

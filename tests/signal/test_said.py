@@ -11,7 +11,7 @@ from tests.golden.exact import assert_is, flags, lengths, log, tokens
 import trimtab
 from trimtab.errors import SignalError
 from trimtab.signal import KL, SignalBatch, SignalState, Stage, Term, decide, part, prepare, recipe, step, token_loss
-from trimtab.signal.diagnostics import stage_metrics
+from trimtab.signal.diagnostics import Trains, stage_metrics
 from trimtab.signal.metrics import Extremum, Mean, Metrics, SampleSize, Spread, Sum
 from trimtab.signal.stages import Decisions
 
@@ -99,7 +99,7 @@ def test_on_top_counts_only_tokens_that_nothing_else_rejected_before() -> None:
     keeps = {"a": flags(0, 0, 1, 1), "b": flags(1, 0, 0, 1)}
     found = stage_metrics(
         Decisions(keeps, {"w": tokens(3.0, 1.5, 1.0, 2.0)}, {}),
-        tokens(1.0, -1.0, -1.0, 1.0), flags(1, 1, 1, 1), lengths(2, 2), before=flags(0, 1, 1, 1),
+        tokens(1.0, -1.0, -1.0, 1.0), Trains(flags(1, 1, 1, 1), lengths(2, 2)), before=flags(0, 1, 1, 1),
     )  # fmt: skip
     numbers = Metrics(found, {}).numbers()
     assert (numbers["a/alone"], numbers["b/alone"]) == (0.5, 0.5)

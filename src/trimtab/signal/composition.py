@@ -6,6 +6,7 @@ Everything is checked when it is made, so a recipe that exists has a meaning. It
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 from trimtab.errors import SignalError, unknown_word
@@ -181,7 +182,7 @@ class Recipe:
         _refuse_types(self)
         refuse_senseless(self)
 
-    @property
+    @cached_property
     def labelled(self) -> dict[str, Stage]:
         """Correction stages by the label their metrics carry; a formula used twice is numbered."""
         labels: dict[str, Stage] = {}
@@ -195,7 +196,7 @@ class Recipe:
         yield self.loss
         yield from self.correction
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[str]:
         """The fields a trainer must supply for this recipe."""
         pairs = {stage.pair for stage in self._stages()} - {None}
@@ -217,7 +218,7 @@ class Recipe:
             wanted.add("ended")
         return frozenset(wanted)
 
-    @property
+    @cached_property
     def reads_old(self) -> bool:
         """Whether a stage compares with the old policy."""
         return any(stage.pair in ("engine", "update") for stage in self._stages())
@@ -229,6 +230,12 @@ class Recipe:
         yield from (stage.part for stage in self.correction)
         yield from (term.part for term in (self.kl, self.value) if term is not None and term.part is not None)
 
+    @cached_property
+    def reads_token_key(self) -> bool:
+        """Whether a formula chooses tokens at random; keys cost a pass over the batch."""
+        selector = self.loss.part.selector
+        return any("token_key" in one.formula.inputs for one in (*self.parts(), *([selector] if selector else [])))
+
     def is_late(self, stage: Stage) -> bool:
         """Whether a stage needs the policy that is being updated."""
         inputs = stage.part.formula.inputs
@@ -239,7 +246,7 @@ class Recipe:
         """Whether a stage reads what exists only after the vote."""
         return not AFTER_THE_VOTE.isdisjoint(stage.part.formula.inputs)
 
-    @property
+    @cached_property
     def with_given_advantage(self) -> "Recipe":
         """What is left of the recipe where the caller has computed the advantage: everything that comes after it."""
         return replace(
@@ -253,7 +260,7 @@ class Recipe:
             kl=self.kl if self.kl and self.kl.into == "loss" else None,
         )
 
-    @property
+    @cached_property
     def needs_logp_now(self) -> bool:
         """Whether an optimiser step after the batch's first costs a forward pass without gradient (`decide`)."""
         counts_kept = self.weighting.settings.get("over") == "kept" or any(
@@ -263,7 +270,7 @@ class Recipe:
         wide = any(self.is_late(s) and s.part.formula.scope in ("update", "batch") for s in self.correction)
         return self.loss.part.selector is not None or wide or (counts_kept and late)
 
-    @property
+    @cached_property
     def needs_entropy_now(self) -> bool:
         """Whether `decide` reads the entropy of the current policy."""
         late = [stage.part.formula for stage in self.correction if self.is_late(stage)]

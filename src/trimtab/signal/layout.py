@@ -6,6 +6,7 @@ sequence after sequence, trainable ones only. It knows nothing of rewards, log-p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -53,10 +54,15 @@ class Segments:
     def num_tokens(self) -> int:
         return self.sequence_of_token.shape[0]
 
+    @cached_property
+    def offsets(self) -> Int[Tensor, " boundaries"]:
+        """[0, end of sequence 0, …, number of tokens]: computed once, read by every reduction."""
+        return torch.nn.functional.pad(self.token_counts.cumsum(0), (1, 0))
+
     @property
     def first_token(self) -> SequenceIndex:
         """Index of each sequence's first token (of the next sequence's, for an empty one)."""
-        return self.token_counts.cumsum(0) - self.token_counts
+        return self.offsets[:-1]
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Levels:
 
     @property
     def episode_of_token(self) -> TokenIndex:
-        return self.episode_of_sequence[self.segments.sequence_of_token]
+        return self.episode_of_sequence.index_select(0, self.segments.sequence_of_token)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,27 @@ Merging = TypeVar("Merging", bound=Mergeable)
 
 
 @dataclass(frozen=True)
+class Population:
+    """What a share or a mean is taken among, counted once for all metrics that are."""
+
+    flags: Tensor | None
+    """None: everything."""
+    count: Tensor
+
+    @classmethod
+    def of(cls, flags: Tensor) -> "Population":
+        return cls(flags, flags.count_nonzero().double())
+
+    @classmethod
+    def everything(cls, like: Tensor) -> "Population":
+        return cls(None, torch.full((), float(like.numel()), dtype=torch.float64, device=like.device))
+
+
+Among = Tensor | Population | None
+"""Flags, flags that were counted already, or everything."""
+
+
+@dataclass(frozen=True)
 class Mean:
     """total / count. `absent`: leave it out when there is nothing to average; a fraction of nothing is 0 instead."""
 
@@ -37,12 +58,12 @@ class Mean:
     absent: bool = True
 
     @classmethod
-    def of(cls, values: Tensor, among: Tensor | None = None) -> "Mean":
+    def of(cls, values: Tensor, among: Among = None) -> "Mean":
         """Mean of the values, or of those chosen by the flags `among`."""
         return cls(*_sums(values, among))
 
     @classmethod
-    def fraction(cls, flags: Tensor, among: Tensor | None = None) -> "Mean":
+    def fraction(cls, flags: Tensor, among: Among = None) -> "Mean":
         """Share of true flags, among all or among those chosen."""
         return cls(*_sums(flags, among), absent=False)
 
@@ -62,7 +83,7 @@ class Sum:
 
     @classmethod
     def of(cls, values: Tensor) -> "Sum":
-        return cls(values.detach().double().sum())
+        return cls(_sums(values, None)[0])
 
     def merge(self, other: "Sum") -> "Sum":
         return Sum(self.total + other.total)
@@ -79,10 +100,11 @@ class Extremum:
     sign: int
 
     @classmethod
-    def of(cls, values: Tensor, sign: int, among: Tensor | None = None) -> "Extremum":
+    def of(cls, values: Tensor, sign: int, among: Among = None) -> "Extremum":
         signed = sign * values.detach().double()
-        if among is not None:
-            signed = torch.where(among, signed, torch.full_like(signed, -torch.inf))
+        chosen = among.flags if isinstance(among, Population) else among
+        if chosen is not None:
+            signed = torch.where(chosen, signed, torch.full_like(signed, -torch.inf))
         return cls(signed.max() if signed.numel() else signed.new_full((), -torch.inf), sign)
 
     def merge(self, other: "Extremum") -> "Extremum":
@@ -101,7 +123,7 @@ class Spread:
     m2: Tensor
 
     @classmethod
-    def of(cls, values: Tensor, among: Tensor | None = None) -> "Spread":
+    def of(cls, values: Tensor, among: Among = None) -> "Spread":
         total, count = _sums(values, among)
         mean = total / count.clamp(min=1)
         m2, _ = _sums((values.double() - mean).square(), among)
@@ -125,7 +147,7 @@ class SampleSize:
     count: Tensor
 
     @classmethod
-    def of(cls, weights: Tensor, among: Tensor | None = None) -> "SampleSize":
+    def of(cls, weights: Tensor, among: Among = None) -> "SampleSize":
         total, count = _sums(weights, among)
         return cls(total, _sums(weights.double().square(), among)[0], count)
 
@@ -138,21 +160,40 @@ class SampleSize:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts in fixed bins of the log-ratio, so that histograms of different batches add up."""
+    """Counts in fixed bins of the log-ratio, so that histograms of different batches add up.
+
+    Bins mirror at 0; a value on an edge belongs to the bin farther out. Edges have at most eight significant bits, so
+    the upper half of a float32 says in which bin it lies, and a large batch is counted without comparing anything.
+    """
 
     counts: Tensor
 
-    EDGES = (-10.0, -3.0, -1.0, -0.3, -0.1, -0.03, -0.01, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+    OUTER = (0.010009765625, 0.030029296875, 0.10009765625, 0.30078125, 1.0, 3.0, 10.0)
+    EDGES = (*(-edge for edge in OUTER[::-1]), *OUTER)
+    SMALL = 8192
+    """Fewer values than this are compared with the edges."""
 
     @classmethod
     def of(cls, logratio: Tensor) -> "Histogram":
-        edges = torch.tensor(cls.EDGES, dtype=torch.float64, device=logratio.device)
-        place = torch.bucketize(logratio, edges)
-        return cls(
-            torch.zeros(len(cls.EDGES) + 1, dtype=torch.long, device=logratio.device).index_add(
-                0, place, torch.ones_like(place)
-            )
-        )
+        values = logratio.detach().float()
+        if values.device.type == "cpu" and values.numel() >= cls.SMALL:
+            return cls(cls._by_bits(values))
+        outer = torch.tensor(cls.OUTER, device=values.device)
+        far = torch.bucketize(values.abs(), outer, right=True)
+        place = len(cls.OUTER) + torch.where(values < 0, -far, far)
+        bins = torch.zeros(len(cls.EDGES) + 1, dtype=torch.long, device=values.device)
+        return cls(bins.index_add(0, place, torch.ones_like(place)))
+
+    @classmethod
+    def _by_bits(cls, values: Tensor) -> Tensor:
+        """The upper 16 bits are counted; each sign has 2**15 of them, in the order of the magnitude."""
+        half = 2**15
+        upper = (values.view(torch.int32) >> 16) + half  # negative numbers first
+        edges = cast("list[int]", (torch.tensor(cls.OUTER).view(torch.int32) >> 16).tolist())
+        starts = torch.tensor([0, *edges, half, *(half + edge for edge in edges), 2 * half])
+        running = torch.nn.functional.pad(torch.bincount(upper, minlength=2 * half).cumsum(0), (1, 0))
+        below, above = running[starts].diff().tensor_split(2)
+        return torch.cat([below[1:].flip(0), below[:1] + above[:1], above[1:]])
 
     def merge(self, other: "Histogram") -> "Histogram":
         return Histogram(self.counts + other.counts)
@@ -238,11 +279,16 @@ def _merged(first: Mapping[str, Merging], second: Mapping[str, Merging]) -> dict
     return joined
 
 
-def _sums(values: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:
+def _sums(values: Tensor, among: Among) -> tuple[Tensor, Tensor]:
+    chosen = among if isinstance(among, Population) else None
+    chosen = chosen or (Population.everything(values) if among is None else Population.of(cast("Tensor", among)))
+    if values.dtype == torch.bool:
+        both = values if chosen.flags is None else values & chosen.flags
+        return both.count_nonzero().double(), chosen.count
     exact = values.detach().double()
-    if among is None:
-        return exact.sum(), torch.full((), float(exact.numel()), dtype=torch.float64, device=exact.device)
-    return torch.where(among, exact, torch.zeros_like(exact)).sum(), among.double().sum()
+    if chosen.flags is not None:
+        exact = torch.where(chosen.flags, exact, 0.0)
+    return exact.sum(), chosen.count
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ by torch.where, so neither its value nor its gradient can leak. `token_loss` nev
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from trimtab.errors import SignalError
 from trimtab.signal.composition import KL, Recipe, Term
 from trimtab.signal.decision import available_now, check_given, late_stages
-from trimtab.signal.diagnostics import by_sign, drift, kept_share, observed, stage_metrics
+from trimtab.signal.diagnostics import Trains, by_sign, drift, kept_share, observed, stage_metrics
 from trimtab.signal.layout import Keep, PerToken, Scalar
 from trimtab.signal.metrics import Mean, Metric, Metrics, Sum
 from trimtab.signal.parts import Part, run
@@ -171,7 +171,7 @@ def _regularisers(
         assert isinstance(recipe.value.part, Part)
         distance, found = run(recipe.value.part, {**available, "value": value})
         add("value", recipe.value, distance)
-        seen = observed(recipe.value.part.formula.name, found, everything, part.segments)
+        seen = observed(recipe.value.part.formula.name, found, Trains(everything, part.segments, is_everything=True))
     if recipe.nll is not None:
         add("nll", recipe.nll, -logp_current)
     return terms, seen
@@ -204,14 +204,15 @@ def _metrics(
         f"weight/{n.removeprefix('weight_')}": Sum.of(v) for n, v in part.fields.items() if n.startswith("weight_")
     }
     entries["weight/policy"] = Sum.of(torch.where(keep, part.fields["weight_policy"], torch.zeros_like(importance)))
-    entries |= observed(label, found, keep, segments)
+    kept, trains = Trains(keep, segments), Trains(everything, segments, is_everything=True)
+    entries |= observed(label, found, kept)
     if "clipped_tokens" in found:
-        entries |= by_sign(label, "clipped", found["clipped_tokens"], advantage, keep)
-    entries |= kept_share(keep, advantage, everything, segments)
-    entries |= stage_metrics(late, advantage, everything, segments, before=part.fields["keep"])
+        entries |= by_sign(label, "clipped", found["clipped_tokens"], kept.by_sign(advantage))
+    entries |= kept_share(kept, advantage, trains)
+    entries |= stage_metrics(late, advantage, trains, before=part.fields["keep"])
     stood = sequence_any(part.fields["voted"], segments)
-    entries["voted_then_rejected/sequence_fraction"] = Mean.fraction(stood & ~sequence_any(keep, segments))
-    entries["importance/token_mean"] = Mean.of(importance, keep)
+    entries["voted_then_rejected/sequence_fraction"] = Mean.fraction(stood & ~cast("Tensor", kept.sequences.flags))
+    entries["importance/token_mean"] = Mean.of(importance, kept.tokens)
     metrics = Metrics(entries, {})
     for name, earlier in (("update", "logp_old"), ("total", "logp_rollout")):
         if earlier in part.fields:

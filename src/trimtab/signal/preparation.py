@@ -16,7 +16,7 @@ from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.catalogue import INPUTS
 from trimtab.signal.composition import Recipe, Stage
-from trimtab.signal.diagnostics import drift, drift_by_age, stage_metrics
+from trimtab.signal.diagnostics import Trains, drift, drift_by_age, stage_metrics
 from trimtab.signal.door import check_floats, check_tokens
 from trimtab.signal.layout import EpisodeFlag, Keep, PerEpisode, PerToken, SequenceFlag, places
 from trimtab.signal.metrics import Mean, Metric, Metrics, Spread
@@ -109,7 +109,7 @@ def prepare(
     voted = keep & votes[batch.levels.episode_of_token]
     if advantage is None:
         advantage, returns = _credit(batch, recipe, outcome, kl, votes, trains)
-        advantage = _settle(recipe, advantage, voted & trains[batch.segments.sequence_of_token])
+        advantage = _settle(recipe, advantage, voted & to_tokens(trains, batch.segments))
     else:
         advantage = _taken(advantage, batch)
         returns = advantage.clone()
@@ -118,9 +118,10 @@ def prepare(
     known = {"advantage": advantage, "returns": returns, "trains": trains}
     after = run_stages(_stages(recipe, votes_first=True), {**_available(batch), **known})
     stages = early.merge(after)
-    entries = _batch_metrics(batch, votes, trains, has_signal, constant, advantage, kl)
+    training = Trains(to_tokens(trains, batch.segments), batch.segments)
+    entries = _batch_metrics(batch, votes, trains, training, has_signal, constant, advantage, kl)
     entries |= _shaping_metrics(batch, recipe, votes)
-    entries |= stage_metrics(stages, advantage, trains[batch.segments.sequence_of_token], batch.segments)
+    entries |= stage_metrics(stages, advantage, training)
     metrics = Metrics(entries, {}).merge(_drift_metrics(batch, version))
     state, said = (state or SignalState()).observe(metrics.numbers())
     prepared = Prepared(
@@ -337,11 +338,11 @@ def _drift_metrics(batch: SignalBatch, version: int | None) -> Metrics:
 
 
 def _batch_metrics(
-    batch: SignalBatch, votes: EpisodeFlag, trains: SequenceFlag, has_signal: EpisodeFlag, constant: Tensor,
-    advantage: PerToken, kl: PerToken | None,
+    batch: SignalBatch, votes: EpisodeFlag, trains: SequenceFlag, training: Trains, has_signal: EpisodeFlag,
+    constant: Tensor, advantage: PerToken, kl: PerToken | None,
 ) -> dict[str, Metric]:  # fmt: skip
     levels = batch.levels
-    tokens = trains[batch.segments.sequence_of_token]
+    tokens = training.tokens
     voted = segment_sum(votes.to(torch.long), levels.group_of_episode, levels.num_groups) > 0
     with_signal = segment_sum((has_signal & votes).to(torch.long), levels.group_of_episode, levels.num_groups) > 0
     entries: dict[str, Metric] = {

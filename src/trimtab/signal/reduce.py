@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int, Num
 from torch import Tensor
 
-from trimtab.signal.layout import Keep, PerSequence, PerToken, Segments
+from trimtab.signal.layout import Keep, PerSequence, PerToken, Segments, SequenceIndex
 
 LOG_BOUND = 20.0
 """A log-ratio is bounded here just before it is exponentiated: e^20 is 5e8, far past any truncation in use,
@@ -26,12 +26,18 @@ def segment_sum(
 
 def sequence_sum(values: PerToken, segments: Segments) -> PerSequence:
     """Sum over each sequence's tokens."""
-    return segment_sum(values, segments.sequence_of_token, segments.num_sequences)
+    return torch.segment_reduce(values, "sum", offsets=segments.offsets, initial=0, unsafe=True)
+
+
+def sequence_tally(flags: Keep, segments: Segments) -> SequenceIndex:
+    """How many tokens of each sequence are flagged: a running count is exact, whatever the other sequences hold."""
+    running = torch.nn.functional.pad(flags.cumsum(0, dtype=torch.int32), (1, 0))
+    return running.index_select(0, segments.offsets).diff()
 
 
 def sequence_count(keep: Keep, segments: Segments, like: PerToken) -> PerSequence:
     """How many tokens of each sequence are kept, in the dtype of `like`."""
-    return sequence_sum(keep.to(like.dtype), segments)
+    return sequence_tally(keep, segments).to(like.dtype)
 
 
 def sequence_mean(values: PerToken, segments: Segments, keep: Keep | None = None) -> PerSequence:
@@ -46,12 +52,12 @@ def sequence_mean(values: PerToken, segments: Segments, keep: Keep | None = None
 
 def sequence_any(flags: Keep, segments: Segments) -> Bool[Tensor, " sequences"]:
     """Whether any token of the sequence is flagged."""
-    return segment_sum(flags.to(torch.long), segments.sequence_of_token, segments.num_sequences) > 0
+    return sequence_tally(flags, segments) > 0
 
 
 def to_tokens(values: Tensor, segments: Segments) -> Tensor:
     """Each sequence's value at every one of its tokens."""
-    return values[segments.sequence_of_token]
+    return values.index_select(0, segments.sequence_of_token)
 
 
 def last_token(segments: Segments) -> tuple[Int[Tensor, " nonempty"], Int[Tensor, " nonempty"]]:

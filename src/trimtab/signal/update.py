@@ -4,7 +4,7 @@ Every denominator belongs to the update, so weights are computed here, once, on 
 current policy and looks across sequences. Slices carry their numbers with them; nothing is recomputed per micro-batch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
@@ -43,7 +43,17 @@ class Slice:
     def take(self, chosen: Sequences) -> "Slice":
         """The chosen sequences of this slice (indices into it)."""
         segments, tokens = select(self.segments, chosen)
-        return Slice(self.recipe, self.sequences[chosen], segments, {n: v[tokens] for n, v in self.fields.items()})
+        cut = {name: values.index_select(0, tokens) for name, values in self.fields.items()}
+        return Slice(self.recipe, self.sequences[chosen], segments, cut)
+
+    def span(self, start: int, stop: int) -> "Slice":
+        """The sequences from `start` to `stop`, as views: nothing is copied."""
+        if (start, stop) == (0, self.segments.num_sequences):
+            return self
+        first, last = cast("list[int]", self.segments.offsets[[start, stop]].tolist())
+        segments = Segments(self.segments.token_counts[start:stop], self.segments.sequence_of_token[first:last] - start)
+        cut = {name: values[first:last] for name, values in self.fields.items()}
+        return Slice(self.recipe, self.sequences[start:stop], segments, cut)
 
 
 @dataclass(frozen=True)
@@ -110,17 +120,15 @@ class Decided:
         if sum(asked is not None for asked in (max_tokens, num, parts)) != 1:
             raise SignalError("split: name one of max_tokens, num and parts, so that it is clear which one gives way.")
         if parts is not None:
-            return self._micro_batches(self._chosen(parts))
+            return self._micro_batches(self.whole.take(chosen) for chosen in self._chosen(parts))
         what = "num" if max_tokens is None else "max_tokens"
         _ = as_count(num if max_tokens is None else max_tokens, "split", what)
         cuts = _cuts(self.whole.segments.token_counts, max_tokens, num)
-        return self._micro_batches(
-            [torch.arange(start, stop, device=self.whole.sequences.device) for start, stop in cuts]
-        )
+        return self._micro_batches(self.whole.span(start, stop) for start, stop in cuts)
 
-    def _micro_batches(self, parts: Sequence[Sequences]) -> Iterator[MicroBatch]:
-        for chosen in parts:
-            yield MicroBatch(self.whole.take(chosen), self.data_parallel, self.ledger)
+    def _micro_batches(self, parts: Iterable[Slice]) -> Iterator[MicroBatch]:
+        for part in parts:
+            yield MicroBatch(part, self.data_parallel, self.ledger)
 
     def _chosen(self, parts: Iterable[Sequences]) -> list[Sequences]:
         """Places in this update of the sequences that `parts` names by their place in the batch."""
@@ -141,8 +149,7 @@ class Decided:
         if rank >= ranks:
             raise SignalError(f"shard: rank {rank} of {ranks} does not exist. Ranks count from 0.")
         start, stop = _cuts(self.whole.segments.token_counts, None, ranks)[rank]
-        chosen = torch.arange(start, stop, device=self.whole.sequences.device)
-        return Decided(self.whole.take(chosen), ranks, Ledger())
+        return Decided(self.whole.span(start, stop), ranks, Ledger())
 
     def own(self, sequences: Sequences, ranks: int) -> "Decided":
         """As `shard`, for the sequences (of the batch) whose log-probs this rank computes."""
@@ -193,7 +200,8 @@ def _updates(prepared: "Prepared", parts: list[Tensor]) -> Iterator[Update]:
     prepared.passes.append(len(parts))
     whole = _whole(prepared)
     for place, chosen in enumerate(parts):
-        yield Update(whole.take(chosen), is_first=fresh and place == 0)
+        everything = len(chosen) == whole.segments.num_sequences  # ascending places: then it is the batch itself
+        yield Update(whole if everything else whole.take(chosen), is_first=fresh and place == 0)
 
 
 def _refuse_second_step(prepared: "Prepared", num: int) -> None:
@@ -220,9 +228,10 @@ def _whole(prepared: "Prepared") -> Slice:
         "position": batch.position,
         "turn": batch.turn,
         "version": batch.version,
-        "token_key": _token_key(batch.segments, batch.sequence_id, prepared.seed),
         **batch.extra,
     }
+    if prepared.recipe.reads_token_key:
+        carried["token_key"] = _token_key(batch.segments, batch.sequence_id, prepared.seed)
     everything = torch.arange(batch.levels.num_sequences, device=batch.reward.device)
     return Slice(prepared.recipe, everything, batch.segments, {n: v for n, v in carried.items() if v is not None})
 

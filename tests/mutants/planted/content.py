@@ -54,7 +54,7 @@ plant(
     "maximum_ignores_the_mask",
     masked_metrics(),
     "signal.metrics:Extremum.of",
-    "if among is not None:",
+    "if chosen is not None:",
     "if False:",
 )
 plant(
@@ -66,7 +66,12 @@ plant(
     "above = torch.nan_to_num(values - lowest)",
 )
 plant(
-    "mask_content", "mean_ignores_the_mask", masked_metrics(), "signal.metrics:_sums", "if among is None:", "if True:"
+    "mask_content",
+    "mean_ignores_the_mask",
+    masked_metrics(),
+    "signal.metrics:_sums",
+    "if chosen.flags is not None:",
+    "if False:",
 )
 
 # --- I02: NaN and infinity at untrainable cells ----------------------------------------------------------------------
@@ -108,24 +113,24 @@ plant(
     "metric_multiplies_by_the_mask",
     masked_metrics(),
     "signal.metrics:_sums",
-    "torch.where(among, exact, torch.zeros_like(exact)).sum()",
-    "(exact * among).sum()",
+    "torch.where(chosen.flags, exact, 0.0)",
+    "exact * chosen.flags",
 )
 plant(
     "nonfinite_isolation",
     "spread_metric_multiplies_by_the_mask",
     masked_spread(),
     "signal.metrics:_sums",
-    "torch.where(among, exact, torch.zeros_like(exact)).sum()",
-    "(exact * among.double()).sum()",
+    "torch.where(chosen.flags, exact, 0.0)",
+    "exact * chosen.flags.double()",
 )
 plant(
     "nonfinite_isolation",
     "maximum_pushes_the_masked_down",
     masked_metrics(),
     "signal.metrics:Extremum.of",
-    "torch.where(among, signed, torch.full_like(signed, -torch.inf))",
-    "signed * among - 1e9 * ~among",
+    "torch.where(chosen, signed, torch.full_like(signed, -torch.inf))",
+    "signed * chosen - 1e9 * ~chosen",
 )
 
 # --- I20: writes and aliases -----------------------------------------------------------------------------------------

@@ -159,8 +159,8 @@ plant(
     "rejected = (advantage < 0) & to_tokens(drift > delta, segments)\n",
     Edit(
         corrections + "to_tokens",
-        "values[segments.sequence_of_token]",
-        "values if len(values) == segments.num_tokens else values[segments.sequence_of_token]",
+        "values.index_select(0, segments.sequence_of_token)",
+        "values if len(values) == segments.num_tokens else values.index_select(0, segments.sequence_of_token)",
     ),
 )
 plant(

@@ -40,16 +40,16 @@ plant(
     "drift_of_the_clamped_ratio",
     drift,
     "signal.diagnostics:drift",
-    "exact = logratio.double()",
-    "exact = logratio.double().clamp(-5, 5)",
+    "exact = logratio.detach().double()",
+    "exact = logratio.detach().double().clamp(-5, 5)",
 )
 plant(
     "metric_truth",
     "kl_metric_is_minus_the_ratio",
     drift,
     "signal.diagnostics:drift",
-    "Mean.of(-exact)",
-    "Mean.of(-ratio)",
+    "Mean(-total, count)",
+    "Mean(-(count + moved), count)",
 )
 plant(
     "metric_truth",
@@ -122,8 +122,8 @@ plant(
     "token_metric_averaged_by_sequence",
     drifting(named=False),
     "signal.diagnostics:drift",
-    "Mean.of(ratio)",
-    "Mean.of(sequence_sum(ratio, segments) / segments.token_counts.clamp(min=1), filled)",
+    "Mean(count + moved, count)",
+    "Mean.of(sequence_sum(excess + 1, segments) / segments.token_counts.clamp(min=1), filled)",
 )
 plant(
     "metric_reduction",

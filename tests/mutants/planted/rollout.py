@@ -38,8 +38,8 @@ plant(
     "critic_reads_tempered_states",
     hidden,
     "train.logp:token_pass",
-    "state=state.to(",
-    "state=(state / temperature).to(",
+    "state=wide(state).to(",
+    "state=wide(state / temperature).to(",
 )
 plant(
     "temperature_consistency",

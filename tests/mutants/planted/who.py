@@ -148,7 +148,7 @@ plant(
     "centred_on_the_row_before",
     centred(),
     "signal.reduce:to_tokens",
-    "values[segments.sequence_of_token]",
+    "values.index_select(0, segments.sequence_of_token)",
     "values.roll(1)[segments.sequence_of_token]",
 )
 
@@ -191,6 +191,6 @@ plant(
     "filtered_rows_are_not_reindexed",
     pipeline("grpo"),
     "signal.update:Slice.take",
-    "{n: v[tokens] for n, v in self.fields.items()}",
-    '{n: v[: len(tokens)] if n == "logp_ref" else v[tokens] for n, v in self.fields.items()}',
+    "values.index_select(0, tokens) for name",
+    'values[: len(tokens)] if name == "logp_ref" else values.index_select(0, tokens) for name',
 )
