@@ -153,6 +153,7 @@ def test_a_module_of_ones_own_is_checked_by_its_argument_names(tmp_path: Path) -
     assert told == [("my_loss", "split", "suspect")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("touched", ["notes.md", "losses.py"])
 def test_a_change_that_touches_no_function_passes_with_a_sentence(tmp_path: Path, touched: str) -> None:
     def git(*words: str) -> None:

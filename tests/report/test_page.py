@@ -56,7 +56,13 @@ def text_of(folder: Path) -> str:
     return write_report(folder).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("kind", ["healthy", "collapsing", "interrupted", "broken_reward"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "healthy",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("collapsing", "interrupted", "broken_reward")),
+    ],
+)
 def test_every_kind_of_run_has_a_whole_page_that_fetches_nothing(tmp_path: Path, kind: str) -> None:
     text = text_of(write_run(tmp_path / "run", kind))
     page = Parsed(text)

@@ -48,6 +48,7 @@ class Trainer:
         return clipped(logps, old_logps, advantages, mask, self.config["eps"])
 
 
+@pytest.mark.slow
 def test_a_class_is_made_with_its_options_and_called() -> None:
     facts: dict[str, Any] = {"role": "policy_loss", "options": {"eps": 0.2}, "variants": {"eps": (0.5,)}}
     assert bind(Loss, **facts).name == "Loss"

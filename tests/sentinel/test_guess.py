@@ -96,6 +96,7 @@ class Clipped(nn.Module):
         return (loss * mask).sum() / mask.sum()
 
 
+@pytest.mark.slow
 def test_a_module_with_a_config_object_is_a_loss_and_its_findings_stay_guesses() -> None:
     subject = subject_of(lambda bounds=False: of_method(Clipped, "forward", bounds=bounds))
     assert subject.role == "policy_loss"
@@ -135,6 +136,7 @@ def test_what_nobody_knows_is_said() -> None:
         guessed(odd)
 
 
+@pytest.mark.slow
 def test_a_file_is_read_function_by_function(tmp_path: Path) -> None:
     file = tmp_path / "some_losses.py"
     file.write_text(

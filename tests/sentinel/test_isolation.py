@@ -182,6 +182,7 @@ def test_an_unknown_function_is_answered_with_the_names_there_are(tmp_path: Path
         run_job(Job(str(file), subjects=("losss",)), limits=ONE)
 
 
+@pytest.mark.slow
 def test_a_file_that_does_not_parse_is_an_error_that_says_so(tmp_path: Path) -> None:
     file = put(tmp_path, "losses_with_a_typo.py", "def loss(:\n")
     with pytest.raises(AdapterError, match=r"losses_with_a_typo.py cannot be loaded: SyntaxError: invalid syntax"):

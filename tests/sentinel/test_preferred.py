@@ -257,6 +257,7 @@ def test_implicit_rewards_margins_and_accuracy_are_known() -> None:
     assert check(subject, "known_mistake").status == "holds"
 
 
+@pytest.mark.slow
 def test_a_margin_with_one_reward_turned_around_is_told() -> None:
     verdict = check(_as_metrics(_watched_turned, SUMS | REFERENCE, *WATCHED), "known_mistake")
     assert verdict.status == "suspect"

@@ -37,9 +37,10 @@ def test_a_histogram_has_a_bin_between_any_two_edges_and_one_on_either_side(repe
     below, above = torch.tensor(Histogram.EDGES).tensor_split(2)
     edges = torch.cat([below, above])
     nearer = torch.nextafter(edges, torch.zeros(()))
-    assert pytest.approx(
-        [-10, -3, -1, -0.3, -0.1, -0.03, -0.01, 0.01, 0.03, 0.1, 0.3, 1, 3, 10], rel=3e-3
-    ) == Histogram.EDGES
+    assert (
+        pytest.approx([-10, -3, -1, -0.3, -0.1, -0.03, -0.01, 0.01, 0.03, 0.1, 0.3, 1, 3, 10], rel=3e-3)
+        == Histogram.EDGES
+    )
     for values, counts in (
         (torch.tensor(inside), [1] * 15),
         (edges, [1] * 7 + [0] + [1] * 7),
