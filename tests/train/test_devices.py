@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trimtab.config.train import TrainSettings
+from trimtab.rollout.join import join
 from trimtab.rollout.rows import Rows, lay_out
 from trimtab.signal import recipe
 from trimtab.train.actor import Actor
@@ -81,3 +82,18 @@ def test_host_synchronisations_of_the_model_do_not_grow_with_its_tokens(policy: 
 def test_fake_tensors_do_notice_a_mixture() -> None:
     with FakeTensorMode(), pytest.raises(Exception, match="at least two devices"):
         _ = torch.ones(2, device=OTHER) + torch.ones(2)
+
+
+def test_host_synchronisations_of_a_whole_step_do_not_grow_with_its_tokens(policy: Policy) -> None:
+    """One update in one micro-batch: passes, signal, guard and optimiser; half as many answers again ask no more.
+
+    All of them but the gradient's norm are about flat fields, which are on the CPU wherever the model is.
+    """
+    learner = Learner(policy, recipe("grpo"), TrainSettings(max_tokens_per_micro_batch=10_000))
+    groups = list(sampled(policy, MIXED).groups())
+    counts: list[int] = []
+    for number in (3, 2, 3):  # the first step makes the optimiser's state
+        with Asked() as asked:
+            _ = learner.learn(join(groups[:number]), version=0)
+        counts.append(sum(asked.counts.values()))
+    assert counts[1] == counts[2] <= 60, counts

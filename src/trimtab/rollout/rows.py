@@ -1,7 +1,6 @@
 """The only place that lays sequences out for the model: right-padded rows, and which of them go through it together."""
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -52,10 +51,10 @@ def cut(length: Tensor, sequences: Tensor, *, most: int) -> list[Tensor]:
     """
     parts: list[list[int]] = []
     width = 0
-    for place in cast("list[int]", length[sequences].argsort(descending=True, stable=True).tolist()):
-        index = int(sequences[place])
+    lengths, order = length[sequences].sort(descending=True, stable=True)
+    for index, size in zip(sequences[order].tolist(), lengths.tolist(), strict=True):
         if not parts or (len(parts[-1]) + 1) * width > most:
             parts.append([])
-            width = int(length[index])
-        parts[-1].append(index)
+            width = int(size)
+        parts[-1].append(int(index))
     return [torch.tensor(sorted(part), dtype=torch.int64) for part in parts]
