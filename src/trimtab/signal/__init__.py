@@ -15,6 +15,7 @@ from trimtab.signal.parallel import ProcessGroup, Reducer, gather, gather_tokens
 from trimtab.signal.parts import Part, part
 from trimtab.signal.preparation import Prepared, prepare
 from trimtab.signal.recipes import names, recipe
+from trimtab.signal.scores import logp, logp_and_entropy, logp_from_hidden
 from trimtab.signal.state import SignalState
 from trimtab.signal.update import Decided, MicroBatch, Update
 
@@ -46,6 +47,9 @@ __all__ = [
     "formula",
     "gather",
     "gather_tokens",
+    "logp",
+    "logp_and_entropy",
+    "logp_from_hidden",
     "loss",
     "merge_metrics",
     "metric_spec",

@@ -21,12 +21,12 @@ def drift(name: str, logratio: PerToken, segments: Segments) -> Metrics:
     k1 and k3 estimate KL(earlier || later).
     """
     exact = logratio.detach().double()
-    tokens, excess = Population.everything(exact), bounded_exp(exact) - 1
+    tokens, excess = Population.everything(exact), bounded_exp(exact).sub_(1)
     product, filled = bounded_exp(sequence_sum(exact, segments)), Population.of(segments.token_counts > 0)
     # Sums of ratio - 1 lose nothing where the policies are close. Everything below is made of these few sums.
     count, total, moved = tokens.count, exact.sum(), excess.sum()
     mean = moved / count.clamp(min=1)
-    around = (excess - mean).square_().sum()
+    around = excess.sub_(mean).square_().sum()
     farthest, smallest, largest = _extremes(exact)
     entries: dict[str, Metric] = {
         f"logratio_{name}/token_abs_mean": Mean(exact.abs().sum(), count),

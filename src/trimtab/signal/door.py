@@ -227,6 +227,11 @@ def check_floats(where: str, name: str, values: Tensor) -> None:
 
 def check_tokens(where: str, name: str, values: Tensor, segments: Segments, *, is_logp: bool) -> None:
     """Finite at every trainable token, and a log-prob never above 0."""
+    if not values.numel():
+        return
+    low, high = cast("list[float]", torch.stack(torch.aminmax(values)).tolist())  # nan, if there is one
+    if low >= -LARGEST and high <= (LOGP_SLACK if is_logp else LARGEST):
+        return
     bad = ~(values.abs() <= LARGEST)
     if bool(bad.any()):
         first = int(bad.nonzero()[0])
@@ -235,7 +240,7 @@ def check_tokens(where: str, name: str, values: Tensor, segments: Segments, *, i
             f"(first: {_place(first, segments)}), so their gradient is undefined. "
             "Drop them with trainable, or repair what produced them."
         )
-    if is_logp and bool((values > LOGP_SLACK).any()):
+    if is_logp:
         first = int((values > LOGP_SLACK).nonzero()[0])
         raise SignalError(
             f"{where}: {name} is {values[first].item():.6g} at {_place(first, segments)}, "

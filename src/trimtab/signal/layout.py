@@ -4,6 +4,7 @@ This is the only place that knows padded, list and packed layouts. Everything do
 sequence after sequence, trainable ones only. It knows nothing of rewards, log-probs or formulas.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -114,8 +115,16 @@ class Cells:
     """Set for the list layout: the length of each list entry."""
 
     def gather(self, field: Numbers, name: str = "field", dtype: torch.dtype | None = None) -> Tensor:
-        """The trainable tokens of a field, flat; differentiable."""
-        return self.field(field, name, dtype).reshape(-1)[self.index]
+        """The trainable tokens of a field, flat; differentiable, and never the caller's own memory."""
+        cells = self.field(field, name, dtype).reshape(-1)
+        if self.is_dense:
+            return cells.clone()
+        return cells.index_select(0, self.index)
+
+    @property
+    def is_dense(self) -> bool:
+        """Every cell is a trainable token, in order."""
+        return self.index.shape[0] == math.prod(self.shape)
 
     def field(self, field: Numbers, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A field as one tensor in this layout; plain numbers are read in `dtype`."""
@@ -140,10 +149,7 @@ class Cells:
 
     def scatter(self, tokens: Tensor, *, fill: float) -> Tensor:
         """A field in the caller's layout with `tokens` in the trainable cells and `fill` elsewhere; differentiable."""
-        size = 1
-        for extent in self.shape:
-            size *= extent
-        blank = torch.full((size,), fill, dtype=tokens.dtype, device=tokens.device)
+        blank = torch.full((math.prod(self.shape),), fill, dtype=tokens.dtype, device=tokens.device)
         return blank.index_put((self.index,), tokens).reshape(self.shape)
 
     def scatter_list(self, tokens: Tensor, *, fill: float) -> list[Tensor]:
@@ -230,8 +236,8 @@ def packed_cells(trainable: Bool[Tensor, " packed"], cu_seqlens: Int[Tensor, " b
             f"SignalBatch: cu_seqlens is {ends.tolist()} for a packed row of {width} tokens, so the sequences do not "
             f"cover it. It starts with 0, never decreases and ends with {width}."
         )
-    spans = Segments.from_counts(ends.diff(), width)
-    counts = torch.zeros(spans.num_sequences, dtype=torch.long, device=trainable.device)
-    counts = counts.index_add(0, spans.sequence_of_token, trainable.to(torch.long))
+    if int(trainable.count_nonzero()) == width:
+        return Cells((width,), torch.arange(width, device=ends.device)), Segments.from_counts(ends.diff(), width)
+    running = torch.nn.functional.pad(trainable.cumsum(0), (1, 0))
     index = trainable.nonzero().squeeze(1)
-    return Cells((width,), index), Segments.from_counts(counts, index.shape[0])
+    return Cells((width,), index), Segments.from_counts(running[ends].diff(), index.shape[0])

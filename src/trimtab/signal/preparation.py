@@ -106,7 +106,7 @@ def prepare(
         trains = trains & ~constant[batch.levels.group_of_episode][batch.levels.episode_of_sequence]
     kl = _kl_of_old(batch, recipe)
     outcome, has_signal = _normalize(batch, recipe, kl, votes)
-    voted = keep & votes[batch.levels.episode_of_token]
+    voted = keep & to_tokens(votes[batch.levels.episode_of_sequence], batch.segments)
     if advantage is None:
         advantage, returns = _credit(batch, recipe, outcome, kl, votes, trains)
         advantage = _settle(recipe, advantage, voted & to_tokens(trains, batch.segments))

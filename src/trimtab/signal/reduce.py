@@ -31,7 +31,8 @@ def sequence_sum(values: PerToken, segments: Segments) -> PerSequence:
 
 def sequence_tally(flags: Keep, segments: Segments) -> SequenceIndex:
     """How many tokens of each sequence are flagged: a running count is exact, whatever the other sequences hold."""
-    running = torch.nn.functional.pad(flags.cumsum(0, dtype=torch.int32), (1, 0))
+    running = torch.zeros(flags.shape[0] + 1, dtype=torch.int32, device=flags.device)
+    _ = torch.cumsum(flags, 0, dtype=torch.int32, out=running[1:])
     return running.index_select(0, segments.offsets).diff()
 
 

@@ -16,12 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 from trimtab.errors import SignalError
 from trimtab.rollout.rows import Rows
+from trimtab.signal import logp_from_hidden
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LOGITS_BYTES = 64 * 2**20
-"""Room for the float32 logits of one chunk: 1M tokens at a vocabulary of 16, 512 at one of 32k."""
+LOGITS_BYTES = 16 * 2**20
+"""Room for the float32 logits of one chunk: 256k tokens at a vocabulary of 16, 128 at one of 32k."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,10 @@ def token_pass(
     out = model.base_model(input_ids=ids.to(there), use_cache=False)
     hidden = cast(Tensor, out.last_hidden_state)
     state = hidden[rows.row_of_token.to(there), rows.column_of_token.to(there) - 1]
-    logp, entropy = _chunked(
-        _head(model, float32=float32_head),
-        state,
-        target.to(there),
-        temperature,
-        logits_bytes,
-        rows.support,
-        entropy_graph,
-    )
+    head = _head(model, float32=float32_head)
+    # The fast path takes products in float32, and the softmax over everything; `_chunked` says the same in plain torch.
+    score = _fused if rows.support is None and _is_wide(head) else _chunked
+    logp, entropy = score(head, state, target.to(there), temperature, logits_bytes, rows.support, entropy_graph)
     after = hidden[torch.arange(len(ids), device=there), rows.last_column.to(there)] if with_state_after else None
     return TokenPass(
         logp=logp.to(here),
@@ -118,6 +114,29 @@ class _Float32:
     def __call__(self, states: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.float()
         return functional.linear(states.float(), self.weight.float(), bias)
+
+
+def _is_wide(head: object) -> bool:
+    return isinstance(head, _Float32) or (
+        type(head) is nn.Linear and head.weight.dtype in (torch.float32, torch.float64)
+    )
+
+
+def _fused(
+    head: "nn.Linear | _Float32",
+    state: Tensor,
+    target: Tensor,
+    temperature: float,
+    logits_bytes: int,
+    support: tuple[Tensor, Tensor] | None,
+    entropy_graph: bool,
+) -> tuple[Tensor, Tensor]:
+    """One pass that computes its gradient by hand: no logits are kept, and one exponential each way."""
+    assert support is None
+    logp, entropy = logp_from_hidden(
+        state, head.weight, target, bias=head.bias, temperature=temperature, chunk=max(1, logits_bytes // 4)
+    )
+    return logp, entropy if entropy_graph else entropy.detach()
 
 
 def _chunked(

@@ -1,0 +1,215 @@
+"""Log-probs and entropies from logits, or from hidden states and the output head: exact, and a few rows at a time.
+
+One exponential per logit and direction, accumulated in float32 (float64 where the input is); the backward pass computes
+probabilities again instead of keeping them. From hidden states, the logits of the whole batch never exist.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from trimtab.errors import SignalError
+
+CHUNK = 2**18
+"""Logits that are worked on at once: a megabyte of float32 stays in the processor's cache."""
+HIDDEN_CHUNK = 2**22
+"""The same where logits are made from hidden states: the head is read once per chunk, so chunks are larger."""
+
+
+def logp(logits: Tensor, ids: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Log-prob of `ids` under softmax(logits / temperature).
+
+    logits [..., vocabulary], ids [...]; the result has the shape of ids, in float32 at least.
+
+    >>> logp(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
+    tensor([-0.6931])
+    """
+    return logp_and_entropy(logits, ids, temperature=temperature)[0]
+
+
+def logp_and_entropy(logits: Tensor, ids: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-prob of `ids`, and the entropy of each distribution in nats; both carry a gradient."""
+    _check(logits, ids, temperature)
+    rows = logits.reshape(-1, logits.shape[-1])
+    found = cast("tuple[Tensor, Tensor]", _FromLogits.apply(rows, ids.reshape(-1), float(temperature)))
+    return found[0].reshape(ids.shape), found[1].reshape(ids.shape)
+
+
+def logp_from_hidden(
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The same for logits = hidden @ weight.T + bias, of which at most `chunk` are held at once (4 million).
+
+    hidden [..., width], weight [vocabulary, width], ids [...]. Products are taken in float32 at least.
+    """
+    if weight.ndim != 2 or hidden.shape[-1:] != weight.shape[1:]:
+        raise SignalError(
+            f"logp_from_hidden: hidden has shape {list(hidden.shape)} and weight {list(weight.shape)}, so there are no "
+            "logits. Give weight as [vocabulary, width] and hidden as [..., width]."
+        )
+    _check(hidden, ids, temperature, vocabulary=weight.shape[0])
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    found = cast(
+        "tuple[Tensor, Tensor]",
+        _FromHidden.apply(rows, weight, bias, ids.reshape(-1), float(temperature), chunk or HIDDEN_CHUNK),
+    )
+    return found[0].reshape(ids.shape), found[1].reshape(ids.shape)
+
+
+def _check(values: Tensor, ids: Tensor, temperature: float, *, vocabulary: int | None = None) -> None:
+    if not values.dtype.is_floating_point or ids.dtype.is_floating_point or values.shape[:-1] != ids.shape:
+        raise SignalError(
+            f"logp: logits or hidden states are {list(values.shape)} of {values.dtype} and ids {list(ids.shape)} of "
+            f"{ids.dtype}, so tokens and distributions do not match. Give floats [..., vocabulary] and integers [...]."
+        )
+    if not 0 < temperature < float("inf"):
+        raise SignalError(f"logp: temperature is {temperature}. It divides the logits: a number above 0.")
+    if not (vocabulary or values.shape[-1]):
+        raise SignalError("logp: the vocabulary is empty, so there is no distribution. Give logits of every token.")
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def _forward(logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a few rows: log-prob, entropy, and the log of the normaliser. `logits` is not written to."""
+    largest = logits.amax(-1, keepdim=True)
+    shifted = logits - largest
+    if temperature != 1:
+        shifted /= temperature
+    power = torch.exp(shifted)
+    total = power.sum(-1)
+    log_total = total.log()
+    own = shifted.gather(-1, ids[:, None])[:, 0] - log_total
+    # A logit of -inf has no mass; 0 times -inf would be nan.
+    inner = power.mul_(shifted.clamp_(min=torch.finfo(shifted.dtype).min)).sum(-1)
+    return own, log_total - inner / total, log_total + largest[:, 0] / temperature
+
+
+def _backward(
+    out: Tensor, logits: Tensor, ids: Tensor, saved: tuple[Tensor, Tensor], by: tuple[Tensor | None, Tensor | None],
+    temperature: float,
+) -> None:  # fmt: skip
+    """Of a few rows, the gradient with respect to the logits into `out`.
+
+    d logp / d x_j = [j is the token] - p_j,   d entropy / d x_j = -p_j (log p_j + entropy),   x = logits / temperature
+    """
+    entropy, normaliser = saved
+    by_logp, by_entropy = by
+    logs = (logits / temperature if temperature != 1 else logits) - normaliser[:, None]
+    _ = torch.exp(logs, out=out)
+    if by_entropy is None:
+        out.mul_(-cast("Tensor", by_logp)[:, None])
+    else:
+        slope = logs.clamp_(min=torch.finfo(logs.dtype).min).add_(entropy[:, None]).mul_(-by_entropy[:, None])
+        out.mul_(slope if by_logp is None else slope.sub_(by_logp[:, None]))
+    if by_logp is not None:
+        out.scatter_add_(1, ids[:, None], by_logp[:, None])
+    if temperature != 1:
+        out.div_(temperature)
+
+
+def _refuse_second() -> None:
+    if torch.is_grad_enabled():
+        raise SignalError(
+            "logp: a second derivative was asked for (create_graph=True), and the gradient is made by hand, so it "
+            "would be wrong. Use logits.log_softmax(-1) where you need one."
+        )
+
+
+def _spans(rows: int, vocabulary: int, chunk: int) -> list[tuple[int, int]]:
+    step = max(1, chunk // vocabulary)
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+class _FromLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        kept = logits.new_empty((3, len(ids)), dtype=_wide(logits[:0]).dtype)
+        for start, stop in _spans(logits.shape[0], logits.shape[1], CHUNK):
+            for place, values in enumerate(_forward(_wide(logits[start:stop]), ids[start:stop], temperature)):
+                kept[place, start:stop] = values
+        own, entropy, normaliser = kept.unbind(0)
+        ctx.save_for_backward(logits, ids, entropy, normaliser)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        return own.clone(), entropy.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor | None) -> Any:
+        _refuse_second()
+        logits, ids, entropy, normaliser = ctx.saved_tensors
+        if by[0] is None and by[1] is None:
+            return None, None, None
+        gradient = torch.empty_like(logits)
+        for start, stop in _spans(logits.shape[0], logits.shape[1], CHUNK):
+            rows = slice(start, stop)
+            given = _wide(logits[rows])
+            part = gradient[rows] if gradient.dtype == given.dtype else torch.empty_like(given)
+            chosen = (None if by[0] is None else by[0][rows], None if by[1] is None else by[1][rows])
+            _backward(part, given, ids[rows], (entropy[rows], normaliser[rows]), chosen, ctx.temperature)
+            if part.dtype != gradient.dtype:
+                gradient[rows] = part
+        return gradient, None, None
+
+
+class _FromHidden(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, temperature: float, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        kept = hidden.new_empty((3, len(ids)), dtype=_wide(hidden[:0]).dtype)
+        head, offset = _wide(weight), None if bias is None else _wide(bias)
+        for start, stop in _spans(len(ids), weight.shape[0], chunk):
+            logits = torch.nn.functional.linear(_wide(hidden[start:stop]), head, offset)
+            for first, last in _spans(stop - start, weight.shape[0], CHUNK):
+                rows = slice(start + first, start + last)
+                for place, values in enumerate(_forward(logits[first:last], ids[rows], temperature)):
+                    kept[place, rows] = values
+        own, entropy, normaliser = kept.unbind(0)
+        ctx.save_for_backward(hidden, weight, bias, ids, entropy, normaliser)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.set_materialize_grads(False)
+        return own.clone(), entropy.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor | None) -> Any:
+        _refuse_second()
+        hidden, weight, bias, ids, entropy, normaliser = ctx.saved_tensors
+        if by[0] is None and by[1] is None:
+            return None, None, None, None, None, None
+        head, offset = _wide(weight), None if bias is None else _wide(bias)
+        to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        to_weight = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
+        to_bias = torch.zeros_like(offset) if offset is not None and ctx.needs_input_grad[2] else None
+        for start, stop in _spans(len(ids), weight.shape[0], ctx.chunk):
+            states = _wide(hidden[start:stop])
+            logits = torch.nn.functional.linear(states, head, offset)
+            for first, last in _spans(stop - start, weight.shape[0], CHUNK):
+                rows, part = slice(start + first, start + last), logits[first:last]
+                chosen = (None if by[0] is None else by[0][rows], None if by[1] is None else by[1][rows])
+                slope = torch.empty_like(part)
+                _backward(slope, part, ids[rows], (entropy[rows], normaliser[rows]), chosen, ctx.temperature)
+                part.copy_(slope)
+            if to_hidden is not None:
+                to_hidden[start:stop] = logits @ head
+            if to_weight is not None:
+                to_weight.addmm_(logits.T, states)
+            if to_bias is not None:
+                to_bias.add_(logits.sum(0))
+        return (
+            to_hidden,
+            None if to_weight is None else to_weight.to(weight.dtype),
+            None if to_bias is None or bias is None else to_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+        )
