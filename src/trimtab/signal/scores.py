@@ -11,8 +11,8 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 
-CHUNK = 2**18
-"""Logits that are worked on at once: a megabyte of float32 stays in the processor's cache."""
+CHUNK = 2**19
+"""Logits that are worked on at once: two megabytes of float32, which stay in the processor's cache."""
 HIDDEN_CHUNK = 2**22
 """The same where logits are made from hidden states: the head is read once per chunk, so chunks are larger."""
 
@@ -79,13 +79,14 @@ def _wide(values: Tensor) -> Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
-def _forward(logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a few rows: log-prob, entropy, and the log of the normaliser. `logits` is not written to."""
+def _forward(logits: Tensor, ids: Tensor, temperature: float, room: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a few rows: log-prob, entropy, and the log of the normaliser. `room`: two scratch tables as wide."""
     largest = logits.amax(-1, keepdim=True)
-    shifted = logits - largest
+    shifted, power = room[0, : len(logits)], room[1, : len(logits)]
+    _ = torch.sub(logits, largest, out=shifted)
     if temperature != 1:
         shifted /= temperature
-    power = torch.exp(shifted)
+    _ = torch.exp(shifted, out=power)
     total = power.sum(-1)
     log_total = total.log()
     own = shifted.gather(-1, ids[:, None])[:, 0] - log_total
@@ -96,15 +97,19 @@ def _forward(logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, T
 
 def _backward(
     out: Tensor, logits: Tensor, ids: Tensor, saved: tuple[Tensor, Tensor], by: tuple[Tensor | None, Tensor | None],
-    temperature: float,
+    temperature: float, room: Tensor,
 ) -> None:  # fmt: skip
-    """Of a few rows, the gradient with respect to the logits into `out`.
+    """Of a few rows, the gradient with respect to the logits into `out`, which may be `logits` itself.
 
     d logp / d x_j = [j is the token] - p_j,   d entropy / d x_j = -p_j (log p_j + entropy),   x = logits / temperature
     """
     entropy, normaliser = saved
     by_logp, by_entropy = by
-    logs = (logits / temperature if temperature != 1 else logits) - normaliser[:, None]
+    logs = room[0, : len(logits)]
+    if temperature != 1:
+        _ = torch.div(logits, temperature, out=logs).sub_(normaliser[:, None])
+    else:
+        _ = torch.sub(logits, normaliser[:, None], out=logs)
     _ = torch.exp(logs, out=out)
     if by_entropy is None:
         out.mul_(-cast("Tensor", by_logp)[:, None])
@@ -115,6 +120,11 @@ def _backward(
         out.scatter_add_(1, ids[:, None], by_logp[:, None])
     if temperature != 1:
         out.div_(temperature)
+
+
+def _room(like: Tensor, spans: list[tuple[int, int]], vocabulary: int) -> Tensor:
+    """Scratch for the largest chunk: taking it once is faster than taking it anew for every chunk."""
+    return like.new_empty((2, max((stop - start for start, stop in spans), default=0), vocabulary))
 
 
 def _refuse_second() -> None:
@@ -133,9 +143,10 @@ def _spans(rows: int, vocabulary: int, chunk: int) -> list[tuple[int, int]]:
 class _FromLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        kept = logits.new_empty((3, len(ids)), dtype=_wide(logits[:0]).dtype)
-        for start, stop in _spans(logits.shape[0], logits.shape[1], CHUNK):
-            for place, values in enumerate(_forward(_wide(logits[start:stop]), ids[start:stop], temperature)):
+        spans, like = _spans(logits.shape[0], logits.shape[1], CHUNK), _wide(logits[:0])
+        kept, room = like.new_empty((3, len(ids))), _room(like, spans, logits.shape[1])
+        for start, stop in spans:
+            for place, values in enumerate(_forward(_wide(logits[start:stop]), ids[start:stop], temperature, room)):
                 kept[place, start:stop] = values
         own, entropy, normaliser = kept.unbind(0)
         ctx.save_for_backward(logits, ids, entropy, normaliser)
@@ -149,16 +160,21 @@ class _FromLogits(torch.autograd.Function):
         logits, ids, entropy, normaliser = ctx.saved_tensors
         if by[0] is None and by[1] is None:
             return None, None, None
-        gradient = torch.empty_like(logits)
-        for start, stop in _spans(logits.shape[0], logits.shape[1], CHUNK):
+        gradient, spans = torch.empty_like(logits), _spans(logits.shape[0], logits.shape[1], CHUNK)
+        room = _room(_wide(logits[:0]), spans, logits.shape[1])
+        for start, stop in spans:
             rows = slice(start, stop)
             given = _wide(logits[rows])
-            part = gradient[rows] if gradient.dtype == given.dtype else torch.empty_like(given)
-            chosen = (None if by[0] is None else by[0][rows], None if by[1] is None else by[1][rows])
-            _backward(part, given, ids[rows], (entropy[rows], normaliser[rows]), chosen, ctx.temperature)
+            part = gradient[rows] if gradient.dtype == given.dtype else room[1, : stop - start]
+            saved = entropy[rows], normaliser[rows]
+            _backward(part, given, ids[rows], saved, _of(by, rows), ctx.temperature, room)
             if part.dtype != gradient.dtype:
                 gradient[rows] = part
         return gradient, None, None
+
+
+def _of(by: tuple[Tensor | None, ...], rows: slice) -> tuple[Tensor | None, Tensor | None]:
+    return None if by[0] is None else by[0][rows], None if by[1] is None else by[1][rows]
 
 
 class _FromHidden(torch.autograd.Function):
@@ -166,13 +182,16 @@ class _FromHidden(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        kept = hidden.new_empty((3, len(ids)), dtype=_wide(hidden[:0]).dtype)
         head, offset = _wide(weight), None if bias is None else _wide(bias)
-        for start, stop in _spans(len(ids), weight.shape[0], chunk):
+        like, vocabulary = _wide(hidden[:0]), weight.shape[0]
+        kept = like.new_empty((3, len(ids)))
+        for start, stop in _spans(len(ids), vocabulary, chunk):
             logits = torch.nn.functional.linear(_wide(hidden[start:stop]), head, offset)
-            for first, last in _spans(stop - start, weight.shape[0], CHUNK):
+            inner = _spans(stop - start, vocabulary, CHUNK)
+            room = _room(like, inner, vocabulary)
+            for first, last in inner:
                 rows = slice(start + first, start + last)
-                for place, values in enumerate(_forward(logits[first:last], ids[rows], temperature)):
+                for place, values in enumerate(_forward(logits[first:last], ids[rows], temperature, room)):
                     kept[place, rows] = values
         own, entropy, normaliser = kept.unbind(0)
         ctx.save_for_backward(hidden, weight, bias, ids, entropy, normaliser)
@@ -192,19 +211,19 @@ class _FromHidden(torch.autograd.Function):
         to_bias = torch.zeros_like(offset) if offset is not None and ctx.needs_input_grad[2] else None
         for start, stop in _spans(len(ids), weight.shape[0], ctx.chunk):
             states = _wide(hidden[start:stop])
-            logits = torch.nn.functional.linear(states, head, offset)
-            for first, last in _spans(stop - start, weight.shape[0], CHUNK):
-                rows, part = slice(start + first, start + last), logits[first:last]
-                chosen = (None if by[0] is None else by[0][rows], None if by[1] is None else by[1][rows])
-                slope = torch.empty_like(part)
-                _backward(slope, part, ids[rows], (entropy[rows], normaliser[rows]), chosen, ctx.temperature)
-                part.copy_(slope)
+            slope = torch.nn.functional.linear(states, head, offset)  # logits, until they are replaced
+            inner = _spans(stop - start, weight.shape[0], CHUNK)
+            room = _room(slope, inner, weight.shape[0])
+            for first, last in inner:
+                rows, part = slice(start + first, start + last), slope[first:last]
+                saved = entropy[rows], normaliser[rows]
+                _backward(part, part, ids[rows], saved, _of(by, rows), ctx.temperature, room)
             if to_hidden is not None:
-                to_hidden[start:stop] = logits @ head
+                to_hidden[start:stop] = slope @ head
             if to_weight is not None:
-                to_weight.addmm_(logits.T, states)
+                to_weight.addmm_(slope.T, states)
             if to_bias is not None:
-                to_bias.add_(logits.sum(0))
+                to_bias.add_(slope.sum(0))
         return (
             to_hidden,
             None if to_weight is None else to_weight.to(weight.dtype),
