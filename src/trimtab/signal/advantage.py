@@ -80,12 +80,12 @@ def _next_value(value: PerToken, boundary: PerSequence, segments: Segments) -> P
 def discounted_sum(values: PerToken, segments: Segments, discount: float) -> PerToken:
     """sum_{s >= t} discount^(s - t) * values_s inside each sequence, by doubling: log2(length) passes over tokens."""
     place = torch.arange(values.shape[0], device=values.device)
-    remaining = to_tokens(segments.first_token + segments.token_counts, segments) - place
+    remaining = to_tokens(segments.offsets[1:], segments) - place
     longest = int(segments.token_counts.max()) if segments.num_sequences else 0
     total: Tensor = values.clone()
     shift, factor = 1, discount
     while shift < longest:
-        ahead = total[(place + shift).clamp(max=values.shape[0] - 1)]
-        total = torch.where(remaining > shift, total + factor * ahead, total)
+        here, ahead = total[:-shift], total[shift:]
+        total = torch.cat([torch.where(remaining[:-shift] > shift, here + factor * ahead, here), total[-shift:]])
         shift, factor = 2 * shift, factor * factor
     return total

@@ -229,10 +229,30 @@ class Metrics(Mapping[str, Metric]):
         """Plain numbers; the one place where the device is asked. A metric with nothing to report is left out."""
         if not self.entries:
             return {}
-        pairs = [metric.value() for metric in self.entries.values()]
-        numbers = cast("list[float]", torch.stack([pair[0] for pair in pairs]).tolist())
-        present = cast("list[bool]", torch.stack([pair[1] for pair in pairs]).tolist())
-        return {name: number for name, number, there in zip(self.entries, numbers, present, strict=True) if there}
+        columns: list[Tensor] = []
+        order: list[str] = []
+        for (kind, plain), named in _alike(self.entries).items():
+            # One vector per field: a few operations per kind, not per metric.
+            held = [vars(metric) for metric in named.values()]
+            joined = {field: torch.stack([one[field] for one in held]) for field in held[0] if field not in dict(plain)}
+            columns.append(torch.stack(cast("Metric", kind(**joined, **dict(plain))).value()))
+            order += named
+        numbers, present = cast("list[list[float]]", torch.cat(columns, 1).tolist())
+        found = {name: number for name, number, there in zip(order, numbers, present, strict=True) if there}
+        return {name: found[name] for name in self.entries if name in found}
+
+
+Likeness = tuple[type, tuple[tuple[str, Any], ...]]
+"""A kind of metric, and what its fields hold that are no tensors."""
+
+
+def _alike(entries: Mapping[str, Metric]) -> dict[Likeness, dict[str, Metric]]:
+    """Metrics whose values are computed in the same way."""
+    found: dict[Likeness, dict[str, Metric]] = {}
+    for name, metric in entries.items():
+        plain = tuple((field, value) for field, value in vars(metric).items() if not isinstance(value, Tensor))
+        found.setdefault((type(metric), plain), {})[name] = metric
+    return found
 
 
 KINDS: dict[str, type] = {one.__name__: one for one in (Mean, Sum, Extremum, Spread, SampleSize, Histogram)}

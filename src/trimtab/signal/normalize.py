@@ -113,12 +113,17 @@ def whiten(
     gets no more than the voters themselves span: its result is bounded to [min, max] of theirs, as in mean_std.
     """
     exact = values.double()
-    everyone = (votes, torch.zeros(values.shape[0], dtype=torch.long, device=values.device), 1, "group")
-    centred = exact - _average(exact, *everyone)
-    spread = _spread(centred, *everyone, 1)
-    whitened = torch.where(spread > 0, centred / torch.sqrt(spread.square() + eps), centred)
-    whitened = _bounded(whitened, *everyone)
-    return torch.where(votes.sum() >= 2, whitened, torch.zeros_like(whitened)).to(values.dtype)
+    if not exact.numel():
+        return values.clone()
+    lowest = torch.where(votes, exact, torch.inf).amin()
+    above = torch.where(votes, exact - lowest, 0.0)  # as in _average: equal values have exactly that mean
+    voters = votes.count_nonzero()
+    centred = exact - (lowest + above.sum() / voters)
+    variance = torch.where(votes, centred, 0.0).square_().sum() / (voters - 1)
+    whitened = torch.where(variance > 0, centred / torch.sqrt(variance + eps), centred)
+    low, high = torch.where(votes, whitened, torch.inf).amin(), torch.where(votes, whitened, -torch.inf).amax()
+    bounded = torch.where(votes, whitened, torch.minimum(torch.maximum(whitened, low), high))
+    return torch.where(voters >= 2, bounded, 0.0).to(values.dtype)
 
 
 def _place(index: EpisodeIndex, num_groups: int, level: Level) -> tuple[Int[Tensor, " items"], int]:

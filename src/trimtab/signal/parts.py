@@ -6,7 +6,7 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
 
 import numpy as np
@@ -39,12 +39,16 @@ class Part:
 
     def __call__(self, available: Mapping[str, Any]) -> Any:
         """Run the formula on the inputs it names."""
-        own = inspect.signature(self.formula.fn).parameters
-        settings = {name: value for name, value in self.settings.items() if name in own}
         inputs = pick(self.formula, available)
-        return _check_answer(self.formula, self.formula.fn(**inputs, **settings), inputs)
+        return _check_answer(self.formula, self.formula.fn(**inputs, **self.own_settings), inputs)
 
-    @property
+    @cached_property
+    def own_settings(self) -> dict[str, Any]:
+        """The settings that the formula itself takes; its choosing formula has the others."""
+        own = inspect.signature(self.formula.fn).parameters
+        return {name: value for name, value in self.settings.items() if name in own}
+
+    @cached_property
     def selector(self) -> "Part | None":
         """The choosing formula that runs before this one, with its share of the settings."""
         chooser = self.formula.selects
@@ -62,7 +66,7 @@ class Part:
 
 def run(part: Part, available: Mapping[str, Any]) -> Any:
     """Run a part inside the pipeline, which owes it everything that INPUTS promises its stage."""
-    owed = set(INPUTS[part.formula.stage]) - available.keys()
+    owed = [name for name in INPUTS[part.formula.stage] if name not in available]
     assert not owed, f"a {part.formula.stage} formula is promised {sorted(owed)}"
     return part(available)
 

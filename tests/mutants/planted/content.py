@@ -13,16 +13,16 @@ plant(
     "cells_outside_filled_with_one",
     credit,
     "signal.layout:Cells.scatter",
-    "torch.full((size,), fill,",
-    "torch.full((size,), 1.0,",
+    "torch.full((math.prod(self.shape),), fill,",
+    "torch.full((math.prod(self.shape),), 1.0,",
 )
 plant(
     "mask_content",
     "baseline_over_padding_too",
     credit,
     "signal.layout:Cells.gather",
-    "self.field(field, name, dtype).reshape(-1)[self.index]",
-    "(self.field(field, name, dtype) - self.field(field, name, dtype).nanmean()).reshape(-1)[self.index]",
+    "return cells.index_select(0, self.index)",
+    "return (cells - cells.nanmean()).index_select(0, self.index)",
 )
 plant(
     "mask_content",

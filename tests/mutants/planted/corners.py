@@ -46,10 +46,8 @@ plant(
     "whitening_without_eps",
     whitened(),
     "signal.normalize:whiten",
-    "torch.where(spread > 0, centred / torch.sqrt(spread.square() + eps), centred)\n"
-    "    whitened = _bounded(whitened, *everyone)\n"
-    "    return torch.where(votes.sum() >= 2, whitened, torch.zeros_like(whitened))",
-    "centred / spread\n    return whitened",
+    "    whitened = torch.where(variance > 0, centred / torch.sqrt(variance + eps), centred)\n",
+    "    return (centred / torch.sqrt(variance)).to(values.dtype)\n",
 )
 plant(
     "degenerate_bounded",
@@ -102,9 +100,9 @@ plant(
     "discount_counts_the_gap",
     credit,
     "signal.layout:Cells.gather",
-    "return self.field(field, name, dtype).reshape(-1)[self.index]",
+    "return cells.index_select(0, self.index)",
     "gap = torch.cat([self.index.new_ones(1), self.index.diff()])[: len(self.index)]\n"
-    "    return self.field(field, name, dtype).reshape(-1)[self.index] * 0.9 ** (gap.clamp(max=3) - 1)",
+    "    return cells.index_select(0, self.index) * 0.9 ** (gap.clamp(max=3) - 1)",
 )
 plant(
     "credit_over_trainable",

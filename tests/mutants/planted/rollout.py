@@ -90,8 +90,8 @@ plant(
     "tokens_shifted_inside_their_row",
     door(after="fields"),
     "signal.layout:Cells.gather",
-    "self.field(field, name, dtype).reshape(-1)[self.index]",
-    "self.field(field, name, dtype).roll(1, -1).reshape(-1)[self.index]",
+    "self.field(field, name, dtype).reshape(-1)",
+    "self.field(field, name, dtype).roll(1, -1).reshape(-1)",
 )
 
 # --- I18: end tokens -------------------------------------------------------------------------------------------------
