@@ -143,9 +143,8 @@ def main() -> None:
             lines += more
     if chosen.write and not why:
         before, _, after = PAGE.read_text(encoding="utf-8").partition(MARK)
-        _ = PAGE.write_text(
-            f"{before}{MARK}\n" + "\n".join(lines) + f"\n{MARK}{after.partition(MARK)[2]}", encoding="utf-8"
-        )
+        text = "\n".join([before + MARK, *lines, MARK + after.partition(MARK)[2]])
+        _ = PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
