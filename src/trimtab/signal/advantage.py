@@ -16,6 +16,9 @@ Credit = tuple[PerToken, PerToken]
 
 _PROMISES = ("mask_content", "nonfinite_isolation", "no_aliasing", "permutation", "equals_definition")
 
+BLOCK = 32
+"""Tokens that a discounted sum works on together."""
+
 
 @formula(
     source="Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, outcome supervision", scope="episode", promises=_PROMISES
@@ -78,14 +81,39 @@ def _next_value(value: PerToken, boundary: PerSequence, segments: Segments) -> P
 
 
 def discounted_sum(values: PerToken, segments: Segments, discount: float) -> PerToken:
-    """sum_{s >= t} discount^(s - t) * values_s inside each sequence, by doubling: log2(length) passes over tokens."""
-    place = torch.arange(values.shape[0], device=values.device)
-    remaining = to_tokens(segments.offsets[1:], segments) - place
+    """sum_{s >= t} discount^(s - t) * values_s inside each sequence.
+
+    Each sequence is laid out in blocks of its own. Inside a block and from block to block the sum doubles its reach:
+    log2(length) passes, most of them over one number per block.
+    """
     longest = int(segments.token_counts.max()) if segments.num_sequences else 0
-    total: Tensor = values.clone()
+    if longest <= 1:
+        return values.clone()
+    last_block = ((segments.token_counts + BLOCK - 1) // BLOCK).cumsum(0)  # one past it, for each sequence
+    first_block = torch.nn.functional.pad(last_block, (1, 0))[:-1]
+    most = values.shape[0] // BLOCK + segments.num_sequences
+    shifted = to_tokens(first_block * BLOCK - segments.first_token, segments)
+    place = torch.arange(values.shape[0], device=values.device) + shifted
+    table = values.new_zeros(most * BLOCK).index_copy(0, place, values).reshape(most, BLOCK)
     shift, factor = 1, discount
-    while shift < longest:
-        here, ahead = total[:-shift], total[shift:]
-        total = torch.cat([torch.where(remaining[:-shift] > shift, here + factor * ahead, here), total[-shift:]])
+    while shift < BLOCK:
+        ahead = factor * table[:, shift:]
+        table = torch.cat([table[:, :-shift] + ahead, table[:, -shift:]], 1)
         shift, factor = 2 * shift, factor * factor
-    return total
+    later = _later_blocks(table[:, 0], last_block, discount, longest)
+    reach = discount ** torch.arange(BLOCK, 0, -1, dtype=values.dtype, device=values.device)
+    return torch.addcmul(table, later[:, None], reach).reshape(-1).index_select(0, place)
+
+
+def _later_blocks(block: Tensor, last_block: Tensor, discount: float, longest: int) -> Tensor:
+    """For each block, the discounted sum of all later ones of its sequence, seen from the start of the next."""
+    place = torch.arange(block.shape[0], device=block.device)
+    owner = torch.searchsorted(last_block, place, right=True).clamp(max=last_block.shape[0] - 1)
+    remaining = last_block[owner] - place
+    total = block
+    shift, factor = 1, discount**BLOCK
+    while shift * BLOCK < longest:
+        ahead = torch.nn.functional.pad(total[shift:], (0, min(shift, len(total))))
+        total = torch.where(remaining > shift, total + factor * ahead, total)
+        shift, factor = 2 * shift, factor * factor
+    return torch.where(remaining > 1, torch.nn.functional.pad(total[1:], (0, 1)), 0.0)
