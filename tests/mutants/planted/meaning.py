@@ -143,7 +143,7 @@ plant(
     "doubling_stops_a_step_early",
     replace(gae, definition=None, twin=gae.definition),
     "signal.advantage:discounted_sum",
-    "while shift < longest:",
+    "while shift < BLOCK:",
     "while 2 * shift < longest:",
 )
 
