@@ -9,7 +9,7 @@ from trimtab.signal import advantage
 from trimtab.signal.advantage import BLOCK, discounted_sum, gae
 from trimtab.signal.layout import Segments
 
-LENGTHS = [0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 0, 2 * BLOCK, 5 * BLOCK + 3, 1, 33 * BLOCK, 7, 0]
+LENGTHS = [0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 0, 2 * BLOCK, 5 * BLOCK + 3, 1, 40 * BLOCK, 7, 0]
 
 
 def recursion(values: Tensor, lengths: list[int], discount: float) -> Tensor:
