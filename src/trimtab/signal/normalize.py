@@ -116,13 +116,13 @@ def whiten(
     if not exact.numel():
         return values.clone()
     lowest = torch.where(votes, exact, torch.inf).amin()
-    above = torch.where(votes, exact - lowest, 0.0)  # as in _average: equal values have exactly that mean
+    above = exact - lowest  # as in _average: equal values have exactly that mean
     voters = votes.count_nonzero()
-    centred = exact - (lowest + above.sum() / voters)
-    variance = torch.where(votes, centred, 0.0).square_().sum() / (voters - 1)
-    whitened = torch.where(variance > 0, centred / torch.sqrt(variance + eps), centred)
+    centred = above - torch.where(votes, above, 0.0).sum() / voters
+    variance = torch.where(votes, centred, 0.0).square().sum() / (voters - 1)
+    whitened = centred / torch.where(variance > 0, torch.sqrt(variance + eps), 1.0)
     low, high = torch.where(votes, whitened, torch.inf).amin(), torch.where(votes, whitened, -torch.inf).amax()
-    bounded = torch.where(votes, whitened, torch.minimum(torch.maximum(whitened, low), high))
+    bounded = torch.where(votes, whitened, whitened.clamp(low, high))
     return torch.where(voters >= 2, bounded, 0.0).to(values.dtype)
 
 

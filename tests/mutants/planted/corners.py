@@ -46,7 +46,7 @@ plant(
     "whitening_without_eps",
     whitened(),
     "signal.normalize:whiten",
-    "    whitened = torch.where(variance > 0, centred / torch.sqrt(variance + eps), centred)\n",
+    "    whitened = centred / torch.where(variance > 0, torch.sqrt(variance + eps), 1.0)\n",
     "    return (centred / torch.sqrt(variance)).to(values.dtype)\n",
 )
 plant(
