@@ -61,9 +61,9 @@ plant(
     "mask_content",
     "whitens_over_padding",
     whitened(),
-    "signal.normalize:_average",
-    "above = torch.where(votes, values - lowest, torch.zeros_like(values))",
-    "above = torch.nan_to_num(values - lowest)",
+    "signal.normalize:whiten",
+    "torch.where(votes, above, 0.0).sum()",
+    "torch.nan_to_num(above).sum()",
 )
 plant(
     "mask_content",
@@ -96,17 +96,17 @@ plant(
     "nonfinite_isolation",
     "spread_multiplies_by_the_votes",
     whitened(),
-    "signal.normalize:_spread",
-    "torch.where(votes, centred.square(), torch.zeros_like(centred))",
-    "centred.square() * votes",
+    "signal.normalize:whiten",
+    "torch.where(votes, centred, 0.0).square()",
+    "(centred.square() * votes)",
 )
 plant(
     "nonfinite_isolation",
     "average_multiplies_by_the_votes",
     whitened(),
-    "signal.normalize:_average",
-    "torch.where(votes, values - lowest, torch.zeros_like(values))",
-    "(values - lowest) * votes",
+    "signal.normalize:whiten",
+    "torch.where(votes, above, 0.0).sum()",
+    "(above * votes).sum()",
 )
 plant(
     "nonfinite_isolation",

@@ -108,9 +108,9 @@ plant(
     "credit_over_trainable",
     "variance_counts_observations",
     whitened(),
-    "signal.normalize:_spread",
-    "voters = _voters(votes, index, num_groups, level)",
-    "voters = _voters(torch.ones_like(votes), index, num_groups, level)",
+    "signal.normalize:whiten",
+    "square().sum() / (voters - 1)",
+    "square().sum() / (len(votes) - 1)",
 )
 
 # --- I04: credit flows back in time ----------------------------------------------------------------------------------
