@@ -70,9 +70,15 @@ def token_pass(
     hidden = cast(Tensor, out.last_hidden_state)
     state = hidden[rows.row_of_token.to(there), rows.column_of_token.to(there) - 1]
     head = _head(model, float32=float32_head)
-    # The fast path takes products in float32, and the softmax over everything; `_chunked` says the same in plain torch.
-    score = _fused if rows.support is None and _is_wide(head) else _chunked
-    logp, entropy = score(head, state, target.to(there), temperature, logits_bytes, rows.support, entropy_graph)
+    target = target.to(there)
+    if rows.support is None and _is_wide(head):  # the same in one pass that computes its gradient by hand
+        chunk = max(1, logits_bytes // 4)
+        logp, entropy = logp_from_hidden(
+            state, head.weight, target, bias=head.bias, temperature=temperature, chunk=chunk
+        )
+        entropy = entropy if entropy_graph else entropy.detach()
+    else:
+        logp, entropy = _chunked(head, state, target, temperature, logits_bytes, rows.support, entropy_graph)
     after = hidden[torch.arange(len(ids), device=there), rows.last_column.to(there)] if with_state_after else None
     return TokenPass(
         logp=logp.to(here),
@@ -117,26 +123,10 @@ class _Float32:
 
 
 def _is_wide(head: object) -> bool:
+    """Whether the head is a plain product in float32 at least."""
     return isinstance(head, _Float32) or (
         type(head) is nn.Linear and head.weight.dtype in (torch.float32, torch.float64)
     )
-
-
-def _fused(
-    head: "nn.Linear | _Float32",
-    state: Tensor,
-    target: Tensor,
-    temperature: float,
-    logits_bytes: int,
-    support: tuple[Tensor, Tensor] | None,
-    entropy_graph: bool,
-) -> tuple[Tensor, Tensor]:
-    """One pass that computes its gradient by hand: no logits are kept, and one exponential each way."""
-    assert support is None
-    logp, entropy = logp_from_hidden(
-        state, head.weight, target, bias=head.bias, temperature=temperature, chunk=max(1, logits_bytes // 4)
-    )
-    return logp, entropy if entropy_graph else entropy.detach()
 
 
 def _chunked(
