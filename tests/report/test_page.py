@@ -274,7 +274,7 @@ def test_report_and_settings_import_nothing_heavy() -> None:
 
 def test_the_made_folders_use_the_names_of_the_signal() -> None:
     """Metrics that the report reads from the signal exist there by the same names."""
-    from trimtab.signal.metrics import metric_spec
+    from trimtab.signal.metric_names import metric_spec
 
     line = metric_line("healthy", 0, 100, random.Random(0))
     own = ("drift/", "rollout/", "train/", "time/", "staleness/", "publish/", "buffer/", "eval/", "reward/")

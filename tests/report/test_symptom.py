@@ -15,7 +15,7 @@ from trimtab.report.data import read_run
 from trimtab.report.symptom import DOCUMENT, coded, document, from_folder
 from trimtab.report.symptoms import SYMPTOMS
 from trimtab.signal import names
-from trimtab.signal.metrics import METRICS
+from trimtab.signal.metric_names import METRICS
 
 ROOT = Path(__file__).parents[2]
 OWN_TABLES = ("signal.", "off_policy_correction.")

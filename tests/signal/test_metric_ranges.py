@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from trimtab.signal.metrics import METRICS, WATCH, Extremum, Histogram, Mean, Metrics, SampleSize, Spread, Sum, declared
+from trimtab.signal.metric_names import METRICS, WATCH, declared
+from trimtab.signal.metrics import Extremum, Histogram, Mean, Metrics, SampleSize, Spread, Sum
 
 INF = math.inf
 ANY_SIGN = {

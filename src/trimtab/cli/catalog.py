@@ -9,7 +9,7 @@ from rich.table import Table
 
 from trimtab.sentinel import INVARIANTS, ROLES
 from trimtab.signal import METRICS, WATCH, catalog, names, recipe
-from trimtab.signal.metrics import MetricSpec
+from trimtab.signal.metric_names import MetricSpec
 
 
 def catalog_data() -> dict[str, Any]:

@@ -168,7 +168,7 @@ class Step:
 
 
 def _known_range(name: str) -> tuple[float, float]:
-    from trimtab.signal.metrics import declared
+    from trimtab.signal.metric_names import declared
 
     spec = declared(name)
     return (-math.inf, math.inf) if spec is None else (spec.low, spec.high)

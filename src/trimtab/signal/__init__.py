@@ -8,7 +8,8 @@ from trimtab.signal.catalogue import Formula, catalog, find, formula
 from trimtab.signal.composition import KL, Recipe, Stage, Term
 from trimtab.signal.counts import Counts
 from trimtab.signal.decision import decide
-from trimtab.signal.metrics import METRICS, WATCH, Metrics, metric_spec
+from trimtab.signal.metric_names import METRICS, WATCH, metric_spec
+from trimtab.signal.metrics import Metrics
 from trimtab.signal.objective import StepResult, TokenLoss, step, token_loss
 from trimtab.signal.padded import count, loss
 from trimtab.signal.parallel import ProcessGroup, Reducer, gather, gather_tokens, merge_metrics
