@@ -242,22 +242,23 @@ def test_token_loss_never_asks_the_device_for_a_number() -> None:
         tokens = prepared.batch.cells.gather(samples()["logp"])[index]
         decided = decide(update, tokens if one.needs_logp_now else None)
         (micro,) = decided.split(num=1)
+        fields = dict(micro.part.fields)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            fake = _faked(micro, mode)
+            fake = _faked(micro, fields, mode)
             out = token_loss(fake, mode.from_tensor(tokens).requires_grad_())
             out.loss.backward()
         assert out.loss.shape == ()
 
 
-def _faked(micro: trimtab.signal.MicroBatch, mode: object) -> trimtab.signal.MicroBatch:
+def _faked(
+    micro: trimtab.signal.MicroBatch, fields: dict[str, torch.Tensor], mode: object
+) -> trimtab.signal.MicroBatch:
     from trimtab.signal.layout import Segments
 
     slice_ = micro.part
-    segments = Segments(
-        mode.from_tensor(slice_.segments.token_counts), mode.from_tensor(slice_.segments.sequence_of_token)
-    )
-    fields = {n: mode.from_tensor(v) for n, v in slice_.fields.items()}
-    return replace(micro, part=replace(slice_, segments=segments, fields=fields))
+    segments = Segments(mode.from_tensor(slice_.segments.token_counts), slice_.num_tokens)
+    faked = {n: mode.from_tensor(v) for n, v in fields.items()}
+    return replace(micro, part=replace(slice_, segments=segments, fields=faked))
 
 
 def test_later_updates_that_need_the_current_policy_ask_for_it() -> None:

@@ -11,9 +11,11 @@ from tests.golden.exact import assert_is, flags, lengths, log, tokens
 import trimtab
 from trimtab.errors import SignalError
 from trimtab.signal import KL, SignalBatch, SignalState, Stage, Term, decide, part, prepare, recipe, step, token_loss
-from trimtab.signal.diagnostics import Trains, stage_metrics
+from trimtab.signal.diagnostics import Population, stage_metrics
+from trimtab.signal.fields import Field
 from trimtab.signal.metrics import Extremum, Mean, Metrics, SampleSize, Spread, Sum
 from trimtab.signal.stages import Decisions
+from trimtab.signal.tally import Tally
 
 
 def said(effects: list[float], name: str = "keep.token_band/alone", window: int = 3) -> list[tuple[str, ...]]:
@@ -96,12 +98,16 @@ def test_a_step_without_tokens_is_named() -> None:
 
 def test_on_top_counts_only_tokens_that_nothing_else_rejected_before() -> None:
     # Four tokens. `before` has dropped the first, `a` rejects the first two, `b` the second and the third.
-    keeps = {"a": flags(0, 0, 1, 1), "b": flags(1, 0, 0, 1)}
-    found = stage_metrics(
-        Decisions(keeps, {"w": tokens(3.0, 1.5, 1.0, 2.0)}, {}),
-        tokens(1.0, -1.0, -1.0, 1.0), Trains(flags(1, 1, 1, 1), lengths(2, 2)), before=flags(0, 1, 1, 1),
-    )  # fmt: skip
-    numbers = Metrics(found, {}).numbers()
+    segments = lengths(2, 2)
+
+    def held(values: torch.Tensor) -> Field:
+        return Field(values, segments)
+
+    keeps = {"a": held(flags(0, 0, 1, 1)), "b": held(flags(1, 0, 0, 1))}
+    tally, trains = Tally(segments), Population(held(flags(1, 1, 1, 1)), held(tokens(1.0, -1.0, -1.0, 1.0)))
+    decisions = Decisions(keeps, {"w": held(tokens(3.0, 1.5, 1.0, 2.0))}, {})
+    stage_metrics(tally, decisions, trains, before=held(flags(0, 1, 1, 1)))
+    numbers = Metrics(tally.entries(), {}).numbers()
     assert (numbers["a/alone"], numbers["b/alone"]) == (0.5, 0.5)
     # `a` on top: its first token was gone before, its second is b's too; `b` on top: the third token
     assert (numbers["a/on_top"], numbers["b/on_top"]) == (0.0, 0.25)

@@ -28,6 +28,7 @@ def one_sequence(advantage: torch.Tensor, chosen: trimtab.Recipe) -> tuple[objec
     """S1's example through the pipeline: three tokens whose anchor lies 1.0 above the current policy."""
     from dataclasses import replace
 
+    from trimtab.signal.fields import Field
     from trimtab.signal.preparation import Prepared
 
     current = flat(-1.5, -1.5, -1.5)
@@ -40,8 +41,12 @@ def one_sequence(advantage: torch.Tensor, chosen: trimtab.Recipe) -> tuple[objec
     )
     prepared, _ = prepare(batch, chosen)
     assert isinstance(prepared, Prepared)
+    held = Field(torch.cat([advantage, torch.zeros(3, dtype=F64)]), batch.segments)
     prepared = replace(
-        prepared, advantage=torch.cat([advantage, torch.zeros(3, dtype=F64)]), trains=torch.tensor([True, False])
+        prepared,
+        fields=prepared.fields.adding({"advantage": held}),
+        trains=torch.tensor([True, False]),
+        all_train=False,
     )
     logp = current.clone().requires_grad_()
     (micro,) = decide(next(prepared.updates(1))).split(num=1)

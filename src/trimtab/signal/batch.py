@@ -163,7 +163,7 @@ def _build(
 ) -> SignalBatch:
     """Gather, check, and only then make the batch."""
     _refuse_unknown(given)
-    device = cells.index.device
+    device = cells.device
     precision = _precision(given)
     attention = attention_of(given.get("attention"), cells)
     reward = reward_of(rewards, device)

@@ -3,7 +3,9 @@
 Whatever is decided here, and whatever was seen on the way, travels with the tokens: a split changes neither.
 """
 
-from typing import Any
+from collections import ChainMap
+from collections.abc import MutableMapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,9 +15,12 @@ from trimtab.signal.catalogue import INPUTS
 from trimtab.signal.composition import Recipe, Stage
 from trimtab.signal.counts import Counts, share_of
 from trimtab.signal.door import FLOATS, check_floats
-from trimtab.signal.layout import Keep, PerToken
+from trimtab.signal.fast.choice import is_fast
+from trimtab.signal.fast.per_sequence import StageShortcuts
+from trimtab.signal.fast.per_sequence import weights as per_sequence_weights
+from trimtab.signal.fields import Field, everything
+from trimtab.signal.layout import PerToken
 from trimtab.signal.parts import run
-from trimtab.signal.reduce import to_tokens
 from trimtab.signal.stages import Decisions, conjunction, run_stages, stage_inputs
 from trimtab.signal.tensors import as_tensor
 from trimtab.signal.update import Decided, Slice, Update, with_fields
@@ -43,28 +48,28 @@ def decide(
         )
     whole, recipe = update.whole, update.whole.recipe
     check_given("decide", whole, logp_now=logp_now, entropy_now=entropy_now)
-    keep = whole.fields["keep"]
+    keep = whole.fields.held("keep")
     if recipe.needs_logp_now:
         entropy = None if entropy_now is None else entropy_now.detach()
         available = available_now(whole, _now(update, logp_now).detach(), entropy)
-        late = run_stages(late_stages(recipe), available)
+        late = run_stages(late_stages(recipe), available, StageShortcuts() if is_fast() else None)
         keep = conjunction(keep, late.keeps)
         whole = with_fields(whole, **_settled(late, whole))
         selector = recipe.loss.part.selector
         if selector is not None:
-            picked = stage_inputs(recipe.loss, {**available, "keep": keep})
-            whole = with_fields(whole, selected=run(selector, picked))
+            picked = stage_inputs(recipe.loss, available).new_child({"keep": keep.tokens})
+            whole = with_fields(whole, selected=Field(run(selector, picked), whole.segments))
     share = 1.0 if counts is None else share_of(recipe.weighting, whole.segments, counts)
     return Decided(with_fields(whole, **_weights(whole, recipe, keep, share)))
 
 
-def _settled(late: Decisions, whole: Slice) -> dict[str, Tensor]:
+def _settled(late: Decisions, whole: Slice) -> dict[str, Field]:
     """What was decided about the whole update, and what was seen on the way, as token fields that a split cuts."""
     fields = {f"decided:{label}": value for label, value in {**late.keeps, **late.importances}.items()}
     for label, seen in late.seen.items():
         for name, flags in seen.items():
-            per_sequence = name.endswith("_sequences")
-            fields[f"seen:{label}:{name}"] = to_tokens(flags, whole.segments) if per_sequence else flags
+            field = flags if isinstance(flags, Field) else Field(flags, whole.segments, True)
+            fields[f"seen:{label}:{name}"] = field
     return fields
 
 
@@ -84,27 +89,29 @@ def late_stages(recipe: Recipe) -> dict[str, Stage]:
     return {label: stage for label, stage in recipe.labelled.items() if recipe.is_late(stage)}
 
 
-def _weights(whole: Slice, recipe: Recipe, keep: Keep, share: float) -> dict[str, Tensor]:
+def _weights(whole: Slice, recipe: Recipe, keep: Field, share: float) -> dict[str, Field]:
     """Each term's share per token: the policy's over what is kept so far, a regulariser's over all that trains."""
-    everything = torch.ones_like(keep)
-    inputs: dict[str, Any] = {"advantage": whole.fields["advantage"], "segments": whole.segments}
+    advantage = whole.fields.held("advantage")
 
-    def weight(counted: Keep) -> Tensor:
-        weights: Tensor = run(recipe.weighting, {**inputs, "keep": counted})
-        return weights * share
+    def weight(counted: Field) -> Field:
+        weights = per_sequence_weights(recipe.weighting, advantage, counted) if is_fast() else None
+        if weights is None:
+            inputs = {"advantage": advantage.tokens, "segments": whole.segments, "keep": counted.tokens}
+            weights = Field(run(recipe.weighting, inputs), whole.segments)
+        return weights if share == 1.0 else weights.map(lambda values: values * share)
 
     weights = {"weight_policy": weight(keep)}
     kl = recipe.kl if recipe.kl and recipe.kl.into == "loss" else None
     terms = {"kl": kl, "entropy": recipe.entropy, "value": recipe.value, "nll": recipe.nll}
     for name, term in terms.items():
         if term is not None:
-            weights[f"weight_{name}"] = weight(keep if term.on == "kept" else everything)
+            weights[f"weight_{name}"] = weight(keep if term.on == "kept" else everything(whole.segments))
     return weights
 
 
 def check_given(where: str, part: Slice, **given: PerToken | None) -> None:
     """What the caller's model said of these tokens: one float per token, in the precision of the batch's log-probs."""
-    held = next((part.fields[name].dtype for name in FLOATS if name in part.fields), None)
+    held = next((part.fields.held(name).values.dtype for name in FLOATS if name in part.fields), None)
     for name, values in given.items():
         if values is None and name != "logp_current":
             continue
@@ -126,13 +133,12 @@ def check_given(where: str, part: Slice, **given: PerToken | None) -> None:
             )
 
 
-def available_now(part: Slice, logp_now: PerToken, entropy: PerToken | None) -> dict[str, Any]:
+def available_now(part: Slice, logp_now: PerToken, entropy: PerToken | None) -> ChainMap[str, Any]:
     """Every input by name, without gradient; `old = current` makes the old policy the current one."""
-    available: dict[str, Any] = {**dict.fromkeys(INPUTS["value_loss"]), **part.fields}
-    available |= {
+    now: dict[str, Any] = {
         "segments": part.segments, "logp_current": logp_now, "entropy": entropy,
         "trains": torch.ones_like(part.segments.token_counts, dtype=torch.bool),
     }  # fmt: skip
     if part.recipe.old == "current":
-        available["logp_old"] = logp_now
-    return available
+        now["logp_old"] = logp_now
+    return ChainMap(now, cast("MutableMapping[str, Any]", part.fields), dict.fromkeys(INPUTS["value_loss"]))

@@ -127,7 +127,7 @@ def attention_of(attention: Numbers | None, cells: Cells) -> Tensor | None:
         raise SignalError(
             "SignalBatch: attention tells padding in padded rows; a list or a packed row has none. Leave it out."
         )
-    flags = as_flags(attention, "SignalBatch: attention", cells.index.device)
+    flags = as_flags(attention, "SignalBatch: attention", cells.device)
     cells.check_shape(flags, "attention")
     blind = cells.index[~flags.reshape(-1)[cells.index]]
     if blind.numel():

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal.tensors import Numbers, as_tensor
+from trimtab.signal.tensors import Numbers, as_tensor, is_plain
 
 PerToken = Float[Tensor, " tokens"]
 PerSequence = Float[Tensor, " sequences"]
@@ -34,31 +35,55 @@ EpisodeFlag = Bool[Tensor, " episodes"]
 class Segments:
     """Which flat token belongs to which sequence.
 
-    Two sequences of 2 and 3 tokens: token_counts = [2, 3], sequence_of_token = [0, 0, 1, 1, 1].
+    Two sequences of 2 and 3 tokens: token_counts = [2, 3], num_tokens = 5, sequence_of_token = [0, 0, 1, 1, 1].
     A sequence may be empty; its reductions are then empty sums.
     """
 
     token_counts: SequenceIndex
-    sequence_of_token: TokenIndex
+    num_tokens: int
+    """Passed in so that no device value has to be read back."""
 
     @classmethod
     def from_counts(cls, token_counts: SequenceIndex, num_tokens: int) -> "Segments":
-        """num_tokens is passed in so that no device value has to be read back."""
-        index = torch.arange(token_counts.shape[0], device=token_counts.device)
-        return cls(token_counts, index.repeat_interleave(token_counts, output_size=num_tokens))
+        return cls(token_counts, num_tokens)
 
     @property
     def num_sequences(self) -> int:
         return self.token_counts.shape[0]
 
-    @property
-    def num_tokens(self) -> int:
-        return self.sequence_of_token.shape[0]
+    @cached_property
+    def sequence_of_token(self) -> TokenIndex:
+        """Made where a formula reads it: most need only the counts."""
+        index = torch.arange(self.num_sequences, device=self.token_counts.device)
+        if is_plain(self.token_counts):
+            return torch.from_numpy(index.numpy().repeat(self.token_counts.numpy()))
+        return index.repeat_interleave(self.token_counts, output_size=self.num_tokens)
 
     @cached_property
     def offsets(self) -> Int[Tensor, " boundaries"]:
         """[0, end of sequence 0, …, number of tokens]: computed once, read by every reduction."""
         return torch.nn.functional.pad(self.token_counts.cumsum(0), (1, 0))
+
+    @cached_property
+    def starts(self) -> tuple[np.ndarray | None, np.ndarray]:
+        """For plain counts: which sequences have tokens (None: all), and where each of these begins."""
+        counts = self.token_counts.numpy()
+        first = counts.cumsum() - counts
+        if counts.all():
+            return (None, first) if len(counts) else (first, first)
+        filled = counts.nonzero()[0]
+        return filled, first[filled]
+
+    @cached_property
+    def filled(self) -> SequenceFlag:
+        """The sequences that have tokens."""
+        return self.token_counts > 0
+
+    @cached_property
+    def measures(self) -> Float[Tensor, "sequences 2"]:
+        """What a sequence counts for: its tokens, and itself."""
+        tokens = self.token_counts.double()
+        return torch.stack([tokens, torch.ones_like(tokens)], 1)
 
     @property
     def first_token(self) -> SequenceIndex:
@@ -110,9 +135,21 @@ class Cells:
     """
 
     shape: tuple[int, ...]
-    index: TokenIndex
+    places: TokenIndex | None = None
+    """None: every cell is a trainable token, in order."""
     lengths: tuple[int, ...] | None = None
     """Set for the list layout: the length of each list entry."""
+    device: torch.device = torch.device("cpu")
+    """Where the caller's fields are; read where `places` does not tell."""
+
+    def __post_init__(self) -> None:
+        if self.places is not None:
+            object.__setattr__(self, "device", self.places.device)
+
+    @cached_property
+    def index(self) -> TokenIndex:
+        """The place of every trainable token among the cells."""
+        return torch.arange(math.prod(self.shape), device=self.device) if self.places is None else self.places
 
     def gather(self, field: Numbers, name: str = "field", dtype: torch.dtype | None = None) -> Tensor:
         """The trainable tokens of a field, flat; differentiable, and never the caller's own memory."""
@@ -124,18 +161,18 @@ class Cells:
     @property
     def is_dense(self) -> bool:
         """Every cell is a trainable token, in order."""
-        return self.index.shape[0] == math.prod(self.shape)
+        return self.places is None or self.places.shape[0] == math.prod(self.shape)
 
     def field(self, field: Numbers, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A field as one tensor in this layout; plain numbers are read in `dtype`."""
         if self.lengths is not None and not isinstance(field, Tensor):
             return self.joined(field, name, dtype)
-        values = as_tensor(field, f"SignalBatch: {name}", dtype=dtype, device=self.index.device)
+        values = as_tensor(field, f"SignalBatch: {name}", dtype=dtype, device=self.device)
         self.check_shape(values, name)
-        if values.device != self.index.device:
+        if values.device != self.device:
             raise SignalError(
-                f"SignalBatch: {name} is on {values.device} and trainable on {self.index.device}. "
-                f"Move it there: {name}.to('{self.index.device}')."
+                f"SignalBatch: {name} is on {values.device} and trainable on {self.device}. "
+                f"Move it there: {name}.to('{self.device}')."
             )
         return values
 
@@ -162,7 +199,7 @@ class Cells:
 
     def owners(self, name: str) -> Int[Tensor, " cells"]:
         """The sequence of every cell, trainable or not; `name` is the field that asks."""
-        device = self.index.device
+        device = self.device
         if len(self.shape) == 2:
             return torch.arange(self.shape[0], device=device).repeat_interleave(self.shape[1])
         if self.lengths is not None:
@@ -176,7 +213,7 @@ class Cells:
         if not isinstance(entries, Sequence) or isinstance(entries, str):
             raise SignalError(f"SignalBatch: {name} is {type(entries).__name__} but trainable is a list. Give a list.")
         rows = [
-            as_tensor(entry, f"SignalBatch: {name}[{i}]", dtype=dtype, device=self.index.device)
+            as_tensor(entry, f"SignalBatch: {name}[{i}]", dtype=dtype, device=self.device)
             for i, entry in enumerate(cast("Sequence[object]", entries))
         ]
         lengths = tuple(row.shape[0] if row.ndim == 1 else -1 for row in rows)
@@ -223,21 +260,26 @@ def list_cells(trainable: Sequence[Bool[Tensor, " _"]]) -> tuple[Cells, Segments
 def token_cells(token_counts: SequenceIndex) -> tuple[Cells, Segments]:
     """Cells of trainable tokens alone, sequence after sequence."""
     num_tokens = int(token_counts.sum())
-    index = torch.arange(num_tokens, device=token_counts.device)
-    return Cells((num_tokens,), index), Segments.from_counts(token_counts, num_tokens)
+    return Cells((num_tokens,), device=token_counts.device), Segments.from_counts(token_counts, num_tokens)
 
 
 def packed_cells(trainable: Bool[Tensor, " packed"], cu_seqlens: Int[Tensor, " boundaries"]) -> tuple[Cells, Segments]:
     """Cells of one packed row; cu_seqlens = [0, end of sequence 0, …, end of the last]."""
-    ends = cu_seqlens
-    width = trainable.shape[0]
-    if ends.shape[0] < 1 or ends[0] != 0 or ends[-1] != width or bool((ends.diff() < 0).any()):
+    ends, width = cu_seqlens, trainable.shape[0]
+    counts, num_tokens = ends.diff(), width
+    covers = ends.shape[0] > 0
+    if covers:  # everything that decides is read in one go
+        shortest = counts.amin() if counts.shape[0] else ends[0]
+        facts = torch.stack([ends[0], ends[-1], shortest, trainable.count_nonzero()])
+        first, last, least, num_tokens = cast("list[int]", facts.tolist())
+        covers = first == 0 and last == width and least >= 0
+    if not covers:
         raise SignalError(
             f"SignalBatch: cu_seqlens is {ends.tolist()} for a packed row of {width} tokens, so the sequences do not "
             f"cover it. It starts with 0, never decreases and ends with {width}."
         )
-    if int(trainable.count_nonzero()) == width:
-        return Cells((width,), torch.arange(width, device=ends.device)), Segments.from_counts(ends.diff(), width)
+    if num_tokens == width:
+        return Cells((width,), device=trainable.device), Segments.from_counts(counts, width)
     running = torch.nn.functional.pad(trainable.cumsum(0), (1, 0))
     index = trainable.nonzero().squeeze(1)
     return Cells((width,), index), Segments.from_counts(running[ends].diff(), index.shape[0])

@@ -1,16 +1,20 @@
 """Metrics that merge: the only place that knows how a number from one part of a batch joins the number from another.
 
-A metric is a sum with its count, an extremum, or moments, held as tensors on the device; nothing is read back until
-`numbers()`. Whatever the split, merging gives what the unsplit batch would have given. What each name means
+A metric is a sum with its count, an extremum, or moments: plain numbers where they are at hand, tensors where they are
+on another device, and nothing is read back until `numbers()`. Whatever the split, merging gives what the unsplit batch would have given. What each name means
 stands in `metric_names`.
 """
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from trimtab.signal.tensors import is_plain
 
 Kind = TypeVar("Kind")
 
@@ -25,58 +29,41 @@ class Mergeable(Protocol):
 Merging = TypeVar("Merging", bound=Mergeable)
 
 
-@dataclass(frozen=True)
-class Population:
-    """What a share or a mean is taken among, counted once for all metrics that are."""
-
-    flags: Tensor | None
-    """None: everything."""
-    count: Tensor
-
-    @classmethod
-    def of(cls, flags: Tensor) -> "Population":
-        return cls(flags, flags.count_nonzero().double())
-
-    @classmethod
-    def everything(cls, like: Tensor) -> "Population":
-        return cls(None, torch.full((), float(like.numel()), dtype=torch.float64, device=like.device))
-
-
-Among = Tensor | Population | None
-"""Flags, flags that were counted already, or everything."""
+Number = float | Tensor
+"""A plain number, or a number that is still on its device."""
 
 
 @dataclass(frozen=True)
 class Mean:
     """total / count. `absent`: leave it out when there is nothing to average; a fraction of nothing is 0 instead."""
 
-    total: Tensor
-    count: Tensor
+    total: Number
+    count: Number
     absent: bool = True
 
     @classmethod
-    def of(cls, values: Tensor, among: Among = None) -> "Mean":
+    def of(cls, values: Tensor, among: Tensor | None = None) -> "Mean":
         """Mean of the values, or of those chosen by the flags `among`."""
         return cls(*_sums(values, among))
 
     @classmethod
-    def fraction(cls, flags: Tensor, among: Among = None) -> "Mean":
+    def fraction(cls, flags: Tensor, among: Tensor | None = None) -> "Mean":
         """Share of true flags, among all or among those chosen."""
         return cls(*_sums(flags, among), absent=False)
 
     def merge(self, other: "Mean") -> "Mean":
         return Mean(self.total + other.total, self.count + other.count, self.absent)
 
-    def value(self) -> tuple[Tensor, Tensor]:
-        present = self.count > 0 if self.absent else torch.ones_like(self.count, dtype=torch.bool)
-        return self.total / self.count.clamp(min=1), present
+    def value(self) -> tuple[Number, Number]:
+        """The number, and whether there is one."""
+        return self.total / _larger(self.count, 1.0), self.count > 0 if self.absent else self.count >= 0
 
 
 @dataclass(frozen=True)
 class Sum:
     """A plain sum: counts, and weighted losses."""
 
-    total: Tensor
+    total: Number
 
     @classmethod
     def of(cls, values: Tensor) -> "Sum":
@@ -85,74 +72,73 @@ class Sum:
     def merge(self, other: "Sum") -> "Sum":
         return Sum(self.total + other.total)
 
-    def value(self) -> tuple[Tensor, Tensor]:
-        return self.total, torch.ones_like(self.total, dtype=torch.bool)
+    def value(self) -> tuple[Number, Number]:
+        return self.total, True
 
 
 @dataclass(frozen=True)
 class Extremum:
     """The largest value (sign = 1) or the smallest (sign = -1)."""
 
-    extreme: Tensor
+    extreme: Number
     sign: int
 
     @classmethod
-    def of(cls, values: Tensor, sign: int, among: Among = None) -> "Extremum":
+    def of(cls, values: Tensor, sign: int, among: Tensor | None = None) -> "Extremum":
         signed = sign * values.detach().double()
-        chosen = among.flags if isinstance(among, Population) else among
-        if chosen is not None:
-            signed = torch.where(chosen, signed, torch.full_like(signed, -torch.inf))
+        if among is not None:
+            signed = torch.where(among, signed, torch.full_like(signed, -torch.inf))
         return cls(signed.max() if signed.numel() else signed.new_full((), -torch.inf), sign)
 
     def merge(self, other: "Extremum") -> "Extremum":
-        return Extremum(torch.maximum(self.extreme, other.extreme), self.sign)
+        return Extremum(_larger(self.extreme, other.extreme), self.sign)
 
-    def value(self) -> tuple[Tensor, Tensor]:
-        return self.sign * self.extreme, self.extreme > -torch.inf
+    def value(self) -> tuple[Number, Number]:
+        return self.sign * self.extreme, self.extreme != -math.inf
 
 
 @dataclass(frozen=True)
 class Spread:
     """Standard deviation (ddof 0) from count, mean and M2; merged as Chan et al. 1979 do, without cancellation."""
 
-    count: Tensor
-    mean: Tensor
-    m2: Tensor
+    count: Number
+    mean: Number
+    m2: Number
 
     @classmethod
-    def of(cls, values: Tensor, among: Among = None) -> "Spread":
+    def of(cls, values: Tensor, among: Tensor | None = None) -> "Spread":
         total, count = _sums(values, among)
-        mean = total / count.clamp(min=1)
+        mean = total / _larger(count, 1.0)
         m2, _ = _sums((values.double() - mean).square(), among)
         return cls(count, mean, m2)
 
     def merge(self, other: "Spread") -> "Spread":
         count = self.count + other.count
-        delta, share = other.mean - self.mean, other.count / count.clamp(min=1)
-        return Spread(count, self.mean + delta * share, self.m2 + other.m2 + delta.square() * self.count * share)
+        delta, share = other.mean - self.mean, other.count / _larger(count, 1.0)
+        return Spread(count, self.mean + delta * share, self.m2 + other.m2 + delta * delta * self.count * share)
 
-    def value(self) -> tuple[Tensor, Tensor]:
-        return torch.sqrt(self.m2 / self.count.clamp(min=1)), self.count > 0
+    def value(self) -> tuple[Number, Number]:
+        return (self.m2 / _larger(self.count, 1.0)) ** 0.5, self.count > 0
 
 
 @dataclass(frozen=True)
 class SampleSize:
     """Effective sample size as a share: (sum w)^2 / (n * sum w^2); 1 when all weights agree, 1/n when one has all."""
 
-    total: Tensor
-    square: Tensor
-    count: Tensor
+    total: Number
+    square: Number
+    count: Number
 
     @classmethod
-    def of(cls, weights: Tensor, among: Among = None) -> "SampleSize":
+    def of(cls, weights: Tensor, among: Tensor | None = None) -> "SampleSize":
         total, count = _sums(weights, among)
         return cls(total, _sums(weights.double().square(), among)[0], count)
 
     def merge(self, other: "SampleSize") -> "SampleSize":
         return SampleSize(self.total + other.total, self.square + other.square, self.count + other.count)
 
-    def value(self) -> tuple[Tensor, Tensor]:
-        return self.total.square() / (self.count * self.square).clamp(min=1e-300), self.count > 0
+    def value(self) -> tuple[Number, Number]:
+        return self.total * self.total / _larger(self.count * self.square, 1e-300), self.count > 0
 
 
 @dataclass(frozen=True)
@@ -173,27 +159,31 @@ class Histogram:
     @classmethod
     def of(cls, logratio: Tensor) -> "Histogram":
         values = logratio.detach().float()
-        if values.device.type == "cpu" and values.numel() >= cls.SMALL:
+        if is_plain(values) and values.numel() >= cls.SMALL:
             return cls(cls._by_bits(values))
-        outer = torch.tensor(cls.OUTER, device=values.device)
-        far = torch.bucketize(values.abs(), outer, right=True)
-        place = len(cls.OUTER) + torch.where(values < 0, -far, far)
-        bins = torch.zeros(len(cls.EDGES) + 1, dtype=torch.long, device=values.device)
-        return cls(bins.index_add(0, place, torch.ones_like(place)))
+        # Each edge as the least number beyond it, so that a negative value on an edge lies outside too.
+        place = torch.bucketize(values, torch.tensor(BEYOND, device=values.device), right=True)
+        if is_plain(place):
+            return cls(torch.bincount(place, minlength=len(cls.EDGES) + 1))
+        blank = torch.zeros(len(cls.EDGES) + 1, dtype=torch.long, device=values.device)
+        return cls(blank.index_add(0, place, torch.ones_like(place)))
 
     @classmethod
     def _by_bits(cls, values: Tensor) -> Tensor:
         """The upper 16 bits are counted; each sign has 2**15 of them, in the order of the magnitude."""
         half = 2**15
-        upper = (values.view(torch.int32) >> 16) + half  # negative numbers first
-        edges = cast("list[int]", (torch.tensor(cls.OUTER).view(torch.int32) >> 16).tolist())
-        starts = torch.tensor([0, *edges, half, *(half + edge for edge in edges), 2 * half])
-        running = torch.nn.functional.pad(torch.bincount(upper, minlength=2 * half).cumsum(0), (1, 0))
-        below, above = running[starts].diff().tensor_split(2)
-        return torch.cat([below[1:].flip(0), below[:1] + above[:1], above[1:]])
+        upper = (values.view(torch.int32) >> 16).add_(half)  # negative numbers first
+        counts = torch.bincount(upper, minlength=2 * half).numpy()
+        edges = (np.array(cls.OUTER, dtype=np.float32).view(np.int32) >> 16).tolist()
+        bins = np.add.reduceat(counts, [0, *edges, half, *(half + edge for edge in edges)])
+        below, above = bins[: len(edges) + 1], bins[len(edges) + 1 :]
+        return torch.from_numpy(np.concatenate([below[:0:-1], below[:1] + above[:1], above[1:]]))
 
     def merge(self, other: "Histogram") -> "Histogram":
         return Histogram(self.counts + other.counts)
+
+
+BEYOND = [float(np.nextafter(np.float32(edge), np.float32(0))) if edge < 0 else edge for edge in Histogram.EDGES]
 
 
 Metric = Mean | Sum | Extremum | Spread | SampleSize
@@ -224,32 +214,25 @@ class Metrics(Mapping[str, Metric]):
 
     def numbers(self) -> dict[str, float]:
         """Plain numbers; the one place where the device is asked. A metric with nothing to report is left out."""
-        if not self.entries:
-            return {}
-        columns: list[Tensor] = []
-        order: list[str] = []
-        for (kind, plain), named in _alike(self.entries).items():
-            # One vector per field: a few operations per kind, not per metric.
-            held = [vars(metric) for metric in named.values()]
-            joined = {field: torch.stack([one[field] for one in held]) for field in held[0] if field not in dict(plain)}
-            columns.append(torch.stack(cast("Metric", kind(**joined, **dict(plain))).value()))
-            order += named
-        numbers, present = cast("list[list[float]]", torch.cat(columns, 1).tolist())
-        found = {name: number for name, number, there in zip(order, numbers, present, strict=True) if there}
-        return {name: found[name] for name in self.entries if name in found}
+        found = {name: metric.value() for name, metric in _read(self.entries).items()}
+        return {name: cast("float", number) for name, (number, is_there) in found.items() if is_there}
 
 
-Likeness = tuple[type, tuple[tuple[str, Any], ...]]
-"""A kind of metric, and what its fields hold that are no tensors."""
-
-
-def _alike(entries: Mapping[str, Metric]) -> dict[Likeness, dict[str, Metric]]:
-    """Metrics whose values are computed in the same way."""
-    found: dict[Likeness, dict[str, Metric]] = {}
-    for name, metric in entries.items():
-        plain = tuple((field, value) for field, value in vars(metric).items() if not isinstance(value, Tensor))
-        found.setdefault((type(metric), plain), {})[name] = metric
-    return found
+def _read(entries: Mapping[str, Metric]) -> Mapping[str, Metric]:
+    """The same metrics in plain numbers: whatever is still on a device is read at once."""
+    there = [
+        (name, field, value)
+        for name, one in entries.items()
+        for field, value in vars(one).items()
+        if isinstance(value, Tensor)
+    ]
+    if not there:
+        return entries
+    read = cast("list[float]", torch.stack([value.detach().double() for _, _, value in there]).tolist())
+    plain: dict[str, dict[str, float]] = {}
+    for (name, field, _), number in zip(there, read, strict=True):
+        plain.setdefault(name, {})[field] = number
+    return {name: replace(one, **plain[name]) if name in plain else one for name, one in entries.items()}
 
 
 KINDS: dict[str, type] = {one.__name__: one for one in (Mean, Sum, Extremum, Spread, SampleSize, Histogram)}
@@ -296,13 +279,21 @@ def _merged(first: Mapping[str, Merging], second: Mapping[str, Merging]) -> dict
     return joined
 
 
-def _sums(values: Tensor, among: Among) -> tuple[Tensor, Tensor]:
-    chosen = among if isinstance(among, Population) else None
-    chosen = chosen or (Population.everything(values) if among is None else Population.of(cast("Tensor", among)))
+def _sums(values: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:
+    count = (
+        values.new_full((), values.numel(), dtype=torch.float64) if among is None else among.count_nonzero().double()
+    )
     if values.dtype == torch.bool:
-        both = values if chosen.flags is None else values & chosen.flags
-        return both.count_nonzero().double(), chosen.count
+        return (values if among is None else values & among).count_nonzero().double(), count
     exact = values.detach().double()
-    if chosen.flags is not None:
-        exact = torch.where(chosen.flags, exact, 0.0)
-    return exact.sum(), chosen.count
+    return (exact if among is None else torch.where(among, exact, 0.0)).sum(), count
+
+
+def _larger(first: Number, second: Number) -> Number:
+    """The larger of two; not a number, if the first is none."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.maximum(first, second)
+    if isinstance(first, Tensor) or isinstance(second, Tensor):
+        tensor, bound = (first, second) if isinstance(first, Tensor) else (cast("Tensor", second), first)
+        return tensor.clamp(min=cast("float", bound))
+    return second if first < second else first

@@ -4,7 +4,8 @@ loss = Σ_term coef · Σ_t weight[term]_t · term_t. A rejected token enters on
 by torch.where, so neither its value nor its gradient can leak. `token_loss` never asks the device for a number.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,15 +13,30 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal.composition import KL, Recipe, Term
+from trimtab.signal.composition import KL, RATIO_TO, Recipe, Term
 from trimtab.signal.decision import available_now, check_given, late_stages
-from trimtab.signal.diagnostics import Trains, by_sign, drift, kept_share, observed, stage_metrics
+from trimtab.signal.diagnostics import (
+    Population,
+    RatioSums,
+    by_sign,
+    drift,
+    kept_share,
+    measure,
+    observe,
+    stage_metrics,
+)
+from trimtab.signal.fast.choice import is_fast
+from trimtab.signal.fast.fused import FUSED, Given, policy_term, unbounded, zero_where
+from trimtab.signal.fast.fused import Term as PolicyTerm
+from trimtab.signal.fast.per_sequence import StageShortcuts
+from trimtab.signal.fields import Field, Fields, everything
 from trimtab.signal.layout import Keep, PerToken, Scalar
 from trimtab.signal.metrics import Mean, Metric, Metrics, Sum
 from trimtab.signal.parts import Part, run
-from trimtab.signal.reduce import sequence_any
-from trimtab.signal.stages import Decisions, conjunction, product, run_stages, stage_inputs
-from trimtab.signal.update import MicroBatch, Slice, total_weight
+from trimtab.signal.stages import Decisions, Seen, conjunction, observations, product, run_stages, stage_inputs
+from trimtab.signal.tally import Tally
+from trimtab.signal.tensors import is_plain
+from trimtab.signal.update import MicroBatch, Slice, field_sum
 
 
 @dataclass(frozen=True)
@@ -31,8 +47,16 @@ class TokenLoss:
     metrics: Metrics
     token_loss: PerToken
     """The policy term of each token before weighting; detached."""
-    keep: Keep
-    importance: PerToken
+    fields: Fields
+    """What was decided in the end: keep and importance."""
+
+    @property
+    def keep(self) -> Keep:
+        return self.fields["keep"]
+
+    @property
+    def importance(self) -> PerToken:
+        return self.fields["importance"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +70,7 @@ class StepResult:
     def kept_weight(self) -> Tensor:
         """Sum of all weights that acted, on this rank; with several ranks, sum it over them first."""
         weights = [metric.value()[0] for name, metric in self.metrics.items() if name.startswith("weight/")]
-        return torch.stack(weights).sum()
+        return torch.as_tensor(sum(weights), dtype=torch.float64)
 
     @property
     def is_empty(self) -> bool:
@@ -71,27 +95,33 @@ def token_loss(
     _refuse_missing(part, entropy=entropy, value=value)
     available = available_now(part, logp_current.detach(), None if entropy is None else entropy.detach())
     late = _late_decisions(part, available)
-    keep = conjunction(part.fields["keep"], late.keeps)
-    importance = product(part.fields["importance"], late.importances)
-    policy, found = _policy(recipe, available, logp_current, keep)
-    policy = policy * importance
-    terms = {"policy": _weighted(policy, part.fields["weight_policy"], keep)}
+    keep = conjunction(part.fields.held("keep"), late.keeps)
+    importance = product(part.fields.held("importance"), late.importances)
+    if is_fast() and recipe.loss.part.formula.name in FUSED:
+        policy, measured = _fused_policy(part, available, logp_current, keep, importance)
+    else:
+        policy, measured = _policy(part, available, logp_current, keep, importance), _measure(part, available)
     kl = _kl(recipe, available, logp_current, keep)
+    terms = {"policy": policy.loss}
     others, value_seen = _regularisers(part, available, keep, kl, logp_current, entropy, value)
     terms |= others
-    loss = micro.data_parallel * torch.stack(list(terms.values())).sum()
-    _watch(loss, total_weight(part), micro)
-    metrics = _metrics(part, available, terms, keep, importance, found, late)
-    metrics = metrics.merge(Metrics(value_seen, {}))
-    metrics = metrics.merge(Metrics(_means(kl, entropy), {}))
-    return TokenLoss(loss, metrics, policy.detach(), keep, importance)
+    loss = micro.data_parallel * (torch.stack(list(terms.values())).sum() if others else policy.loss)
+    weights = {name: field_sum(part.fields.held(name)) for name in part.fields if name.startswith("weight_")}
+    _watch(loss, torch.stack(list(weights.values())).sum(), micro)
+    entries = _entries(part, terms, weights, keep, importance, policy, late) | value_seen | _means(kl, entropy)
+    metrics = Metrics(entries, {}).merge(drift(measured, part.segments))
+    decided = Fields(part.segments, {"keep": keep, "importance": importance})
+    return TokenLoss(loss, metrics, policy.tokens, decided)
 
 
 def _late_decisions(part: Slice, available: Mapping[str, Any]) -> Decisions:
     """Late decisions: what `decide` settled for the whole update is kept as it is; the other stages run here."""
     stages = late_stages(part.recipe)
-    settled = {label: part.fields[f"decided:{label}"] for label in stages if f"decided:{label}" in part.fields}
-    now = run_stages({label: stage for label, stage in stages.items() if label not in settled}, available)
+    if not stages:
+        return Decisions({}, {}, {})
+    settled = {label: part.fields.held(f"decided:{label}") for label in stages if f"decided:{label}" in part.fields}
+    waiting = {label: stage for label, stage in stages.items() if label not in settled}
+    now = run_stages(waiting, available, StageShortcuts() if is_fast() else None)
     return Decisions(
         {label: value for label, value in settled.items() if stages[label].part.formula.stage == "keep"},
         {label: value for label, value in settled.items() if stages[label].part.formula.stage == "importance"},
@@ -99,13 +129,10 @@ def _late_decisions(part: Slice, available: Mapping[str, Any]) -> Decisions:
     ).merge(now)
 
 
-def _seen(part: Slice, label: str) -> dict[str, Tensor]:
+def _seen(part: Slice, label: str) -> Seen:
     head = f"seen:{label}:"
-    found = {name.removeprefix(head): flags for name, flags in part.fields.items() if name.startswith(head)}
-    return {
-        name: sequence_any(flags, part.segments) if name.endswith("_sequences") else flags
-        for name, flags in found.items()
-    }
+    found = {name.removeprefix(head): part.fields.held(name) for name in part.fields if name.startswith(head)}
+    return {name: flags.sequences if name.endswith("_sequences") else flags for name, flags in found.items()}
 
 
 def _refuse_missing(part: Slice, **given: PerToken | None) -> None:
@@ -116,38 +143,85 @@ def _refuse_missing(part: Slice, **given: PerToken | None) -> None:
 
 
 def _policy(
-    recipe: Recipe, available: Mapping[str, Any], logp_current: PerToken, keep: Keep
-) -> tuple[PerToken, dict[str, Tensor]]:
-    """Token losses of the policy term. A rejected token enters as log-ratio 0 and advantage 0."""
-    inputs = stage_inputs(recipe.loss, {**available, "logp_current": logp_current, "keep": keep})
+    part: Slice, available: Mapping[str, Any], logp_current: PerToken, keep: Field, importance: Field
+) -> PolicyTerm:
+    """The policy term by its formula, as it is written. A rejected token enters as log-ratio 0 and advantage 0."""
+    stage, kept = part.recipe.loss, keep.tokens
+    inputs = stage_inputs(stage, available).new_child({"logp_current": logp_current, "keep": kept})
     for name in ("logp_current", "logp_anchor", "advantage"):
         if inputs.get(name) is not None:
-            inputs[name] = torch.where(keep, inputs[name], torch.zeros_like(inputs[name]))
-    return run(recipe.loss.part, inputs)
+            inputs[name] = torch.where(kept, inputs[name], torch.zeros_like(inputs[name]))
+    tokens, seen = run(stage.part, inputs)
+    policy = tokens * importance.tokens
+    return PolicyTerm(_weighted(policy, part.fields["weight_policy"], kept), policy.detach(), seen)
+
+
+def _fused_policy(
+    part: Slice, available: Mapping[str, Any], logp_current: PerToken, keep: Field, importance: Field
+) -> tuple[PolicyTerm, dict[str, RatioSums]]:
+    """The policy term and its gradient in one pass, which also measures its ratio."""
+    formula, anchor = part.recipe.loss.part.formula, part.recipe.loss.anchor
+    logp, selected = available["logp_current"], available.get("selected")
+    ratio = inside = None
+    measured: dict[str, RatioSums] = {}
+    if anchor is not None:
+        gap = logp - available[f"logp_{anchor}"]
+        sums, ratio = measure(gap, part.segments, ratio_too=True)
+        inside = unbounded(gap, *sums.tokens[1:3])
+        if part.recipe.old != "current" or anchor != "old":  # otherwise the anchor is not what was recorded
+            measured[RATIO_TO[anchor]] = sums
+    advantage, weight = part.fields.held("advantage"), part.fields.held("weight_policy")
+    if not (is_plain(keep.values) and bool(keep.values.all())):  # read only where reading costs nothing
+        rejected = ~keep.tokens
+        logp, ratio = zero_where(rejected, logp), None if ratio is None else zero_where(rejected, ratio)
+        advantage = advantage.join(keep, _where_kept)
+        weight = weight.join(keep, _where_kept)
+    given = Given(advantage.tokens, (weight * importance * advantage).tokens, logp, ratio, selected)
+    policy = policy_term(
+        formula.name, part.recipe.loss.part.own_settings, given, logp_current,
+        inside=inside, importance=importance, weight=weight,
+    )  # fmt: skip
+    return policy, _measure(part, available, measured)
+
+
+def _measure(
+    part: Slice, available: Mapping[str, Any], known: Mapping[str, RatioSums] | None = None
+) -> dict[str, RatioSums]:
+    """The ratios of the current policy to the earlier ones, as far as they were recorded."""
+    found: dict[str, RatioSums] = {}
+    for name, earlier in (("update", "logp_old"), ("total", "logp_rollout")):
+        if earlier in part.fields:
+            sums = (known or {}).get(name)
+            found[name] = sums or measure(available["logp_current"] - part.fields[earlier], part.segments)[0]
+    return found
+
+
+def _where_kept(values: Tensor, keep: Tensor) -> Tensor:
+    return torch.where(keep, values, torch.zeros_like(values))
 
 
 def _weighted(term: PerToken, weight: PerToken, keep: Keep) -> Scalar:
     return (torch.where(keep, term, torch.zeros_like(term)) * weight).sum()
 
 
-def _kl(recipe: Recipe, available: Mapping[str, Any], logp_current: PerToken, keep: Keep) -> PerToken | None:
+def _kl(recipe: Recipe, available: Mapping[str, Any], logp_current: PerToken, keep: Field) -> PerToken | None:
     """The KL of the current policy, where it acts in the loss. With on = "kept" a rejected token enters as KL 0."""
     if recipe.kl is None or recipe.kl.into != "loss":
         return None
     anchor = available.get(f"logp_{recipe.kl.anchor}")
-    inputs: dict[str, Any] = {**available, "logp_current": logp_current, "logp_anchor": anchor}
+    given = {"logp_current": logp_current, "logp_anchor": anchor}
+    inputs = ChainMap(given, cast("MutableMapping[str, Any]", available))
     if recipe.kl.on == "kept":
         for name in ("logp_current", "logp_anchor", "logp_ref"):
-            inputs[name] = (
-                None if inputs[name] is None else torch.where(keep, inputs[name], torch.zeros_like(logp_current))
-            )
+            held = inputs[name]
+            inputs[name] = None if held is None else torch.where(keep.tokens, held, torch.zeros_like(logp_current))
     return run(recipe.kl.part, inputs)
 
 
 def _regularisers(
     part: Slice,
     available: Mapping[str, Any],
-    keep: Keep,
+    keep: Field,
     kl: PerToken | None,
     logp_current: PerToken,
     entropy: PerToken | None,
@@ -157,11 +231,10 @@ def _regularisers(
     recipe, fields = part.recipe, part.fields
     terms: dict[str, Scalar] = {}
     seen: dict[str, Metric] = {}
-    everything = torch.ones_like(keep)
 
     def add(name: str, term: KL | Term, values: PerToken) -> None:
-        acts = keep if term.on == "kept" else everything
-        terms[name] = term.coef * _weighted(values, fields[f"weight_{name}"], acts)
+        acts = keep if term.on == "kept" else everything(part.segments)
+        terms[name] = term.coef * _weighted(values, fields[f"weight_{name}"], acts.tokens)
 
     if recipe.kl is not None and kl is not None:
         add("kl", recipe.kl, kl)
@@ -169,9 +242,11 @@ def _regularisers(
         add("entropy", recipe.entropy, -entropy)
     if recipe.value is not None and value is not None:
         assert isinstance(recipe.value.part, Part)
-        distance, found = run(recipe.value.part, {**available, "value": value})
+        distance, found = run(recipe.value.part, ChainMap({"value": value}, cast("Any", available)))
         add("value", recipe.value, distance)
-        seen = observed(recipe.value.part.formula.name, found, Trains(everything, part.segments, is_everything=True))
+        tally, trains = Tally(part.segments), _all_of(part)
+        observe(tally, recipe.value.part.formula.name, observations(found, part.segments), trains)
+        seen = tally.entries()
     if recipe.nll is not None:
         add("nll", recipe.nll, -logp_current)
     return terms, seen
@@ -187,37 +262,33 @@ def _watch(loss: Scalar, weight: Tensor, micro: MicroBatch) -> None:
         loss.register_hook(spend)
 
 
-def _metrics(
-    part: Slice,
-    available: Mapping[str, Any],
-    terms: Mapping[str, Scalar],
-    keep: Keep,
-    importance: PerToken,
-    found: Mapping[str, Tensor],
-    late: Decisions,
-) -> Metrics:
-    segments, advantage = part.segments, part.fields["advantage"]
-    everything = torch.ones_like(keep)
-    label = part.recipe.loss.part.formula.name
-    entries: dict[str, Metric] = {f"loss/{name}": Sum.of(value) for name, value in terms.items()}
-    entries |= {
-        f"weight/{n.removeprefix('weight_')}": Sum.of(v) for n, v in part.fields.items() if n.startswith("weight_")
-    }
-    entries["weight/policy"] = Sum.of(torch.where(keep, part.fields["weight_policy"], torch.zeros_like(importance)))
-    kept, trains = Trains(keep, segments), Trains(everything, segments, is_everything=True)
-    entries |= observed(label, found, kept)
-    if "clipped_tokens" in found:
-        entries |= by_sign(label, "clipped", found["clipped_tokens"], kept.by_sign(advantage))
-    entries |= kept_share(kept, advantage, trains)
-    entries |= stage_metrics(late, advantage, trains, before=part.fields["keep"])
-    stood = sequence_any(part.fields["voted"], segments)
-    entries["voted_then_rejected/sequence_fraction"] = Mean.fraction(stood & ~cast("Tensor", kept.sequences.flags))
-    entries["importance/token_mean"] = Mean.of(importance, kept.tokens)
-    metrics = Metrics(entries, {})
-    for name, earlier in (("update", "logp_old"), ("total", "logp_rollout")):
-        if earlier in part.fields:
-            metrics = metrics.merge(drift(name, available["logp_current"] - part.fields[earlier], segments))
-    return metrics
+def _all_of(part: Slice) -> Population:
+    return Population(everything(part.segments), part.fields.held("advantage"), is_everything=True)
+
+
+def _entries(
+    part: Slice, terms: Mapping[str, Scalar], weights: Mapping[str, Scalar], keep: Field, importance: Field,
+    policy: PolicyTerm, late: Decisions,
+) -> dict[str, Metric]:  # fmt: skip
+    segments, fields = part.segments, part.fields
+    label, tally = part.recipe.loss.part.formula.name, Tally(segments)
+    for name, value in terms.items():
+        tally.number(f"loss/{name}", Sum, value.detach().double())
+    for name, value in weights.items():
+        tally.number(f"weight/{name.removeprefix('weight_')}", Sum, value)
+    tally.sum("weight/policy", fields.held("weight_policy"), keep)
+    trains, kept = _all_of(part), Population(keep, fields.held("advantage"))
+    seen = observations(policy.seen, segments)
+    observe(tally, label, seen, kept)
+    clipped = seen.get("clipped_tokens")
+    if isinstance(clipped, Field):
+        by_sign(tally, label, "clipped", clipped, kept)
+    kept_share(tally, kept, trains)
+    stage_metrics(tally, late, trains, before=fields.held("keep"))
+    stood = fields.held("voted").sequences
+    tally.share_of_sequences("voted_then_rejected/sequence_fraction", stood & ~keep.sequences)
+    tally.mean("importance/token_mean", importance, keep)
+    return tally.entries()
 
 
 def _means(kl: PerToken | None, entropy: PerToken | None) -> dict[str, Metric]:

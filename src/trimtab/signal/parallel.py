@@ -79,7 +79,7 @@ def gather(batch: SignalBatch, reducer: Reducer, rank: int) -> tuple[SignalBatch
     fields: dict[str, Any] = {name: _joined(batch, name, reducer.concat) for name in (*TOKENS, *SEQUENCES)}
     whole = SignalBatch(
         levels=Levels(segments, joined, *renumbered(group)),
-        cells=Cells((segments.num_tokens,), torch.arange(segments.num_tokens, device=names.device)),
+        cells=Cells((segments.num_tokens,), device=names.device),
         reward=torch.cat(rewards),
         group=group,
         scored=torch.cat(reducer.concat(batch.scored)),

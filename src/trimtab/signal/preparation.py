@@ -5,7 +5,8 @@ advantages → whiten → clip. Corrections that read neither the advantage nor 
 that what they reject moves nobody.
 """
 
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,17 +17,21 @@ from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.catalogue import INPUTS
 from trimtab.signal.composition import Recipe, Stage
-from trimtab.signal.diagnostics import Trains, drift, drift_by_age, stage_metrics
+from trimtab.signal.diagnostics import Population, RatioSums, drift, drift_by_age, measure, stage_metrics
 from trimtab.signal.door import check_floats, check_tokens
-from trimtab.signal.layout import EpisodeFlag, Keep, PerEpisode, PerToken, SequenceFlag, places
+from trimtab.signal.fast.choice import is_fast
+from trimtab.signal.fast.per_sequence import StageShortcuts
+from trimtab.signal.fields import Field, Fields, everything
+from trimtab.signal.layout import EpisodeFlag, Keep, PerEpisode, PerSequence, PerToken, SequenceFlag, places
 from trimtab.signal.metrics import Mean, Metric, Metrics, Spread
 from trimtab.signal.normalize import whiten
 from trimtab.signal.parts import run
 from trimtab.signal.recipes import recipe as named
 from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
 from trimtab.signal.reward import token_rewards
-from trimtab.signal.stages import conjunction, product, run_stages
+from trimtab.signal.stages import conjunction, logratio, product, run_stages
 from trimtab.signal.state import SignalState, drift_warning
+from trimtab.signal.tally import Tally
 from trimtab.signal.tensors import as_count, as_tensor
 from trimtab.signal.update import Update, updates_of
 from trimtab.signal.vote import constant_groups, ended_episodes, votes_and_trains
@@ -50,22 +55,41 @@ class Prepared:
 
     batch: SignalBatch
     recipe: Recipe
-    advantage: PerToken
-    returns: PerToken
+    fields: Fields
+    """Every token field that an update may read, as it is held."""
     votes: EpisodeFlag
     trains: SequenceFlag
-    keep: Keep
-    """What the corrections decided so far; the ones that need the current policy come later."""
-    importance: PerToken
+    all_train: bool
+    """Every sequence trains."""
     kl: PerToken | None
     """The raw KL of old to the reference, where the reward carries it: what is logged is what was computed."""
     metrics: Metrics
-    voted: Keep
-    """Tokens that stood when their episode voted: kept so far, of an episode that votes."""
     warnings: tuple[str, ...]
     seed: int
     passes: list[int] = field(default_factory=list[int])
     """How often `updates` has begun; the one thing here that changes."""
+
+    @property
+    def advantage(self) -> PerToken:
+        return self.fields["advantage"]
+
+    @property
+    def returns(self) -> PerToken:
+        return self.fields["returns"]
+
+    @property
+    def keep(self) -> Keep:
+        """What the corrections decided so far; the ones that need the current policy come later."""
+        return self.fields["keep"]
+
+    @property
+    def importance(self) -> PerToken:
+        return self.fields["importance"]
+
+    @property
+    def voted(self) -> Keep:
+        """Tokens that stood when their episode voted: kept so far, of an episode that votes."""
+        return self.fields["voted"]
 
     @property
     def num_training_groups(self) -> int:
@@ -97,49 +121,65 @@ def prepare(
     """
     recipe = _checked_recipe(batch, recipe, given_advantage=advantage is not None)
     _check_numbers(state, version, seed)
-    everything = torch.ones(batch.num_tokens, dtype=torch.bool, device=batch.reward.device)
-    early = run_stages(_stages(recipe, votes_first=False), _available(batch))
-    keep = conjunction(everything, early.keeps)
+    segments, levels = batch.segments, batch.levels
+    available, shortcut = _available(batch), StageShortcuts() if is_fast() else None
+    early = run_stages(_stages(recipe, votes_first=False), available, shortcut)
+    keep = conjunction(everything(segments), early.keeps)
     votes, trains = votes_and_trains(batch, recipe, keep)
     constant = constant_groups(batch, votes)
     if recipe.filter_constant_groups:
-        trains = trains & ~constant[batch.levels.group_of_episode][batch.levels.episode_of_sequence]
+        trains = trains & ~constant[levels.group_of_episode][levels.episode_of_sequence]
     kl = _kl_of_old(batch, recipe)
     outcome, has_signal = _normalize(batch, recipe, kl, votes)
-    voted = keep & to_tokens(votes[batch.levels.episode_of_sequence], batch.segments)
+    voted = keep & Field(votes[levels.episode_of_sequence], segments, True)
+    training = Field(trains, segments, True)
     if advantage is None:
-        advantage, returns = _credit(batch, recipe, outcome, kl, votes, trains)
-        advantage = _settle(recipe, advantage, voted & to_tokens(trains, batch.segments))
+        credit, returns = _credit(batch, recipe, outcome, kl, votes, trains)
+        credit = _settle(recipe, credit, voted & training)
     else:
-        advantage = _taken(advantage, batch)
-        returns = advantage.clone()
-    if recipe.loss.part.formula.constant_advantage:
-        _refuse_varying(advantage, batch, recipe)
-    known = {"advantage": advantage, "returns": returns, "trains": trains}
-    after = run_stages(_stages(recipe, votes_first=True), {**_available(batch), **known})
+        credit = Field(_taken(advantage, batch), segments)
+        returns = credit.map(torch.clone)
+    if recipe.loss.part.formula.constant_advantage and not credit.is_shared:
+        _refuse_varying(credit.tokens, batch, recipe)
+    known = ChainMap({"trains": trains}, cast("Any", Fields(segments, {"advantage": credit, "returns": returns})))
+    after = run_stages(_stages(recipe, votes_first=True), ChainMap(*known.maps, available), shortcut)
     stages = early.merge(after)
-    training = Trains(to_tokens(trains, batch.segments), batch.segments)
-    entries = _batch_metrics(batch, votes, trains, training, has_signal, constant, advantage, kl)
-    entries |= _shaping_metrics(batch, recipe, votes)
-    entries |= stage_metrics(stages, advantage, training)
-    metrics = Metrics(entries, {}).merge(_drift_metrics(batch, version))
-    state, said = (state or SignalState()).observe(metrics.numbers())
+    tally, population = Tally(segments), Population(training, credit)
+    entries = _batch_metrics(tally, batch, votes, training, has_signal, constant, credit, kl)
+    stage_metrics(tally, stages, population)
+    measured = _measure_engine(batch, available)
+    entries |= tally.entries() | _shaping_metrics(batch, recipe, votes) | _by_age(batch, version)
+    metrics = Metrics(entries, {}).merge(drift(measured, segments))
+    numbers = metrics.numbers()
+    state, said = (state or SignalState()).observe(numbers)
+    one = torch.ones(segments.num_sequences, dtype=batch.dtype, device=batch.reward.device)
+    decided = {
+        "advantage": credit, "returns": returns, "keep": conjunction(keep, after.keeps), "voted": voted,
+        "importance": product(Field(one, segments, True), stages.importances),
+    }  # fmt: skip
     prepared = Prepared(
         batch=batch,
         recipe=recipe,
-        advantage=advantage,
-        returns=returns,
+        fields=Fields(segments, {**_carried(batch), **decided}),
         votes=votes,
         trains=trains,
-        keep=conjunction(keep, after.keeps),
-        importance=product(torch.ones_like(advantage), stages.importances),
+        all_train=numbers.get("trains/sequence_fraction") == 1.0,
         kl=kl,
         metrics=metrics,
-        voted=voted,
-        warnings=(*_uncorrected(batch, recipe), *said),
+        warnings=(*drift_warning(recipe, numbers.get("logratio_engine/token_abs_mean", 0.0)), *said),
         seed=seed,
     )
     return prepared, state
+
+
+def _carried(batch: SignalBatch) -> dict[str, Field]:
+    """The token fields of the batch that an update may read."""
+    held = {
+        "logp_old": batch.logp_old, "logp_rollout": batch.logp_rollout, "logp_ref": batch.logp_ref,
+        "value_old": batch.value_old, "position": batch.position, "turn": batch.turn, "version": batch.version,
+        **batch.extra,
+    }  # fmt: skip
+    return {name: Field(values, batch.segments) for name, values in held.items() if values is not None}
 
 
 def _checked_recipe(batch: SignalBatch, recipe: Recipe | str, *, given_advantage: bool) -> Recipe:
@@ -280,37 +320,46 @@ def _credit(
     kl: PerToken | None,
     votes: EpisodeFlag,
     trains: SequenceFlag,
-) -> tuple[PerToken, PerToken]:
+) -> tuple[Field, Field]:
+    """Advantage and returns of every token."""
     per_sequence = outcome[batch.levels.episode_of_sequence].to(batch.dtype)
-    if "token_reward" not in recipe.advantage.formula.inputs and batch.token_reward is not None:
+    reads_rewards = "token_reward" in recipe.advantage.formula.inputs
+    if not reads_rewards and batch.token_reward is not None:
         raise SignalError(
             f"prepare: the batch carries token_reward but {recipe.advantage.formula.name} reads none, "
             "so it would be lost. Use advantage.reward_to_go or advantage.gae, or add it to the episode's reward."
         )
-    coef = recipe.kl.coef if recipe.kl is not None and recipe.kl.into == "token_reward" else 0.0
-    penalty = kl if kl is not None else per_sequence.new_zeros(batch.num_tokens)
-    rewards = token_rewards(penalty, per_sequence, batch.segments, kl_coef=coef)
-    if batch.token_reward is not None:
-        rewards = rewards + batch.token_reward
+    if is_fast() and recipe.advantage.formula.name == "advantage.broadcast":
+        shared = Field(per_sequence, batch.segments, True)
+        return shared, shared.map(torch.clone)
     after = batch.value_after if batch.value_after is not None else torch.full_like(per_sequence, torch.nan)
     # A sequence that does not train owes no value, and its advantage is read by nobody.
     after = torch.where(trains, after, torch.zeros_like(after))
-    return run(
+    advantage, returns = run(
         recipe.advantage,
         {
             **_token_fields(batch), **_episode_fields(batch, votes), "ended": batch.ended, "trains": trains,
-            "episode_of_sequence": batch.levels.episode_of_sequence, "outcome": per_sequence,
-            "token_reward": rewards, "value_after": after,
+            "episode_of_sequence": batch.levels.episode_of_sequence, "outcome": per_sequence, "value_after": after,
+            "token_reward": _token_rewards(batch, recipe, per_sequence, kl) if reads_rewards else None,
         }
     )  # fmt: skip
+    return Field(advantage, batch.segments), Field(returns, batch.segments)
 
 
-def _settle(recipe: Recipe, advantage: PerToken, voting: Keep) -> PerToken:
+def _token_rewards(batch: SignalBatch, recipe: Recipe, outcome: PerSequence, kl: PerToken | None) -> PerToken:
+    coef = recipe.kl.coef if recipe.kl is not None and recipe.kl.into == "token_reward" else 0.0
+    penalty = kl if kl is not None else outcome.new_zeros(batch.num_tokens)
+    rewards = token_rewards(penalty, outcome, batch.segments, kl_coef=coef)
+    return rewards if batch.token_reward is None else rewards + batch.token_reward
+
+
+def _settle(recipe: Recipe, advantage: Field, voting: Field) -> Field:
     """Whiten and clip, where the recipe says so; only kept tokens of voters that train enter the statistics."""
     if recipe.whiten:
-        advantage = whiten(advantage, voting)
+        advantage = Field(whiten(advantage.tokens, voting.tokens), advantage.segments)
     if recipe.clip_advantage is not None:
-        advantage = advantage.clamp(-recipe.clip_advantage, recipe.clip_advantage)
+        bound = recipe.clip_advantage
+        advantage = advantage.map(lambda values: values.clamp(-bound, bound))
     return advantage
 
 
@@ -327,41 +376,51 @@ def _refuse_varying(advantage: PerToken, batch: SignalBatch, recipe: Recipe) -> 
         )
 
 
-def _drift_metrics(batch: SignalBatch, version: int | None) -> Metrics:
-    if batch.logp_old is None or batch.logp_rollout is None:
-        return Metrics.empty()
-    logratio = batch.logp_old - batch.logp_rollout
-    metrics = drift("engine", logratio, batch.segments)
-    if version is not None and batch.version is not None:
-        metrics = metrics.merge(Metrics(drift_by_age(logratio, batch.version, version), {}))
-    return metrics
+def _measure_engine(batch: SignalBatch, available: Mapping[str, Any]) -> dict[str, RatioSums]:
+    gap = logratio("engine", available)
+    return {} if gap is None else {"engine": measure(gap, batch.segments)[0]}
+
+
+def _by_age(batch: SignalBatch, version: int | None) -> dict[str, Metric]:
+    if version is None or batch.version is None or batch.logp_old is None or batch.logp_rollout is None:
+        return {}
+    return drift_by_age(batch.logp_old - batch.logp_rollout, batch.version, version)
 
 
 def _batch_metrics(
-    batch: SignalBatch, votes: EpisodeFlag, trains: SequenceFlag, training: Trains, has_signal: EpisodeFlag,
-    constant: Tensor, advantage: PerToken, kl: PerToken | None,
+    tally: Tally, batch: SignalBatch, votes: EpisodeFlag, training: Field, has_signal: EpisodeFlag,
+    constant: Tensor, advantage: Field, kl: PerToken | None,
 ) -> dict[str, Metric]:  # fmt: skip
-    levels = batch.levels
-    tokens = training.tokens
-    voted = segment_sum(votes.to(torch.long), levels.group_of_episode, levels.num_groups) > 0
-    with_signal = segment_sum((has_signal & votes).to(torch.long), levels.group_of_episode, levels.num_groups) > 0
-    entries: dict[str, Metric] = {
+    """What the batch is made of. Those about tokens and sequences are left to the tally."""
+    levels, trains = batch.levels, training.values
+    counted = torch.stack([votes, has_signal & votes]).to(torch.long)
+    voters = counted.new_zeros(2, levels.num_groups).index_add(1, levels.group_of_episode, counted) > 0
+    tally.share_of_sequences("trains/sequence_fraction", trains)
+    tally.mean("advantage/token_mean", advantage, training)
+    if batch.ended is not None:
+        tally.share_of_sequences("ended/sequence_fraction", batch.ended)
+    if kl is not None:
+        tally.mean("kl_ref/token_mean", Field(kl, batch.segments), training)
+    return {
         "reward/episode_mean": Mean.of(batch.reward, batch.scored),
         "reward/episode_std": Spread.of(
             torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward)), batch.scored
         ),
         "votes/episode_fraction": Mean.fraction(votes),
-        "trains/sequence_fraction": Mean.fraction(trains),
-        "groups_without_signal/group_fraction": Mean.fraction(~with_signal),
-        "constant_groups/group_fraction": Mean.fraction(constant, voted),
-        "advantage/token_mean": Mean.of(advantage, tokens),
-        "advantage/token_std": Spread.of(advantage, tokens),
+        "groups_without_signal/group_fraction": Mean.fraction(~voters[1]),
+        "constant_groups/group_fraction": Mean.fraction(constant, voters[0]),
+        "advantage/token_std": _token_spread(advantage, training),
     }
-    if batch.ended is not None:
-        entries["ended/sequence_fraction"] = Mean.fraction(batch.ended)
-    if kl is not None:
-        entries["kl_ref/token_mean"] = Mean.of(kl, tokens)
-    return entries
+
+
+def _token_spread(values: Field, among: Field) -> Spread:
+    """The spread over tokens; of values held per sequence, each counts as often as the sequence has tokens."""
+    if not (values.is_shared and among.is_shared):
+        return Spread.of(values.tokens, among.tokens)
+    times = values.segments.measures[:, 0] * among.values
+    exact, count = values.values.double(), times.sum()
+    mean = torch.dot(exact, times) / count.clamp(min=1)
+    return Spread(count, mean, torch.dot((exact - mean).square(), times))
 
 
 def _shaping_metrics(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> dict[str, Metric]:
@@ -373,9 +432,3 @@ def _shaping_metrics(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> 
         entries[f"{step.formula.name}/effect"] = Mean.of((shaped - reward).abs(), votes)
         reward = shaped
     return entries
-
-
-def _uncorrected(batch: SignalBatch, recipe: Recipe) -> tuple[str, ...]:
-    if batch.logp_old is None or batch.logp_rollout is None or not batch.num_tokens:
-        return ()
-    return drift_warning(recipe, (batch.logp_old - batch.logp_rollout).abs().mean().item())

@@ -1,16 +1,23 @@
 """Reductions over levels: the only place that sums, averages or takes extrema of flat tokens.
 
 Every reduction is local to its segment: a NaN or an infinity in one sequence never reaches another
-(no running total over the batch). Order of summation is token order, so a sequence reduces to the same bits
-whatever else is in the batch. Empty segments give the neutral element; a mean of nothing is 0 by definition here,
-and callers that need it defined check the count.
+(no running total over the batch). The order of summation depends on a sequence's own tokens and on nothing else, so a
+sequence reduces to the same bits whatever else is in the batch. Empty segments give the neutral element; a mean of
+nothing is 0 by definition here, and callers that need it defined check the count.
+
+Plain numbers in the processor's memory are reduced by numpy, where they lie: torch has no fast segment reduction there.
+A tensor with a gradient, or on another device, is reduced by torch.
 """
 
+from typing import cast
+
+import numpy as np
 import torch
 from jaxtyping import Bool, Int, Num
 from torch import Tensor
 
 from trimtab.signal.layout import Keep, PerSequence, PerToken, Segments, SequenceIndex
+from trimtab.signal.tensors import is_plain
 
 LOG_BOUND = 20.0
 """A log-ratio is bounded here just before it is exponentiated: e^20 is 5e8, far past any truncation in use,
@@ -26,11 +33,24 @@ def segment_sum(
 
 def sequence_sum(values: PerToken, segments: Segments) -> PerSequence:
     """Sum over each sequence's tokens."""
+    if is_plain(values):
+        return _reduced(np.add, values, segments, 0)
     return torch.segment_reduce(values, "sum", offsets=segments.offsets, initial=0, unsafe=True)
+
+
+def sequence_extremes(values: PerToken, segments: Segments) -> tuple[PerSequence, PerSequence]:
+    """The smallest and the largest of each sequence's tokens; inf and -inf for a sequence without any."""
+    if is_plain(values):
+        return _reduced(np.minimum, values, segments, np.inf), _reduced(np.maximum, values, segments, -np.inf)
+    ends = segments.offsets
+    low = torch.segment_reduce(values, "min", offsets=ends, initial=torch.inf, unsafe=True)
+    return low, torch.segment_reduce(values, "max", offsets=ends, initial=-torch.inf, unsafe=True)
 
 
 def sequence_tally(flags: Keep, segments: Segments) -> SequenceIndex:
     """How many tokens of each sequence are flagged: a running count is exact, whatever the other sequences hold."""
+    if is_plain(flags):
+        return _reduced(np.add, flags.view(torch.uint8), segments, 0, dtype=np.int32)
     running = torch.zeros(flags.shape[0] + 1, dtype=torch.int32, device=flags.device)
     _ = torch.cumsum(flags, 0, dtype=torch.int32, out=running[1:])
     return running.index_select(0, segments.offsets).diff()
@@ -53,11 +73,28 @@ def sequence_mean(values: PerToken, segments: Segments, keep: Keep | None = None
 
 def sequence_any(flags: Keep, segments: Segments) -> Bool[Tensor, " sequences"]:
     """Whether any token of the sequence is flagged."""
+    if is_plain(flags):
+        return _reduced(np.logical_or, flags, segments, False)
     return sequence_tally(flags, segments) > 0
+
+
+def _reduced(
+    how: np.ufunc, values: Tensor, segments: Segments, nothing: float, dtype: type[np.generic] | None = None
+) -> Tensor:
+    """Each sequence's tokens joined by `how`; `nothing` where there are none."""
+    array, (filled, starts) = values.numpy(), segments.starts
+    if filled is None:
+        return torch.from_numpy(cast("np.ndarray", how.reduceat(array, starts, dtype=dtype)))
+    found = np.full(segments.num_sequences, nothing, dtype or array.dtype)
+    if len(starts):
+        found[filled] = how.reduceat(array, starts, dtype=dtype)
+    return torch.from_numpy(found)
 
 
 def to_tokens(values: Tensor, segments: Segments) -> Tensor:
     """Each sequence's value at every one of its tokens."""
+    if is_plain(values) and values.ndim == 1 and is_plain(segments.token_counts):
+        return torch.from_numpy(values.numpy().repeat(segments.token_counts.numpy()))
     return values.index_select(0, segments.sequence_of_token)
 
 

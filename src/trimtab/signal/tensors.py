@@ -33,6 +33,11 @@ def as_tensor(
         ) from error
 
 
+def is_plain(values: Tensor) -> bool:
+    """Numbers in the processor's own memory, without a gradient: what numpy reads where they lie."""
+    return type(values) is Tensor and values.device.type == "cpu" and not values.requires_grad
+
+
 def _dense(values: Tensor, name: str) -> Tensor:
     problem = (
         f"is {str(values.layout).removeprefix('torch.')}, not dense"

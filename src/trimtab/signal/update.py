@@ -4,7 +4,7 @@ Every denominator belongs to the update, so weights are computed here, once, on 
 current policy and looks across sequences. Slices carry their numbers with them; nothing is recomputed per micro-batch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trimtab.errors import SignalError, unknown_word
 from trimtab.signal.composition import Recipe
+from trimtab.signal.fields import Field, Fields
 from trimtab.signal.layout import Segments, SequenceIndex, TokenIndex
 from trimtab.signal.tensors import as_count, as_integers, as_number
 
@@ -34,7 +35,10 @@ class Slice:
     recipe: Recipe
     sequences: Sequences
     segments: Segments
-    fields: Mapping[str, Tensor]
+    fields: Fields
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", Fields.of(self.segments, self.fields))
 
     @property
     def num_tokens(self) -> int:
@@ -43,16 +47,15 @@ class Slice:
     def take(self, chosen: Sequences) -> "Slice":
         """The chosen sequences of this slice (indices into it)."""
         segments, tokens = select(self.segments, chosen)
-        cut = {name: values.index_select(0, tokens) for name, values in self.fields.items()}
-        return Slice(self.recipe, self.sequences[chosen], segments, cut)
+        return Slice(self.recipe, self.sequences[chosen], segments, self.fields.cut(segments, chosen, tokens))
 
     def span(self, start: int, stop: int) -> "Slice":
         """The sequences from `start` to `stop`, as views: nothing is copied."""
         if (start, stop) == (0, self.segments.num_sequences):
             return self
         first, last = cast("list[int]", self.segments.offsets[[start, stop]].tolist())
-        segments = Segments(self.segments.token_counts[start:stop], self.segments.sequence_of_token[first:last] - start)
-        cut = {name: values[first:last] for name, values in self.fields.items()}
+        segments = Segments(self.segments.token_counts[start:stop], last - first)
+        cut = self.fields.cut(segments, slice(start, stop), slice(first, last))
         return Slice(self.recipe, self.sequences[start:stop], segments, cut)
 
 
@@ -183,6 +186,8 @@ def updates_of(prepared: "Prepared", num: int, together: str) -> Iterator[Update
         raise SignalError(unknown_word("updates", "together", together, ("group", "sequence")))
     _refuse_second_step(prepared, num)
     levels = prepared.batch.levels
+    if num == 1 and prepared.all_train:
+        return _updates(prepared, [None])
     training = torch.where(prepared.trains)[0]
     unit = levels.group_of_episode[levels.episode_of_sequence[training]] if together == "group" else training
     names = cast("Tensor", torch.unique(unit))
@@ -194,14 +199,15 @@ def updates_of(prepared: "Prepared", num: int, together: str) -> Iterator[Update
     return _updates(prepared, [training[torch.isin(unit, chunk)] for chunk in names.tensor_split(num)])
 
 
-def _updates(prepared: "Prepared", parts: list[Tensor]) -> Iterator[Update]:
+def _updates(prepared: "Prepared", parts: Sequence[Tensor | None]) -> Iterator[Update]:
+    """One update per part; None is the whole batch."""
     _refuse_second_step(prepared, len(parts))
     fresh = not prepared.passes
     prepared.passes.append(len(parts))
     whole = _whole(prepared)
     for place, chosen in enumerate(parts):
-        everything = len(chosen) == whole.segments.num_sequences  # ascending places: then it is the batch itself
-        yield Update(whole if everything else whole.take(chosen), is_first=fresh and place == 0)
+        everything = chosen is None or len(chosen) == whole.segments.num_sequences  # ascending: the batch itself
+        yield Update(whole if everything else whole.take(cast("Tensor", chosen)), is_first=fresh and place == 0)
 
 
 def _refuse_second_step(prepared: "Prepared", num: int) -> None:
@@ -214,26 +220,12 @@ def _refuse_second_step(prepared: "Prepared", num: int) -> None:
 
 
 def _whole(prepared: "Prepared") -> Slice:
-    batch = prepared.batch
-    carried = {
-        "logp_old": batch.logp_old,
-        "logp_rollout": batch.logp_rollout,
-        "logp_ref": batch.logp_ref,
-        "value_old": batch.value_old,
-        "advantage": prepared.advantage,
-        "returns": prepared.returns,
-        "keep": prepared.keep,
-        "voted": prepared.voted,
-        "importance": prepared.importance,
-        "position": batch.position,
-        "turn": batch.turn,
-        "version": batch.version,
-        **batch.extra,
-    }
+    batch, fields = prepared.batch, prepared.fields
     if prepared.recipe.reads_token_key:
-        carried["token_key"] = _token_key(batch.segments, batch.sequence_id, prepared.seed)
+        key = _token_key(batch.segments, batch.sequence_id, prepared.seed)
+        fields = fields.adding({"token_key": Field(key, batch.segments)})
     everything = torch.arange(batch.levels.num_sequences, device=batch.reward.device)
-    return Slice(prepared.recipe, everything, batch.segments, {n: v for n, v in carried.items() if v is not None})
+    return Slice(prepared.recipe, everything, batch.segments, fields)
 
 
 def _token_key(segments: Segments, sequence_id: Tensor, seed: int) -> TokenIndex:
@@ -277,10 +269,17 @@ def _cuts(counts: SequenceIndex, max_tokens: int | None, num: int | None) -> lis
 
 def total_weight(part: Slice) -> Tensor:
     """Sum of the weights of every term: what an optimiser step has to spend."""
-    weights = [values.double().sum() for name, values in part.fields.items() if name.startswith("weight_")]
+    weights = [field_sum(part.fields.held(name)) for name in part.fields if name.startswith("weight_")]
     return torch.stack(weights).sum()
 
 
-def with_fields(part: Slice, **fields: Tensor) -> Slice:
+def field_sum(field: Field) -> Tensor:
+    """The sum over tokens, in float64."""
+    if field.is_shared:
+        return torch.dot(field.values.double(), field.segments.measures[:, 0])
+    return field.values.double().sum()
+
+
+def with_fields(part: Slice, **fields: Field) -> Slice:
     """A slice with more, or other, token fields."""
-    return replace(part, fields={**part.fields, **fields})
+    return replace(part, fields=part.fields.adding(fields))

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.composition import Recipe
-from trimtab.signal.layout import EpisodeFlag, Keep, SequenceFlag
-from trimtab.signal.reduce import segment_sum, sequence_any
+from trimtab.signal.fields import Field
+from trimtab.signal.layout import EpisodeFlag, SequenceFlag
+from trimtab.signal.reduce import segment_sum
 
 
 def ended_episodes(batch: SignalBatch) -> EpisodeFlag | None:
@@ -17,13 +18,12 @@ def ended_episodes(batch: SignalBatch) -> EpisodeFlag | None:
     return cut == 0
 
 
-def votes_and_trains(batch: SignalBatch, recipe: Recipe, keep: Keep) -> tuple[EpisodeFlag, SequenceFlag]:
+def votes_and_trains(batch: SignalBatch, recipe: Recipe, keep: Field) -> tuple[EpisodeFlag, SequenceFlag]:
     """Which episodes enter baselines, and which sequences are in the loss: the table of docs/concepts.md."""
     levels = batch.levels
     episodes, count = levels.episode_of_sequence, levels.num_episodes
-    filled = batch.segments.token_counts > 0
-    left = sequence_any(keep, batch.segments)
-    is_left = segment_sum(left.to(torch.long), episodes, count) > 0
+    filled = batch.segments.filled
+    is_left = segment_sum(keep.sequences.to(torch.long), episodes, count) > 0
     votes, trains = batch.scored & is_left, batch.scored[episodes] & filled
     ended = ended_episodes(batch)
     if ended is not None and recipe.not_ended != "train":

@@ -1,0 +1,10 @@
+"""The fast path: the same training signal with less work. docs/performance.md explains it.
+
+`per_sequence` works out decisions and weights about whole sequences once per sequence; `fused` gives a policy term, its
+gradient and its observations in one pass. A formula without a shortcut here runs as it is written. The formulas
+themselves stay the reference: tests hold every shortcut to its formula.
+"""
+
+from trimtab.signal.fast.choice import is_fast, shortcuts_of, use_path
+
+__all__ = ["is_fast", "shortcuts_of", "use_path"]

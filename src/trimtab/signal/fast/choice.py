@@ -1,0 +1,58 @@
+"""Which path runs: the only place that chooses between the shortcuts and the formulas as they are written."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal, get_args
+
+from trimtab.errors import SignalError, unknown_word
+from trimtab.signal.composition import Recipe
+from trimtab.signal.fast.fused import FUSED
+from trimtab.signal.fast.per_sequence import PER_SEQUENCE
+
+Path = Literal["fast", "reference"]
+VARIABLE = "TRIMTAB_PATH"
+"""The environment variable that chooses for a whole process."""
+
+_chosen: ContextVar[str | None] = ContextVar("path", default=None)
+
+
+def is_fast() -> bool:
+    """Whether shortcuts are taken where there are any."""
+    return _path() == "fast"
+
+
+def _path() -> str:
+    path = _chosen.get()
+    if path is not None:
+        return path
+    said = os.environ.get(VARIABLE) or "fast"
+    if said not in get_args(Path):
+        raise SignalError(unknown_word("environment", VARIABLE, said, get_args(Path)))
+    return said
+
+
+@contextmanager
+def use_path(path: Path) -> Iterator[None]:
+    """Run the signal on this path inside the block: `with use_path("reference"): …`."""
+    if path not in get_args(Path):
+        raise SignalError(unknown_word("use_path", "path", path, get_args(Path)))
+    before = _chosen.set(path)
+    try:
+        yield
+    finally:
+        _chosen.reset(before)
+
+
+def shortcuts_of(recipe: Recipe) -> str:
+    """Which path a recipe takes now, in words: for the record of a run."""
+    if not is_fast():
+        return "reference"
+    names = {part.formula.name for part in recipe.parts()}
+    fused, once = sorted(names & FUSED.keys()), sorted(names & PER_SEQUENCE.keys())
+    plain = sorted(
+        name for name in names - {*fused, *once} if name.split(".")[0] in ("policy_loss", "importance", "keep")
+    )
+    said = [("fused", fused), ("per sequence", once), ("as written", plain)]
+    return "fast" + "".join(f"; {how}: {', '.join(found)}" for how, found in said if found)
