@@ -6,17 +6,18 @@ import pytest
 import torch
 
 from trimtab.signal import diagnostics
-from trimtab.signal.diagnostics import Population, by_sign, kept_share, measure, observe
+from trimtab.signal.diagnostics import Population, by_sign, kept_share, observe
 from trimtab.signal.fields import Field, everything
 from trimtab.signal.layout import Segments
 from trimtab.signal.metrics import Metrics
+from trimtab.signal.ratio import Ratio
 from trimtab.signal.tally import Tally
 
 SEGMENTS = Segments.from_counts(torch.tensor([2, 0, 1]), 3)
 
 
 def drift(name: str, logratio: torch.Tensor, segments: Segments) -> Metrics:
-    return diagnostics.drift({name: measure(logratio, segments)[0]}, segments)
+    return diagnostics.drift({name: Ratio(logratio, segments)}, segments)
 
 
 def among(tokens: torch.Tensor, advantage: torch.Tensor, segments: Segments = SEGMENTS) -> Population:

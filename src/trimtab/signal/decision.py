@@ -52,7 +52,7 @@ def decide(
     if recipe.needs_logp_now:
         entropy = None if entropy_now is None else entropy_now.detach()
         available = available_now(whole, _now(update, logp_now).detach(), entropy)
-        late = run_stages(late_stages(recipe), available, StageShortcuts() if is_fast() else None)
+        late = run_stages(late_stages(recipe), available, StageShortcuts({}) if is_fast() else None)
         keep = conjunction(keep, late.keeps)
         whole = with_fields(whole, **_settled(late, whole))
         selector = recipe.loss.part.selector
@@ -94,7 +94,7 @@ def _weights(whole: Slice, recipe: Recipe, keep: Field, share: float) -> dict[st
     advantage = whole.fields.held("advantage")
 
     def weight(counted: Field) -> Field:
-        weights = per_sequence_weights(recipe.weighting, advantage, counted) if is_fast() else None
+        weights = per_sequence_weights(recipe.weighting, advantage.dtype, counted) if is_fast() else None
         if weights is None:
             inputs = {"advantage": advantage.tokens, "segments": whole.segments, "keep": counted.tokens}
             weights = Field(run(recipe.weighting, inputs), whole.segments)
@@ -111,7 +111,7 @@ def _weights(whole: Slice, recipe: Recipe, keep: Field, share: float) -> dict[st
 
 def check_given(where: str, part: Slice, **given: PerToken | None) -> None:
     """What the caller's model said of these tokens: one float per token, in the precision of the batch's log-probs."""
-    held = next((part.fields.held(name).values.dtype for name in FLOATS if name in part.fields), None)
+    held = next((part.fields.held(name).dtype for name in FLOATS if name in part.fields), None)
     for name, values in given.items():
         if values is None and name != "logp_current":
             continue

@@ -1,102 +1,86 @@
 """What is measured along the way: the only place that turns log-ratios, decisions and observations into metrics."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from trimtab.signal.fields import Field
-from trimtab.signal.layout import PerSequence, PerToken, Scalar, Segments, SequenceFlag
-from trimtab.signal.metrics import Extremum, Histogram, Mean, Metric, Metrics, SampleSize, Spread
-from trimtab.signal.reduce import LOG_BOUND, bounded_exp, sequence_sum
-from trimtab.signal.stages import Decisions, conjunction
-from trimtab.signal.tally import Tally, read_now
+from trimtab.signal.layout import PerToken, Segments
+from trimtab.signal.metrics import Extremum, Mean, Metric, Metrics, SampleSize, Spread
+from trimtab.signal.ratio import Ratio, bounded_factor
+from trimtab.signal.reduce import bounded_exp
+from trimtab.signal.stages import Decisions, Seen, conjunction
+from trimtab.signal.tally import Tally
+from trimtab.signal.tensors import Number, library
 
 
-@dataclass(frozen=True)
-class RatioSums:
-    """One ratio in a few sums over its tokens, in float64: everything that is measured of it is made of these."""
-
-    tokens: tuple[Scalar, Scalar, Scalar, Scalar, Scalar]
-    """Sum of |log-ratio|, smallest and largest log-ratio, sum of ratio - 1, and of its squares around its mean."""
-    log_product: PerSequence
-    histogram: Histogram
-
-
-def measure(logratio: PerToken, segments: Segments, *, ratio_too: bool = False) -> tuple[RatioSums, PerToken | None]:
-    """One pass over the tokens of a ratio, before any truncation; and the ratio itself, bounded, where it is wanted."""
-    exact = logratio.detach().to(torch.float64, copy=True)
-    if not exact.numel():
-        nothing = exact.sum()
-        sums = RatioSums((nothing, nothing + torch.inf, nothing - torch.inf, nothing, nothing),
-            sequence_sum(exact, segments), Histogram.of(logratio))  # fmt: skip
-        return sums, logratio.detach().clone() if ratio_too else None
-    low, high = torch.aminmax(exact)
-    far, log_product = exact.abs().sum(), sequence_sum(exact, segments)
-    # From here on in place: the ratio, then ratio - 1, whose sums lose nothing where the policies are close.
-    value = exact.clamp_(-LOG_BOUND, LOG_BOUND).exp_()
-    ratio = value.to(logratio.dtype, copy=True) if ratio_too else None
-    moved = value.sub_(1).sum()
-    around = value.sub_(moved / value.numel())
-    return RatioSums((far, low, high, moved, torch.dot(around, around)), log_product, Histogram.of(logratio)), ratio
-
-
-def drift(measured: Mapping[str, RatioSums], segments: Segments) -> Metrics:
+def drift(ratios: Mapping[str, Ratio], segments: Segments) -> Metrics:
     """Everything about some ratios, over all tokens given, before any truncation.
 
     logratio = later - earlier policy, on tokens sampled from (near) the earlier, so
     k1 and k3 estimate KL(earlier || later).
     """
-    if not measured:
+    if not ratios:
         return Metrics.empty()
-    table = read_now(_summary(list(measured.values()), segments).flatten())
-    width = len(table) // len(measured)
     entries: dict[str, Metric] = {}
-    for place, name in enumerate(measured):
-        far, farthest, least, most, total, moved, around, sequences, *products = table[place * width :][:width]
-        product, square, mean, m2, lowest, highest = products
-        count = float(segments.num_tokens)
+    count = float(segments.num_tokens)
+    for (name, ratio), row in zip(ratios.items(), _products(list(ratios.values()), segments), strict=True):
+        total, sequences, product, square, mean, m2, lowest, highest = row
+        far, moved, around = ratio.sums.far, ratio.sums.moved, ratio.sums.around
+        farthest, least, most = _extremes(ratio.sums.low, ratio.sums.high)
         share = moved / max(count, 1.0)
         entries |= {
             f"logratio_{name}/token_abs_mean": Mean(far, count),
             f"logratio_{name}/token_abs_max": Extremum(farthest, 1),
             f"ratio_{name}/token_mean": Mean(count + moved, count),
             f"ratio_{name}/token_std": Spread(count, 1 + share, around),
-            f"ratio_{name}/token_min": Extremum(-least, -1),
+            f"ratio_{name}/token_min": Extremum(least, -1),
             f"ratio_{name}/token_max": Extremum(most, 1),
             f"ratio_{name}/sequence_mean": Mean(product, sequences),
             f"ratio_{name}/sequence_std": Spread(sequences, mean, m2),
-            f"ratio_{name}/sequence_min": Extremum(-lowest, -1),
+            f"ratio_{name}/sequence_min": Extremum(lowest, -1),
             f"ratio_{name}/sequence_max": Extremum(highest, 1),
             f"ess_{name}/token": SampleSize(count + moved, count + 2 * moved + around + share * moved, count),
             f"ess_{name}/sequence": SampleSize(product, square, sequences),
             f"k1_{name}/token_mean": Mean(-total, count),
             f"k3_{name}/token_mean": Mean(moved - total, count),
         }
-    return Metrics(entries, {f"logratio_{name}": one.histogram for name, one in measured.items()})
+    return Metrics(entries, {f"logratio_{name}": one.histogram for name, one in ratios.items()})
 
 
-def _summary(measured: list[RatioSums], segments: Segments) -> Tensor:
-    """One row per ratio: its sums over tokens, and those of the products over sequences that have tokens."""
-    far, low, high, moved, around = torch.stack([torch.stack(one.tokens) for one in measured], 1)
-    logs = torch.stack([one.log_product for one in measured])
-    filled, counted = segments.filled, segments.filled.double()
-    product = bounded_exp(logs)
-    total, square, sequences = product @ counted, product.square() @ counted, counted.sum().expand(len(measured))
-    mean = total / sequences.clamp(min=1)
-    around_mean = (product - mean[:, None]).mul_(counted)
-    lowest = highest = torch.full_like(mean, -torch.inf)
-    if segments.num_sequences:
-        lowest = torch.where(filled, product, torch.inf).amin(1)
-        highest = torch.where(filled, product, -torch.inf).amax(1)
-    least, most = bounded_exp(low), bounded_exp(high)
-    if not segments.num_tokens:
-        least, most, lowest, highest = low, high, low, high
-    rows = (far, torch.maximum(high, -low), least, most, logs.sum(1), moved, around, sequences, total, square, mean,
-        around_mean.square_().sum(1), lowest, highest)  # fmt: skip
-    return torch.stack(rows, 1)
+def _products(ratios: list[Ratio], segments: Segments) -> list[list[Number]]:
+    """For each ratio, what is measured of the products over its sequences, as far as they have tokens."""
+    logs = library(ratios[0].total).stack([one.total for one in ratios])
+    lib, filled = library(logs), segments.filled
+    counted, product = segments.measures[:, 1] * filled, bounded_factor(logs)
+    total, square, sequences = product @ counted, product * product @ counted, counted.sum()
+    mean = total / lib.clip(sequences, 1, None)
+    apart = product - mean[:, None]
+    lowest = highest = 0 * mean - torch.inf
+    if segments.num_tokens:
+        lowest = -lib.amin(lib.where(filled, product, torch.inf), 1)
+        highest = lib.amax(lib.where(filled, product, -torch.inf), 1)
+    rows = (logs.sum(1), 0 * mean + sequences, total, square, mean, apart * apart @ counted, lowest, highest)
+    table = lib.stack(rows, 1)
+    return [list(row.unbind()) for row in table] if isinstance(table, Tensor) else table.tolist()
+
+
+def _extremes(low: Number, high: Number) -> tuple[Number, Number, Number]:
+    """The largest |log-ratio|, and the smallest and the largest ratio, the smallest with its sign turned.
+
+    Of no token, what any token would replace.
+    """
+    if isinstance(low, Tensor) and isinstance(high, Tensor):
+        return torch.maximum(high, -low), -bounded_exp(low), bounded_exp(high)
+    least, most = cast("float", low), cast("float", high)
+    if least > most:
+        return -math.inf, -math.inf, -math.inf
+    exp = bounded_exp(torch.tensor([least, most], dtype=torch.float64)).tolist()
+    return max(most, -least), -exp[0], exp[1]
 
 
 def drift_by_age(logratio: PerToken, version: Tensor, now: int) -> dict[str, Metric]:
@@ -110,13 +94,13 @@ def drift_by_age(logratio: PerToken, version: Tensor, now: int) -> dict[str, Met
     }
 
 
-@dataclass(frozen=True)
 class Population:
     """The tokens that metrics are about; `is_everything`: they are all there are."""
 
-    tokens: Field
-    advantage: Field
-    is_everything: bool = False
+    def __init__(self, tokens: Field, advantage: Field, *, is_everything: bool = False) -> None:
+        self.tokens: Field = tokens
+        self.advantage: Field = advantage
+        self.is_everything: bool = is_everything
 
     @property
     def among(self) -> Field | None:
@@ -124,18 +108,17 @@ class Population:
 
     @cached_property
     def positive(self) -> Field:
-        return self._of_sign(torch.gt)
+        return self._within(self.advantage.map(lambda values: values > 0))
 
     @cached_property
     def negative(self) -> Field:
-        return self._of_sign(torch.lt)
+        return self._within(self.advantage.map(lambda values: values < 0))
 
-    def _of_sign(self, than: "type[torch.gt]") -> Field:  # pyright: ignore[reportGeneralTypeIssues]
-        flags = self.advantage.map(lambda values: than(values, 0))
+    def _within(self, flags: Field) -> Field:
         return flags if self.is_everything else flags & self.tokens
 
 
-def observe(tally: Tally, label: str, seen: Mapping[str, Field | SequenceFlag], population: Population) -> None:
+def observe(tally: Tally, label: str, seen: Seen, population: Population) -> None:
     """A formula's observations as fractions: `_tokens` among the given tokens, `_sequences` among those they lie in."""
     for name, flags in seen.items():
         if isinstance(flags, Field):
@@ -164,7 +147,7 @@ def stage_metrics(tally: Tally, decisions: Decisions, trains: Population, *, bef
         tally.share(f"{label}/on_top", rejected & conjunction(start, others), trains.among, within=True)
     kept = conjunction(start, decisions.keeps) if decisions.importances else None
     for label, importance in decisions.importances.items():
-        effect = importance.map(lambda factor: (factor - 1).abs())
+        effect = importance.map(lambda factor: abs(factor - 1))
         tally.mean(f"{label}/importance_mean", importance, trains.among)
         tally.mean(f"{label}/alone", effect, trains.among)
         tally.mean(f"{label}/on_top", effect, kept)

@@ -4,57 +4,79 @@ Most decisions, advantages and weights are about whole sequences. Held once per 
 without a pass over the tokens, and are spread over the tokens only where a formula reads them.
 """
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from trimtab.signal.layout import Segments
 from trimtab.signal.reduce import sequence_any, to_tokens
+from trimtab.signal.tensors import Array, as_torch, host, library
 
 
-@dataclass(frozen=True)
 class Field:
     """One value per token, or one per sequence (`is_shared`) where the tokens of each sequence agree.
 
     Two sequences of 2 and 3 tokens: Field([True, False], …, is_shared=True).tokens = [True, True, False, False, False].
+    It never changes. `values` is a tensor, or an array where it is shared.
     """
 
-    values: Tensor
-    segments: Segments
-    is_shared: bool = False
+    __slots__ = ("_sequences", "_tokens", "is_shared", "segments", "values")
 
-    @cached_property
+    def __init__(self, values: Array, segments: Segments, is_shared: bool = False) -> None:
+        self.values: Array = host(values) if is_shared else values
+        self.segments: Segments = segments
+        self.is_shared: bool = is_shared
+        self._tokens: Tensor | None = None
+        self._sequences: Array | None = None
+
+    @property
     def tokens(self) -> Tensor:
         """One value per token."""
-        return to_tokens(self.values, self.segments) if self.is_shared else self.values
+        if self._tokens is None:
+            shared = self.is_shared
+            self._tokens = to_tokens(as_torch(self.values), self.segments) if shared else self.values
+        return self._tokens
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Field":
+    @property
+    def sequences(self) -> Array:
+        """For flags: the sequences with a flagged token."""
+        if self._sequences is None:
+            shared, segments = self.is_shared, self.segments
+            self._sequences = self.values & segments.filled if shared else host(sequence_any(self.values, segments))
+        return self._sequences
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return as_torch(self.values).dtype
+
+    def map(self, change: Callable[[Array], Array]) -> "Field":
         """The same change to every value."""
         return Field(change(self.values), self.segments, self.is_shared)
 
-    def join(self, other: "Field", how: Callable[[Tensor, Tensor], Tensor]) -> "Field":
+    def join(self, other: "Field", how: Callable[[Array, Array], Array]) -> "Field":
         """Two fields joined value by value: per sequence where both are."""
         if self.is_shared and other.is_shared:
             return Field(how(self.values, other.values), self.segments, True)
         return Field(how(self.tokens, other.tokens), self.segments)
 
+    def where(self, flags: "Field") -> "Field":
+        """The value where a flag is true, 0 elsewhere."""
+        return self.join(flags, _where)
+
     def __and__(self, other: "Field") -> "Field":
-        return self.join(other, torch.bitwise_and)
+        return self.join(other, operator.and_)
 
     def __mul__(self, other: "Field") -> "Field":
-        return self.join(other, torch.mul)
+        return self.join(other, operator.mul)
 
     def __invert__(self) -> "Field":
-        return self.map(torch.bitwise_not)
+        return self.map(operator.invert)
 
-    @cached_property
-    def sequences(self) -> Bool[Tensor, " sequences"]:
-        """For flags: the sequences with a flagged token."""
-        return self.values & self.segments.filled if self.is_shared else sequence_any(self.values, self.segments)
+
+def _where(values: Array, flags: Array) -> Array:
+    return library(values).where(flags, values, 0.0)
 
 
 def everything(segments: Segments) -> Field:
@@ -100,8 +122,7 @@ class Fields(Mapping[str, Tensor]):
         """The fields of some sequences; slices are views, indices copy."""
 
         def chosen(field: Field) -> Field:
-            place = sequences if field.is_shared else tokens
-            values = field.values[place] if isinstance(place, slice) else field.values.index_select(0, place)
-            return Field(values, segments, field.is_shared)
+            place = host(sequences if field.is_shared else tokens) if field.is_shared else tokens
+            return Field(field.values[place], segments, field.is_shared)
 
         return Fields(segments, {name: chosen(field) for name, field in self._held.items()})

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal.tensors import Numbers, as_tensor, is_plain
+from trimtab.signal.tensors import Array, Numbers, as_tensor, host, is_plain
 
 PerToken = Float[Tensor, " tokens"]
 PerSequence = Float[Tensor, " sequences"]
@@ -65,7 +64,7 @@ class Segments:
         return torch.nn.functional.pad(self.token_counts.cumsum(0), (1, 0))
 
     @cached_property
-    def starts(self) -> tuple[np.ndarray | None, np.ndarray]:
+    def starts(self) -> "tuple[Array | None, Array]":
         """For plain counts: which sequences have tokens (None: all), and where each of these begins."""
         counts = self.token_counts.numpy()
         first = counts.cumsum() - counts
@@ -75,15 +74,15 @@ class Segments:
         return filled, first[filled]
 
     @cached_property
-    def filled(self) -> SequenceFlag:
+    def filled(self) -> Array:
         """The sequences that have tokens."""
-        return self.token_counts > 0
+        return host(self.token_counts) > 0
 
     @cached_property
-    def measures(self) -> Float[Tensor, "sequences 2"]:
-        """What a sequence counts for: its tokens, and itself."""
+    def measures(self) -> Array:
+        """What a sequence counts for, in float64: its tokens, and itself."""
         tokens = self.token_counts.double()
-        return torch.stack([tokens, torch.ones_like(tokens)], 1)
+        return host(torch.stack([tokens, torch.ones_like(tokens)], 1))
 
     @property
     def first_token(self) -> SequenceIndex:

@@ -1,8 +1,8 @@
 """Metrics that merge: the only place that knows how a number from one part of a batch joins the number from another.
 
 A metric is a sum with its count, an extremum, or moments: plain numbers where they are at hand, tensors where they are
-on another device, and nothing is read back until `numbers()`. Whatever the split, merging gives what the unsplit batch would have given. What each name means
-stands in `metric_names`.
+on another device, and nothing is read back until `numbers()`. Whatever the split, merging gives what the unsplit batch
+would have given. What each name means stands in `metric_names`.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.signal.tensors import is_plain
+from trimtab.signal.tensors import Array, Number, is_plain
 
 Kind = TypeVar("Kind")
 
@@ -29,10 +29,6 @@ class Mergeable(Protocol):
 Merging = TypeVar("Merging", bound=Mergeable)
 
 
-Number = float | Tensor
-"""A plain number, or a number that is still on its device."""
-
-
 @dataclass(frozen=True)
 class Mean:
     """total / count. `absent`: leave it out when there is nothing to average; a fraction of nothing is 0 instead."""
@@ -42,12 +38,12 @@ class Mean:
     absent: bool = True
 
     @classmethod
-    def of(cls, values: Tensor, among: Tensor | None = None) -> "Mean":
+    def of(cls, values: Array, among: Array | None = None) -> "Mean":
         """Mean of the values, or of those chosen by the flags `among`."""
         return cls(*_sums(values, among))
 
     @classmethod
-    def fraction(cls, flags: Tensor, among: Tensor | None = None) -> "Mean":
+    def fraction(cls, flags: Array, among: Array | None = None) -> "Mean":
         """Share of true flags, among all or among those chosen."""
         return cls(*_sums(flags, among), absent=False)
 
@@ -106,10 +102,11 @@ class Spread:
     m2: Number
 
     @classmethod
-    def of(cls, values: Tensor, among: Tensor | None = None) -> "Spread":
+    def of(cls, values: Array, among: Array | None = None) -> "Spread":
         total, count = _sums(values, among)
         mean = total / _larger(count, 1.0)
-        m2, _ = _sums((values.double() - mean).square(), among)
+        exact = values.astype(np.float64) if isinstance(values, np.ndarray) else values.detach().double()
+        m2, _ = _sums((exact - mean) ** 2, among)
         return cls(count, mean, m2)
 
     def merge(self, other: "Spread") -> "Spread":
@@ -279,14 +276,24 @@ def _merged(first: Mapping[str, Merging], second: Mapping[str, Merging]) -> dict
     return joined
 
 
-def _sums(values: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:
-    count = (
-        values.new_full((), values.numel(), dtype=torch.float64) if among is None else among.count_nonzero().double()
-    )
-    if values.dtype == torch.bool:
-        return (values if among is None else values & among).count_nonzero().double(), count
+def _sums(values: Array, among: Array | None) -> tuple[Number, Number]:
+    """The sum of what is chosen, and how much that is."""
+    chosen = values if among is None else values & among if _is_flags(values) else None
+    if isinstance(values, np.ndarray):
+        count = float(values.size if among is None else np.count_nonzero(among))
+        if _is_flags(values):
+            return float(np.count_nonzero(chosen)), count
+        exact = values.astype(np.float64)
+        return float((exact if among is None else np.where(among, exact, 0.0)).sum()), count
+    count = among.count_nonzero().double() if among is not None else values.new_full((), values.numel(), dtype=torch.float64)
+    if _is_flags(values):
+        return chosen.count_nonzero().double(), count
     exact = values.detach().double()
     return (exact if among is None else torch.where(among, exact, 0.0)).sum(), count
+
+
+def _is_flags(values: Array) -> bool:
+    return values.dtype in (torch.bool, np.bool_)
 
 
 def _larger(first: Number, second: Number) -> Number:

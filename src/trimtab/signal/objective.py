@@ -15,27 +15,20 @@ from torch import Tensor
 from trimtab.errors import SignalError
 from trimtab.signal.composition import KL, RATIO_TO, Recipe, Term
 from trimtab.signal.decision import available_now, check_given, late_stages
-from trimtab.signal.diagnostics import (
-    Population,
-    RatioSums,
-    by_sign,
-    drift,
-    kept_share,
-    measure,
-    observe,
-    stage_metrics,
-)
+from trimtab.signal.diagnostics import Population, by_sign, drift, kept_share, observe, stage_metrics
 from trimtab.signal.fast.choice import is_fast
-from trimtab.signal.fast.fused import FUSED, Given, policy_term, unbounded, zero_where
+from trimtab.signal.fast.fused import FUSED, Given, policy_term, zero_where
 from trimtab.signal.fast.fused import Term as PolicyTerm
 from trimtab.signal.fast.per_sequence import StageShortcuts
 from trimtab.signal.fields import Field, Fields, everything
 from trimtab.signal.layout import Keep, PerToken, Scalar
 from trimtab.signal.metrics import Mean, Metric, Metrics, Sum
 from trimtab.signal.parts import Part, run
+from trimtab.signal.ratio import Ratio
+from trimtab.signal.reduce import LOG_BOUND
 from trimtab.signal.stages import Decisions, Seen, conjunction, observations, product, run_stages, stage_inputs
 from trimtab.signal.tally import Tally
-from trimtab.signal.tensors import is_plain
+from trimtab.signal.tensors import host, read_if_plain
 from trimtab.signal.update import MicroBatch, Slice, field_sum
 
 
@@ -94,13 +87,14 @@ def token_loss(
     check_given("token_loss", part, logp_current=logp_current, entropy=entropy, value=value)
     _refuse_missing(part, entropy=entropy, value=value)
     available = available_now(part, logp_current.detach(), None if entropy is None else entropy.detach())
-    late = _late_decisions(part, available)
+    ratios = _ratios(part, available)
+    late = _late_decisions(part, available, ratios)
     keep = conjunction(part.fields.held("keep"), late.keeps)
     importance = product(part.fields.held("importance"), late.importances)
     if is_fast() and recipe.loss.part.formula.name in FUSED:
-        policy, measured = _fused_policy(part, available, logp_current, keep, importance)
+        policy = _fused_policy(part, available, ratios, logp_current, keep, importance)
     else:
-        policy, measured = _policy(part, available, logp_current, keep, importance), _measure(part, available)
+        policy = _policy(part, available, logp_current, keep, importance)
     kl = _kl(recipe, available, logp_current, keep)
     terms = {"policy": policy.loss}
     others, value_seen = _regularisers(part, available, keep, kl, logp_current, entropy, value)
@@ -109,19 +103,30 @@ def token_loss(
     weights = {name: field_sum(part.fields.held(name)) for name in part.fields if name.startswith("weight_")}
     _watch(loss, torch.stack(list(weights.values())).sum(), micro)
     entries = _entries(part, terms, weights, keep, importance, policy, late) | value_seen | _means(kl, entropy)
-    metrics = Metrics(entries, {}).merge(drift(measured, part.segments))
+    metrics = Metrics(entries, {}).merge(drift(ratios, part.segments))
     decided = Fields(part.segments, {"keep": keep, "importance": importance})
     return TokenLoss(loss, metrics, policy.tokens, decided)
 
 
-def _late_decisions(part: Slice, available: Mapping[str, Any]) -> Decisions:
+def _ratios(part: Slice, available: Mapping[str, Any]) -> dict[str, Ratio]:
+    """The ratios of the current policy to the earlier ones, as far as they were recorded."""
+    return {
+        name: Ratio(available["logp_current"] - part.fields[earlier], part.segments)
+        for name, earlier in (("update", "logp_old"), ("total", "logp_rollout"))
+        if earlier in part.fields
+    }
+
+
+def _late_decisions(part: Slice, available: Mapping[str, Any], ratios: Mapping[str, Ratio]) -> Decisions:
     """Late decisions: what `decide` settled for the whole update is kept as it is; the other stages run here."""
     stages = late_stages(part.recipe)
     if not stages:
         return Decisions({}, {}, {})
     settled = {label: part.fields.held(f"decided:{label}") for label in stages if f"decided:{label}" in part.fields}
     waiting = {label: stage for label, stage in stages.items() if label not in settled}
-    now = run_stages(waiting, available, StageShortcuts() if is_fast() else None)
+    # With old = current, a stage compares with another old policy than the one that was recorded.
+    known = {} if part.recipe.old == "current" else dict(ratios)
+    now = run_stages(waiting, available, StageShortcuts(known) if is_fast() else None)
     return Decisions(
         {label: value for label, value in settled.items() if stages[label].part.formula.stage == "keep"},
         {label: value for label, value in settled.items() if stages[label].part.formula.stage == "importance"},
@@ -157,47 +162,32 @@ def _policy(
 
 
 def _fused_policy(
-    part: Slice, available: Mapping[str, Any], logp_current: PerToken, keep: Field, importance: Field
-) -> tuple[PolicyTerm, dict[str, RatioSums]]:
-    """The policy term and its gradient in one pass, which also measures its ratio."""
-    formula, anchor = part.recipe.loss.part.formula, part.recipe.loss.anchor
-    logp, selected = available["logp_current"], available.get("selected")
-    ratio = inside = None
-    measured: dict[str, RatioSums] = {}
-    if anchor is not None:
-        gap = logp - available[f"logp_{anchor}"]
-        sums, ratio = measure(gap, part.segments, ratio_too=True)
-        inside = unbounded(gap, *sums.tokens[1:3])
-        if part.recipe.old != "current" or anchor != "old":  # otherwise the anchor is not what was recorded
-            measured[RATIO_TO[anchor]] = sums
+    part: Slice,
+    available: Mapping[str, Any],
+    ratios: Mapping[str, Ratio],
+    logp_current: PerToken,
+    keep: Field,
+    importance: Field,
+) -> PolicyTerm:
+    """The policy term and its gradient in one pass."""
+    stage, logp = part.recipe.loss, available["logp_current"]
+    value = inside = None
+    if stage.anchor is not None:
+        follows = part.recipe.old == "current" and stage.anchor == "old"  # then the anchor is not what was recorded
+        ratio = Ratio(logp - available["logp_old"], part.segments) if follows else ratios[RATIO_TO[stage.anchor]]
+        value, inside = ratio.value, None if ratio.is_within else ratio.logratio.abs().le_(LOG_BOUND)
     advantage, weight = part.fields.held("advantage"), part.fields.held("weight_policy")
-    if not (is_plain(keep.values) and bool(keep.values.all())):  # read only where reading costs nothing
+    kept = host(keep.values)
+    if isinstance(kept, Tensor) or not kept.all():  # read only where reading costs nothing
         rejected = ~keep.tokens
-        logp, ratio = zero_where(rejected, logp), None if ratio is None else zero_where(rejected, ratio)
-        advantage = advantage.join(keep, _where_kept)
-        weight = weight.join(keep, _where_kept)
-    given = Given(advantage.tokens, (weight * importance * advantage).tokens, logp, ratio, selected)
-    policy = policy_term(
-        formula.name, part.recipe.loss.part.own_settings, given, logp_current,
+        logp, value = zero_where(rejected, logp), None if value is None else zero_where(rejected, value)
+        advantage, weight = advantage.where(keep), weight.where(keep)
+    credit = (weight * importance * advantage).tokens
+    given = Given(advantage.tokens, credit, logp, value, available.get("selected"))
+    return policy_term(
+        stage.part.formula.name, stage.part.own_settings, given, logp_current,
         inside=inside, importance=importance, weight=weight,
     )  # fmt: skip
-    return policy, _measure(part, available, measured)
-
-
-def _measure(
-    part: Slice, available: Mapping[str, Any], known: Mapping[str, RatioSums] | None = None
-) -> dict[str, RatioSums]:
-    """The ratios of the current policy to the earlier ones, as far as they were recorded."""
-    found: dict[str, RatioSums] = {}
-    for name, earlier in (("update", "logp_old"), ("total", "logp_rollout")):
-        if earlier in part.fields:
-            sums = (known or {}).get(name)
-            found[name] = sums or measure(available["logp_current"] - part.fields[earlier], part.segments)[0]
-    return found
-
-
-def _where_kept(values: Tensor, keep: Tensor) -> Tensor:
-    return torch.where(keep, values, torch.zeros_like(values))
 
 
 def _weighted(term: PerToken, weight: PerToken, keep: Keep) -> Scalar:
@@ -273,9 +263,9 @@ def _entries(
     segments, fields = part.segments, part.fields
     label, tally = part.recipe.loss.part.formula.name, Tally(segments)
     for name, value in terms.items():
-        tally.number(f"loss/{name}", Sum, value.detach().double())
+        tally.number(f"loss/{name}", Sum, read_if_plain(value.detach()))
     for name, value in weights.items():
-        tally.number(f"weight/{name.removeprefix('weight_')}", Sum, value)
+        tally.number(f"weight/{name.removeprefix('weight_')}", Sum, read_if_plain(value))
     tally.sum("weight/policy", fields.held("weight_policy"), keep)
     trains, kept = _all_of(part), Population(keep, fields.held("advantage"))
     seen = observations(policy.seen, segments)

@@ -17,7 +17,7 @@ from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.catalogue import INPUTS
 from trimtab.signal.composition import Recipe, Stage
-from trimtab.signal.diagnostics import Population, RatioSums, drift, drift_by_age, measure, stage_metrics
+from trimtab.signal.diagnostics import Population, drift, drift_by_age, stage_metrics
 from trimtab.signal.door import check_floats, check_tokens
 from trimtab.signal.fast.choice import is_fast
 from trimtab.signal.fast.per_sequence import StageShortcuts
@@ -26,13 +26,14 @@ from trimtab.signal.layout import EpisodeFlag, Keep, PerEpisode, PerSequence, Pe
 from trimtab.signal.metrics import Mean, Metric, Metrics, Spread
 from trimtab.signal.normalize import whiten
 from trimtab.signal.parts import run
+from trimtab.signal.ratio import Ratio
 from trimtab.signal.recipes import recipe as named
 from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
 from trimtab.signal.reward import token_rewards
-from trimtab.signal.stages import conjunction, logratio, product, run_stages
+from trimtab.signal.stages import conjunction, product, run_stages
 from trimtab.signal.state import SignalState, drift_warning
 from trimtab.signal.tally import Tally
-from trimtab.signal.tensors import as_count, as_tensor
+from trimtab.signal.tensors import as_count, as_tensor, as_torch, host, library
 from trimtab.signal.update import Update, updates_of
 from trimtab.signal.vote import constant_groups, ended_episodes, votes_and_trains
 
@@ -122,7 +123,8 @@ def prepare(
     recipe = _checked_recipe(batch, recipe, given_advantage=advantage is not None)
     _check_numbers(state, version, seed)
     segments, levels = batch.segments, batch.levels
-    available, shortcut = _available(batch), StageShortcuts() if is_fast() else None
+    available, ratios = _available(batch), _engine_ratio(batch)
+    shortcut = StageShortcuts(ratios) if is_fast() else None
     early = run_stages(_stages(recipe, votes_first=False), available, shortcut)
     keep = conjunction(everything(segments), early.keeps)
     votes, trains = votes_and_trains(batch, recipe, keep)
@@ -138,7 +140,7 @@ def prepare(
         credit = _settle(recipe, credit, voted & training)
     else:
         credit = Field(_taken(advantage, batch), segments)
-        returns = credit.map(torch.clone)
+        returns = Field(credit.values.clone(), segments)
     if recipe.loss.part.formula.constant_advantage and not credit.is_shared:
         _refuse_varying(credit.tokens, batch, recipe)
     known = ChainMap({"trains": trains}, cast("Any", Fields(segments, {"advantage": credit, "returns": returns})))
@@ -147,9 +149,8 @@ def prepare(
     tally, population = Tally(segments), Population(training, credit)
     entries = _batch_metrics(tally, batch, votes, training, has_signal, constant, credit, kl)
     stage_metrics(tally, stages, population)
-    measured = _measure_engine(batch, available)
-    entries |= tally.entries() | _shaping_metrics(batch, recipe, votes) | _by_age(batch, version)
-    metrics = Metrics(entries, {}).merge(drift(measured, segments))
+    entries |= tally.entries() | _shaping_metrics(batch, recipe, votes) | _by_age(batch, ratios, version)
+    metrics = Metrics(entries, {}).merge(drift(ratios, segments))
     numbers = metrics.numbers()
     state, said = (state or SignalState()).observe(numbers)
     one = torch.ones(segments.num_sequences, dtype=batch.dtype, device=batch.reward.device)
@@ -330,8 +331,7 @@ def _credit(
             "so it would be lost. Use advantage.reward_to_go or advantage.gae, or add it to the episode's reward."
         )
     if is_fast() and recipe.advantage.formula.name == "advantage.broadcast":
-        shared = Field(per_sequence, batch.segments, True)
-        return shared, shared.map(torch.clone)
+        return Field(per_sequence, batch.segments, True), Field(per_sequence, batch.segments, True)
     after = batch.value_after if batch.value_after is not None else torch.full_like(per_sequence, torch.nan)
     # A sequence that does not train owes no value, and its advantage is read by nobody.
     after = torch.where(trains, after, torch.zeros_like(after))
@@ -359,7 +359,7 @@ def _settle(recipe: Recipe, advantage: Field, voting: Field) -> Field:
         advantage = Field(whiten(advantage.tokens, voting.tokens), advantage.segments)
     if recipe.clip_advantage is not None:
         bound = recipe.clip_advantage
-        advantage = advantage.map(lambda values: values.clamp(-bound, bound))
+        advantage = advantage.map(lambda values: library(values).clip(values, -bound, bound))
     return advantage
 
 
@@ -376,15 +376,16 @@ def _refuse_varying(advantage: PerToken, batch: SignalBatch, recipe: Recipe) -> 
         )
 
 
-def _measure_engine(batch: SignalBatch, available: Mapping[str, Any]) -> dict[str, RatioSums]:
-    gap = logratio("engine", available)
-    return {} if gap is None else {"engine": measure(gap, batch.segments)[0]}
-
-
-def _by_age(batch: SignalBatch, version: int | None) -> dict[str, Metric]:
-    if version is None or batch.version is None or batch.logp_old is None or batch.logp_rollout is None:
+def _engine_ratio(batch: SignalBatch) -> dict[str, Ratio]:
+    if batch.logp_old is None or batch.logp_rollout is None:
         return {}
-    return drift_by_age(batch.logp_old - batch.logp_rollout, batch.version, version)
+    return {"engine": Ratio(batch.logp_old - batch.logp_rollout, batch.segments)}
+
+
+def _by_age(batch: SignalBatch, ratios: Mapping[str, Ratio], version: int | None) -> dict[str, Metric]:
+    if version is None or batch.version is None or "engine" not in ratios:
+        return {}
+    return drift_by_age(ratios["engine"].logratio, batch.version, version)
 
 
 def _batch_metrics(
@@ -392,23 +393,22 @@ def _batch_metrics(
     constant: Tensor, advantage: Field, kl: PerToken | None,
 ) -> dict[str, Metric]:  # fmt: skip
     """What the batch is made of. Those about tokens and sequences are left to the tally."""
-    levels, trains = batch.levels, training.values
+    levels = batch.levels
     counted = torch.stack([votes, has_signal & votes]).to(torch.long)
     voters = counted.new_zeros(2, levels.num_groups).index_add(1, levels.group_of_episode, counted) > 0
-    tally.share_of_sequences("trains/sequence_fraction", trains)
+    tally.share_of_sequences("trains/sequence_fraction", training.values)
     tally.mean("advantage/token_mean", advantage, training)
     if batch.ended is not None:
-        tally.share_of_sequences("ended/sequence_fraction", batch.ended)
+        tally.share_of_sequences("ended/sequence_fraction", host(batch.ended))
     if kl is not None:
         tally.mean("kl_ref/token_mean", Field(kl, batch.segments), training)
+    share, with_votes, lacking = Mean.fraction, host(voters[0]), host(~voters[1])
     return {
-        "reward/episode_mean": Mean.of(batch.reward, batch.scored),
-        "reward/episode_std": Spread.of(
-            torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward)), batch.scored
-        ),
-        "votes/episode_fraction": Mean.fraction(votes),
-        "groups_without_signal/group_fraction": Mean.fraction(~voters[1]),
-        "constant_groups/group_fraction": Mean.fraction(constant, voters[0]),
+        "reward/episode_mean": Mean.of(host(batch.reward), host(batch.scored)),
+        "reward/episode_std": Spread.of(host(batch.reward), host(batch.scored)),
+        "votes/episode_fraction": share(host(votes)),
+        "groups_without_signal/group_fraction": share(lacking),
+        "constant_groups/group_fraction": share(host(constant), with_votes),
         "advantage/token_std": _token_spread(advantage, training),
     }
 
@@ -418,9 +418,9 @@ def _token_spread(values: Field, among: Field) -> Spread:
     if not (values.is_shared and among.is_shared):
         return Spread.of(values.tokens, among.tokens)
     times = values.segments.measures[:, 0] * among.values
-    exact, count = values.values.double(), times.sum()
-    mean = torch.dot(exact, times) / count.clamp(min=1)
-    return Spread(count, mean, torch.dot((exact - mean).square(), times))
+    exact, count = host(as_torch(values.values).double()), times.sum()
+    mean = exact @ times / library(times).clip(count, 1, None)
+    return Spread(count, mean, (exact - mean) ** 2 @ times)
 
 
 def _shaping_metrics(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> dict[str, Metric]:

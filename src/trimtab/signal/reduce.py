@@ -31,17 +31,19 @@ def segment_sum(
     return values.new_zeros(num_segments).index_add(0, index, values)
 
 
-def sequence_sum(values: PerToken, segments: Segments) -> PerSequence:
-    """Sum over each sequence's tokens."""
+def sequence_sum(values: PerToken, segments: Segments, dtype: torch.dtype | None = None) -> PerSequence:
+    """Sum over each sequence's tokens, added up in `dtype`, or in that of the values."""
     if is_plain(values):
-        return _reduced(np.add, values, segments, 0)
+        wide = np.float64 if dtype == torch.float64 else None
+        return _reduced(np.add, values, segments, 0, dtype=wide)
+    values = values if dtype is None else values.to(dtype)
     return torch.segment_reduce(values, "sum", offsets=segments.offsets, initial=0, unsafe=True)
 
 
 def sequence_extremes(values: PerToken, segments: Segments) -> tuple[PerSequence, PerSequence]:
-    """The smallest and the largest of each sequence's tokens; inf and -inf for a sequence without any."""
+    """The smallest and the largest of each sequence's tokens, past nan; inf and -inf for a sequence without any."""
     if is_plain(values):
-        return _reduced(np.minimum, values, segments, np.inf), _reduced(np.maximum, values, segments, -np.inf)
+        return _reduced(np.fmin, values, segments, np.inf), _reduced(np.fmax, values, segments, -np.inf)
     ends = segments.offsets
     low = torch.segment_reduce(values, "min", offsets=ends, initial=torch.inf, unsafe=True)
     return low, torch.segment_reduce(values, "max", offsets=ends, initial=-torch.inf, unsafe=True)

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from trimtab.signal.composition import Stage
 from trimtab.signal.fields import Field
-from trimtab.signal.layout import PerToken, Segments, SequenceFlag
+from trimtab.signal.layout import PerToken, Segments
 from trimtab.signal.parts import run
+from trimtab.signal.tensors import Array, host
 
 ENDS = {"engine": ("old", "rollout"), "update": ("current", "old"), "total": ("current", "rollout")}
 """Numerator and denominator of each ratio."""
 
-Seen = Mapping[str, "Field | SequenceFlag"]
+Seen = Mapping[str, "Field | Array"]
 """Observations: fields where a name ends in `_tokens`, one flag per sequence where it ends in `_sequences`."""
 
 
@@ -61,7 +62,7 @@ def _run(stage: Stage, available: Mapping[str, Any]) -> Answer:
 
 def observations(seen: Mapping[str, Tensor], segments: Segments) -> Seen:
     """A formula's observations, each on the level that its name says."""
-    return {name: flags if name.endswith("_sequences") else Field(flags, segments) for name, flags in seen.items()}
+    return {name: host(flags) if name.endswith("_sequences") else Field(flags, segments) for name, flags in seen.items()}
 
 
 def conjunction(keep: Field, decisions: Mapping[str, Field]) -> Field:

@@ -9,19 +9,16 @@ from typing import cast
 
 import numpy as np
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import Segments
-from trimtab.signal.metrics import Mean, Metric, Number, Sum
-from trimtab.signal.tensors import is_plain
-
-PerSequenceFlag = Bool[Tensor, " sequences"]
+from trimtab.signal.metrics import Mean, Metric, Sum
+from trimtab.signal.tensors import Array, Number, is_plain, library, read_if_plain
 
 
 Slot = tuple[int, int]
-"""Where a total will stand: among the flags held per sequence, the values held per sequence or the numbers; and where."""
+"""Where a total will stand: among the flags or the values that are held per sequence, or the numbers; and its place."""
 
 FLAGS, VALUES, NUMBERS = range(3)
 BY_TOKENS, BY_SEQUENCES = range(2)
@@ -32,9 +29,9 @@ class Tally:
 
     def __init__(self, segments: Segments) -> None:
         self._segments: Segments = segments
-        self._rows: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._rows: tuple[list[Array], list[Array]] = ([], [])
         self._numbers: list[Number] = []
-        self._counted: dict[tuple[int, int], tuple[Tensor, Slot]] = {}
+        self._counted: dict[tuple[int, int], tuple[Array, Slot]] = {}
         self._asked: dict[str, tuple[Callable[..., Metric], tuple[Slot, ...]]] = {}
 
     def share(self, name: str, flags: Field, among: Field | None = None, *, within: bool = False) -> None:
@@ -43,7 +40,7 @@ class Tally:
         self._asked[name] = _share, (self.count(chosen), self._all(BY_TOKENS) if among is None else self.count(among))
 
     def share_of_sequences(
-        self, name: str, flags: PerSequenceFlag, among: PerSequenceFlag | None = None, *, within: bool = False
+        self, name: str, flags: Array, among: Array | None = None, *, within: bool = False
     ) -> None:
         """The share of flagged sequences."""
         chosen = flags if within or among is None else flags & among
@@ -61,7 +58,7 @@ class Tally:
     def sum_of_count(self, name: str, flags: Field) -> None:
         self._asked[name] = Sum, (self.count(flags),)
 
-    def sum_of_sequences(self, name: str, flags: PerSequenceFlag) -> None:
+    def sum_of_sequences(self, name: str, flags: Array) -> None:
         self._asked[name] = Sum, (self._count(flags, BY_SEQUENCES),)
 
     def number(self, name: str, kind: Callable[..., Metric], *numbers: Number) -> None:
@@ -86,7 +83,7 @@ class Tally:
         found = (*map(self._totals, self._rows), self._numbers)
         return {name: kind(*(found[what][at] for what, at in slots)) for name, (kind, slots) in self._asked.items()}
 
-    def _count(self, flags: Tensor, by: int) -> Slot:
+    def _count(self, flags: Array, by: int) -> Slot:
         key = id(flags), by
         if key not in self._counted:
             self._rows[FLAGS].append(flags)
@@ -95,11 +92,10 @@ class Tally:
         return self._counted[key][1]
 
     def _sum(self, values: Field, among: Field | None) -> Slot:
-        if among is not None:
-            values = values.join(among, _chosen)
-        if not values.is_shared:
-            return self._known(values.values.sum(dtype=torch.float64))
-        self._rows[VALUES].append(values.values.double())
+        chosen = values if among is None else values.where(among)
+        if not chosen.is_shared:
+            return self._known(read_if_plain(chosen.values.sum(dtype=torch.float64)))
+        self._rows[VALUES].append(chosen.values)
         return VALUES, 2 * len(self._rows[VALUES]) - 2 + BY_TOKENS
 
     def _all(self, by: int) -> Slot:
@@ -109,25 +105,18 @@ class Tally:
         self._numbers.append(number)
         return NUMBERS, len(self._numbers) - 1
 
-    def _totals(self, rows: list[Tensor]) -> list[Number]:
+    def _totals(self, rows: list[Array]) -> list[Number]:
         """Each row summed over tokens, then over sequences: one product for all rows."""
         if not rows:
             return []
-        table = torch.stack(rows)
-        return read_now(((table if rows is self._rows[VALUES] else table.double()) @ self._segments.measures).flatten())
-
-
-def read_now(numbers: Tensor) -> list[Number]:
-    """Numbers that lie in the processor's memory are read; those on another device stay there."""
-    return cast("list[Number]", numbers.tolist() if is_plain(numbers) else list(numbers.unbind()))
+        table, measures = library(rows[0]).stack(rows), self._segments.measures
+        if isinstance(table, Tensor):
+            return list((table.double() @ measures).flatten().unbind())
+        return cast("list[Number]", (table.astype(np.float64) @ measures).ravel().tolist())
 
 
 def _share(total: Number, count: Number) -> Mean:
     return Mean(total, count, absent=False)
-
-
-def _chosen(values: Tensor, flags: Tensor) -> Tensor:
-    return torch.where(flags, values, 0.0)
 
 
 def _count_of(flags: Tensor) -> Number:

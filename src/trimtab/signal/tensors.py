@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,36 @@ def is_plain(values: Tensor) -> bool:
     return type(values) is Tensor and values.device.type == "cpu" and not values.requires_grad
 
 
+Array = Any
+"""A few numbers: numpy's where they are in the processor's memory, torch's where they are on another device. What is
+written with operators, and with the functions of `library`, works on both. numpy takes a fifth of torch's time per
+call, which is all that counts for an array with one number per sequence."""
+
+
+def host(values: Array) -> Array:
+    """Plain numbers as numpy sees them; anything else as it is."""
+    return values.numpy() if isinstance(values, Tensor) and is_plain(values) else values
+
+
+def as_torch(values: Array) -> Tensor:
+    """The way back."""
+    return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+
+
+def library(values: Array) -> Any:
+    """numpy or torch, whose array it is."""
+    return np if isinstance(values, np.ndarray) else torch
+
+
+Number = float | Tensor
+"""A plain number, or a number that is still on its device."""
+
+
+def read_if_plain(number: Tensor) -> Number:
+    """A single number, read where reading costs nothing; in float64 where it stays."""
+    return cast("float", number.numpy().item()) if is_plain(number) else number.double()
+
+
 def _dense(values: Tensor, name: str) -> Tensor:
     problem = (
         f"is {str(values.layout).removeprefix('torch.')}, not dense"
@@ -61,10 +92,8 @@ def _is_array(values: object) -> bool:
 
 def _read(values: object, dtype: torch.dtype | None) -> Tensor:
     if hasattr(values, "__array__"):
-        import numpy
-
         # A copy: the caller's memory is never aliased, and negative strides are straightened.
-        array = numpy.array(values)
+        array = np.array(values)
         if array.dtype.kind not in "biuf":
             raise TypeError(f"an array of {array.dtype}")
         return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]

@@ -17,7 +17,7 @@ from trimtab.errors import SignalError, unknown_word
 from trimtab.signal.composition import Recipe
 from trimtab.signal.fields import Field, Fields
 from trimtab.signal.layout import Segments, SequenceIndex, TokenIndex
-from trimtab.signal.tensors import as_count, as_integers, as_number
+from trimtab.signal.tensors import as_count, as_integers, as_number, as_torch
 
 if TYPE_CHECKING:
     from trimtab.signal.preparation import Prepared
@@ -276,7 +276,7 @@ def total_weight(part: Slice) -> Tensor:
 def field_sum(field: Field) -> Tensor:
     """The sum over tokens, in float64."""
     if field.is_shared:
-        return torch.dot(field.values.double(), field.segments.measures[:, 0])
+        return torch.dot(as_torch(field.values).double(), as_torch(field.segments.measures)[:, 0])
     return field.values.double().sum()
 
 

@@ -8,6 +8,7 @@ from trimtab.signal.composition import Recipe
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import EpisodeFlag, SequenceFlag
 from trimtab.signal.reduce import segment_sum
+from trimtab.signal.tensors import as_torch
 
 
 def ended_episodes(batch: SignalBatch) -> EpisodeFlag | None:
@@ -22,8 +23,8 @@ def votes_and_trains(batch: SignalBatch, recipe: Recipe, keep: Field) -> tuple[E
     """Which episodes enter baselines, and which sequences are in the loss: the table of docs/concepts.md."""
     levels = batch.levels
     episodes, count = levels.episode_of_sequence, levels.num_episodes
-    filled = batch.segments.filled
-    is_left = segment_sum(keep.sequences.to(torch.long), episodes, count) > 0
+    filled = batch.segments.token_counts > 0
+    is_left = segment_sum(as_torch(keep.sequences).to(torch.long), episodes, count) > 0
     votes, trains = batch.scored & is_left, batch.scored[episodes] & filled
     ended = ended_episodes(batch)
     if ended is not None and recipe.not_ended != "train":

@@ -15,8 +15,6 @@ from torch import Tensor
 from trimtab.errors import SignalError
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import Keep, PerToken, Scalar
-from trimtab.signal.reduce import LOG_BOUND
-from trimtab.signal.tensors import is_plain
 
 Losses = tuple[PerToken, PerToken, dict[str, Tensor]]
 """Token losses, slopes, observations."""
@@ -116,13 +114,6 @@ def policy_term(
     tokens = losses.mul_(importance.tokens)
     value = (tokens * weight.tokens).sum()
     return Term(cast("Tensor", _Known.apply(logp_current, value, slopes)), tokens, seen)
-
-
-def unbounded(logratio: PerToken, low: Scalar, high: Scalar) -> PerToken | None:
-    """1 where a log-ratio is within the bound, so that its gradient passes; None if all are, where that can be seen."""
-    if is_plain(low) and float(low) >= -LOG_BOUND and float(high) <= LOG_BOUND:
-        return None
-    return logratio.abs().le_(LOG_BOUND)
 
 
 class _Known(torch.autograd.Function):

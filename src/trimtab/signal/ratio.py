@@ -1,0 +1,113 @@
+"""One ratio of two policies: the only place that walks over its tokens. Whoever asks twice gets the same answer.
+
+Stages ask for sums and extremes per sequence, losses for the ratio itself, metrics for a few sums over tokens. Sums are
+taken in float64: beside a large number, the small ones of float32 would vanish.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import torch
+
+from trimtab.signal.layout import PerToken, Segments
+from trimtab.signal.metrics import Histogram
+from trimtab.signal.reduce import LOG_BOUND, bounded_exp, sequence_extremes, sequence_sum
+from trimtab.signal.tensors import Array, Number, as_torch, host, is_plain, library, read_if_plain
+
+BLOCK = 2**15
+"""Tokens that are walked over together: a quarter of a megabyte of float64, which stays in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class RatioSums:
+    """A ratio in a few sums over its tokens, in float64: everything that is measured of it is made of these."""
+
+    far: Number
+    """Sum of |log-ratio|."""
+    low: Number
+    """The smallest log-ratio, inf of nothing."""
+    high: Number
+    moved: Number
+    """Sum of ratio - 1: it loses nothing where the policies are close."""
+    around: Number
+    """Sum of the squares of the ratio around its mean."""
+
+
+class Ratio:
+    """logratio = later - earlier policy, at every token; ratio = exp of it, bounded."""
+
+    def __init__(self, logratio: PerToken, segments: Segments) -> None:
+        self.logratio: PerToken = logratio.detach()
+        self.segments: Segments = segments
+
+    @cached_property
+    def total(self) -> Array:
+        """The sum over each sequence: the log of the product of its ratios."""
+        return host(sequence_sum(self.logratio, self.segments, torch.float64))
+
+    @cached_property
+    def mean(self) -> Array:
+        """The mean over each sequence, 0 for one without tokens: the log of the geometric mean of its ratios."""
+        return self.total / library(self.total).clip(self.segments.measures[:, 0], 1, None)
+
+    @cached_property
+    def extremes(self) -> tuple[Array, Array]:
+        """The smallest and the largest log-ratio of each sequence."""
+        low, high = sequence_extremes(self.logratio, self.segments)
+        return host(low), host(high)
+
+    @cached_property
+    def histogram(self) -> Histogram:
+        return Histogram.of(self.logratio)
+
+    @cached_property
+    def sums(self) -> RatioSums:
+        return self._walk(None)
+
+    @cached_property
+    def value(self) -> PerToken:
+        """The ratio itself. Ask for it before `sums`, and both take one walk."""
+        value = torch.empty_like(self.logratio)
+        self.__dict__["sums"] = self._walk(value)
+        return value
+
+    @cached_property
+    def is_within(self) -> bool:
+        """No log-ratio is beyond its bound, as far as that can be seen without waiting for a device."""
+        low, high = self._bounds
+        return isinstance(low, float) and low >= -LOG_BOUND and cast("float", high) <= LOG_BOUND
+
+    @cached_property
+    def _bounds(self) -> tuple[Number, Number]:
+        if not self.logratio.numel():
+            return float("inf"), -float("inf")
+        low, high = torch.aminmax(self.logratio)
+        return read_if_plain(low), read_if_plain(high)
+
+    def _walk(self, value: PerToken | None) -> RatioSums:
+        """Block after block, in place: the log-ratio, then the ratio, then what it lacks to its block's mean."""
+        count, is_within = self.logratio.numel(), self.is_within
+        size = BLOCK if is_plain(self.logratio) else max(count, 1)
+        room = self.logratio.new_empty(min(size, count), dtype=torch.float64)
+        far, moved, around = 0.0, 0.0, 0.0
+        done = 0
+        for start in range(0, count, size):
+            block = self.logratio[start : start + size]
+            exact, num = block.to(torch.float64, copy=True), len(block)
+            far += read_if_plain(torch.abs(exact, out=room[:num]).sum())
+            exact = (exact if is_within else exact.clamp_(-LOG_BOUND, LOG_BOUND)).exp_()
+            if value is not None:
+                value[start : start + size] = exact
+            here = read_if_plain(exact.sub_(1).sum())
+            exact.sub_(here / num)
+            # What lies between this block and those before it: Chan et al. 1979.
+            apart = (here / num - moved / done) ** 2 * (num * done / (num + done)) if done else 0.0
+            around += read_if_plain(torch.dot(exact, exact)) + apart
+            moved, done = moved + here, done + num
+        return RatioSums(far, *self._bounds, moved, around)
+
+
+def bounded_factor(exponent: Array) -> Array:
+    """`bounded_exp` of an array: torch's own exponential, so that a shortcut decides as the formula does."""
+    return host(bounded_exp(as_torch(exponent)))
