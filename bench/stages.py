@@ -10,9 +10,9 @@ import trimtab
 from bench import peer_scores, peers
 from bench.frameworks import COMPILED, Maker, Timed
 from bench.workload import CORRECTION, WORKLOADS, Workload, full_recipe
-from trimtab.signal import Recipe, advantage, decide, normalize, part, policy_loss, prepare, step, token_loss
+from trimtab.signal import Recipe, advantage, decide, normalize, policy_loss, prepare, step, token_loss
+from trimtab.signal import correction as corrections
 from trimtab.signal.layout import Segments
-from trimtab.signal.parts import run as run_part
 from trimtab.signal.reduce import to_tokens
 
 ROWS, VOCABULARY, WIDTH = 1024, 32_000, 512
@@ -76,13 +76,14 @@ def loss(work: Workload) -> dict[str, Maker]:
 def correction(work: Workload) -> dict[str, Maker]:
     def mine() -> Timed:
         segments, old, rollout = work.batch().segments, work.flat["logp_old"], work.flat["logp_rollout"]
-        importance, *keeps = (part(name, **settings) for name, settings in CORRECTION)
+        truncated, geometric, veto = (settings for _, settings in CORRECTION)
 
         def run() -> tuple[Tensor, Tensor]:
-            given = {"logratio": old - rollout, "segments": segments}
-            factor, _ = run_part(importance, given)
-            first, second = (run_part(one, given)[0] for one in keeps)
-            return factor, first & second
+            logratio = old - rollout
+            importance, _ = corrections.truncated(logratio, segments, **truncated)
+            near, _ = corrections.geometric_band(logratio, segments, **geometric)
+            sane, _ = corrections.veto(logratio, segments, **veto)
+            return importance, near & sane
 
         return run
 

@@ -15,16 +15,17 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class Workload:
-    """Answers of one batch, flat and padded; float32 log-probs of three policies that are close to each other."""
+    """Answers of one batch, flat and padded; log-probs of three policies that are close to each other."""
 
     name: str
     lengths: Tensor
     width: int
     seed: int = 0
+    dtype: torch.dtype = torch.float32
 
-    def on(self, device: str) -> "Workload":
-        """The same batch on another device."""
-        return replace(self, lengths=self.lengths.to(device))
+    def on(self, device: str, dtype: torch.dtype) -> "Workload":
+        """The same batch on another device and in another precision."""
+        return replace(self, lengths=self.lengths.to(device), dtype=dtype)
 
     @property
     def device(self) -> torch.device:
@@ -47,12 +48,12 @@ class Workload:
             "value_old": noise(0.5),
             "token_reward": noise(0.1),
         }
-        return {name: values.to(self.device) for name, values in drawn.items()}
+        return {name: values.to(self.device, self.dtype) for name, values in drawn.items()}
 
     @cached_property
     def reward(self) -> Tensor:
         stream = torch.Generator().manual_seed(self.seed + 1)
-        return torch.randint(0, 2, (len(self.lengths),), generator=stream).float().to(self.device)
+        return torch.randint(0, 2, (len(self.lengths),), generator=stream).to(self.device, self.dtype)
 
     @property
     def group(self) -> Tensor:
@@ -72,7 +73,7 @@ class Workload:
 
     def spread(self, tokens: Tensor) -> Tensor:
         """Numbers per token in the padded layout, 0 elsewhere."""
-        out = torch.zeros(self.mask.shape, device=tokens.device)
+        out = tokens.new_zeros(self.mask.shape)
         out[self.mask] = tokens
         return out
 
@@ -110,7 +111,7 @@ WORKLOADS = {
     "tiny": lambda: equal("tiny", 8, 32),
 }
 
-CORRECTION = (
+CORRECTION: tuple[tuple[str, dict[str, Any]], ...] = (
     ("importance.truncated", {"level": "sequence", "band": (0.0, 2.0)}),
     ("keep.geometric_band", {"band": (0.99, 1.01)}),
     ("keep.veto", {"low": 1e-4, "high": 100.0}),

@@ -13,8 +13,10 @@ from trimtab.errors import SignalError
 
 CHUNK = 2**19
 """Logits that are worked on at once: two megabytes of float32, which stay in the processor's cache."""
+FAR_CHUNK = 2**24
+"""The same off the processor, where every operation on a chunk is a launch: 64 megabytes of float32."""
 HIDDEN_CHUNK = 2**22
-"""The same where logits are made from hidden states: the head is read once per chunk, so chunks are larger."""
+"""Logits that are made from hidden states at once: the head is read once per chunk, so chunks are larger."""
 
 
 def logp(logits: Tensor, ids: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -135,6 +137,10 @@ def _refuse_second() -> None:
         )
 
 
+def _at_once(like: Tensor) -> int:
+    return CHUNK if like.device.type == "cpu" else FAR_CHUNK
+
+
 def _spans(rows: int, vocabulary: int, chunk: int) -> list[tuple[int, int]]:
     step = max(1, chunk // vocabulary)
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
@@ -143,7 +149,7 @@ def _spans(rows: int, vocabulary: int, chunk: int) -> list[tuple[int, int]]:
 class _FromLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        spans, like = _spans(logits.shape[0], logits.shape[1], CHUNK), _wide(logits[:0])
+        spans, like = _spans(logits.shape[0], logits.shape[1], _at_once(logits)), _wide(logits[:0])
         kept, room = like.new_empty((3, len(ids))), _room(like, spans, logits.shape[1])
         for start, stop in spans:
             for place, values in enumerate(_forward(_wide(logits[start:stop]), ids[start:stop], temperature, room)):
@@ -160,7 +166,7 @@ class _FromLogits(torch.autograd.Function):
         logits, ids, entropy, normaliser = ctx.saved_tensors
         if by[0] is None and by[1] is None:
             return None, None, None
-        gradient, spans = torch.empty_like(logits), _spans(logits.shape[0], logits.shape[1], CHUNK)
+        gradient, spans = torch.empty_like(logits), _spans(logits.shape[0], logits.shape[1], _at_once(logits))
         room = _room(_wide(logits[:0]), spans, logits.shape[1])
         for start, stop in spans:
             rows = slice(start, stop)
@@ -180,7 +186,7 @@ def _of(by: tuple[Tensor | None, ...], rows: slice) -> tuple[Tensor | None, Tens
 def _tables(like: Tensor, spans: list[tuple[int, int]], vocabulary: int) -> tuple[Tensor, Tensor]:
     """Room for the logits of one chunk, and scratch for the rows of it that are worked on together."""
     most = max((stop - start for start, stop in spans), default=0)
-    return like.new_empty((most, vocabulary)), _room(like, _spans(most, vocabulary, CHUNK), vocabulary)
+    return like.new_empty((most, vocabulary)), _room(like, _spans(most, vocabulary, _at_once(like)), vocabulary)
 
 
 def _product(states: Tensor, head: Tensor, offset: Tensor | None, table: Tensor) -> Tensor:
@@ -200,7 +206,7 @@ class _FromHidden(torch.autograd.Function):
         table, room = _tables(like, spans, vocabulary)
         for start, stop in spans:
             logits = _product(_wide(hidden[start:stop]), head, offset, table)
-            for first, last in _spans(stop - start, vocabulary, CHUNK):
+            for first, last in _spans(stop - start, vocabulary, _at_once(like)):
                 rows = slice(start + first, start + last)
                 for place, values in enumerate(_forward(logits[first:last], ids[rows], temperature, room)):
                     kept[place, rows] = values
@@ -225,7 +231,7 @@ class _FromHidden(torch.autograd.Function):
         for start, stop in spans:
             states = _wide(hidden[start:stop])
             slope = _product(states, head, offset, table)  # logits, until they are replaced
-            for first, last in _spans(stop - start, weight.shape[0], CHUNK):
+            for first, last in _spans(stop - start, weight.shape[0], _at_once(head)):
                 rows, part = slice(start + first, start + last), slope[first:last]
                 saved = entropy[rows], normaliser[rows]
                 _backward(part, part, ids[rows], saved, _of(by, rows), ctx.temperature, room)
