@@ -5,8 +5,10 @@ operation whose result has a size that only the device knows. Everything is coun
 everyone; nothing is said about time.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -71,7 +73,9 @@ class _Reads(TorchFunctionMode):
 
 def counted(call: Callable[[], Any]) -> Counted:
     """What one call asks for; a compiled function is counted as it is written."""
-    with torch.compiler.set_stance("force_eager"), Counted() as seen, _Reads(seen.waits):
+    # Importing the compiler takes seconds; where nobody has, nothing is compiled.
+    uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with uncompiled, Counted() as seen, _Reads(seen.waits):
         _ = call()
     return seen
 

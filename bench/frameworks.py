@@ -13,7 +13,6 @@ from types import FunctionType
 from typing import Any
 
 import torch
-import torch._dynamo.utils
 
 from trimtab.sentinel.examination.wheels import wheel
 from trimtab.sentinel.loading import Spec, Tree
@@ -62,7 +61,9 @@ def compiled(function: Any, **how: Any) -> Any:
 
 def acted(call: Timed) -> Timed:
     """Call once, and refuse to time something as compiled that was not."""
-    made: Any = torch._dynamo.utils.counters["stats"]  # pyright: ignore[reportPrivateUsage]
+    from torch._dynamo.utils import counters  # takes seconds, so only where something is compiled
+
+    made: Any = counters["stats"]
     before = made["unique_graphs"]
     _ = call()
     if made["unique_graphs"] == before:
