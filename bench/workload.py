@@ -1,7 +1,8 @@
 """The batches that the signal is timed on: the only place that draws them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,12 +15,21 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class Workload:
-    """Answers of one batch, flat and padded; float32 log-probs of three policies that are close to each other."""
+    """Answers of one batch, flat and padded; log-probs of three policies that are close to each other."""
 
     name: str
     lengths: Tensor
     width: int
     seed: int = 0
+    dtype: torch.dtype = torch.float32
+
+    def on(self, device: str, dtype: torch.dtype) -> "Workload":
+        """The same batch on another device and in another precision."""
+        return replace(self, lengths=self.lengths.to(device), dtype=dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return self.lengths.device
 
     @cached_property
     def flat(self) -> dict[str, Tensor]:
@@ -31,35 +41,40 @@ class Workload:
             return scale * torch.randn(count, generator=stream)
 
         old = -torch.rand(count, generator=stream).add_(1e-3).log().abs() * 0.5 - 0.02
-        return {
+        drawn = {
             "logp_old": old,
             "logp_rollout": (old + noise(0.02)).clamp(max=-1e-4),
             "logp_current": (old + noise(0.05)).clamp(max=-1e-4),
             "value_old": noise(0.5),
             "token_reward": noise(0.1),
         }
+        return {name: values.to(self.device, self.dtype) for name, values in drawn.items()}
 
     @cached_property
     def reward(self) -> Tensor:
         stream = torch.Generator().manual_seed(self.seed + 1)
-        return torch.randint(0, 2, (len(self.lengths),), generator=stream).float()
+        return torch.randint(0, 2, (len(self.lengths),), generator=stream).to(self.device, self.dtype)
 
     @property
     def group(self) -> Tensor:
-        return torch.arange(len(self.lengths)) // GROUP
+        return torch.arange(len(self.lengths), device=self.device) // GROUP
 
     @cached_property
     def mask(self) -> Tensor:
         """[sequences, width], padding on the right."""
-        return torch.arange(self.width) < self.lengths[:, None]
+        return torch.arange(self.width, device=self.device) < self.lengths[:, None]
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
-        return torch.cat([torch.zeros(1, dtype=torch.long), self.lengths.cumsum(0)])
+        return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
 
     def padded(self, name: str) -> Tensor:
-        out = torch.zeros(self.mask.shape)
-        out[self.mask] = self.flat[name]
+        return self.spread(self.flat[name])
+
+    def spread(self, tokens: Tensor) -> Tensor:
+        """Numbers per token in the padded layout, 0 elsewhere."""
+        out = tokens.new_zeros(self.mask.shape)
+        out[self.mask] = tokens
         return out
 
     @property
@@ -69,7 +84,7 @@ class Workload:
     def batch(self, *, packed: bool = True) -> SignalBatch:
         """As a user of packed rows would build it."""
         fields = {name: self.flat[name] for name in ("logp_old", "logp_rollout")}
-        trainable = torch.ones(self.num_tokens, dtype=torch.bool)
+        trainable = torch.ones(self.num_tokens, dtype=torch.bool, device=self.device)
         if packed:
             return SignalBatch.from_packed(trainable, self.cu_seqlens, reward=self.reward, group=self.group, **fields)
         return SignalBatch.from_tokens(self.lengths, reward=self.reward, group=self.group, **fields)
@@ -96,19 +111,20 @@ WORKLOADS = {
     "tiny": lambda: equal("tiny", 8, 32),
 }
 
-CORRECTION = (
+CORRECTION: tuple[tuple[str, dict[str, Any]], ...] = (
     ("importance.truncated", {"level": "sequence", "band": (0.0, 2.0)}),
     ("keep.geometric_band", {"band": (0.99, 1.01)}),
     ("keep.veto", {"low": 1e-4, "high": 100.0}),
 )
 
 
-def full_recipe() -> Recipe:
-    """What SkyRL's ppo loss with sequence TIS, a geometric mask and an outlier mask computes, over all tokens."""
+def full_recipe(**settings: Any) -> Recipe:
+    """What SkyRL's ppo loss with sequence TIS, a geometric mask and an outlier mask computes; `settings` change it."""
     return Recipe(
         name="full",
         loss=Stage(part("policy_loss.clipped", band=(0.8, 1.28)), anchor="old"),
         normalize=part("normalize.mean_std", mean="group", std="group"),
         weighting=part("weighting.token_mean"),
-        correction=tuple(Stage(part(name, **settings), ratio="engine") for name, settings in CORRECTION),
+        correction=tuple(Stage(part(name, **given), ratio="engine") for name, given in CORRECTION),
+        **settings,
     )

@@ -4,20 +4,25 @@ Each formula returns (advantage, returns), one number a trainable token. Time ru
 observation between two actions was never in the batch. A rejected token is still a time step.
 """
 
+import weakref
+from dataclasses import dataclass
+from typing import cast
+
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.catalogue import Unit, formula
-from trimtab.signal.layout import PerSequence, PerToken, Segments, SequenceFlag, places
-from trimtab.signal.reduce import last_token, to_tokens
+from trimtab.signal.layout import PerSequence, PerToken, Segments, SequenceFlag, TokenIndex, places
+from trimtab.signal.reduce import to_tokens
 
 Credit = tuple[PerToken, PerToken]
 
 _PROMISES = ("mask_content", "nonfinite_isolation", "no_aliasing", "permutation", "equals_definition")
 
 BLOCK = 32
-"""Tokens that a discounted sum works on together."""
+"""Tokens that a discounted sum goes through one after another; a power of two."""
 
 
 @formula(
@@ -63,10 +68,10 @@ def gae(
     Undefined when a sequence was cut off and value_after is not finite there (raises).
     """
     boundary = torch.where(ended, torch.zeros_like(value_after), value_after)
-    unknown = places(~torch.isfinite(boundary) & (segments.token_counts > 0))
-    if unknown:
+    is_unknown = ~torch.isfinite(boundary) & (segments.token_counts > 0)
+    if bool(is_unknown.any()):
         raise SignalError(
-            f"gae: sequences {unknown[:8]} did not end by themselves and have no finite value_after, "
+            f"gae: sequences {places(is_unknown)[:8]} did not end by themselves and have no finite value_after, "
             "so the state they were cut off in has no value. "
             "Give value_after for them, or suppress them with not_ended."
         )
@@ -76,44 +81,86 @@ def gae(
 
 
 def _next_value(value: PerToken, boundary: PerSequence, segments: Segments) -> PerToken:
-    sequences, last = last_token(segments)
-    return value.roll(-1).index_put((last,), boundary[sequences])
+    """The value one token later, and `boundary` after the last. A sequence without tokens writes past the end."""
+    num_tokens = value.shape[0]
+    last = torch.where(segments.token_counts > 0, segments.offsets[1:] - 1, num_tokens)
+    return torch.nn.functional.pad(value[1:], (0, 2)).index_put((last,), boundary)[:num_tokens]
 
 
 def discounted_sum(values: PerToken, segments: Segments, discount: float) -> PerToken:
     """sum_{s >= t} discount^(s - t) * values_s inside each sequence.
 
-    Each sequence is laid out in blocks of its own. Inside a block and from block to block the sum doubles its reach:
-    log2(length) passes, most of them over one number per block.
+    Each sequence is cut into blocks of its own, and the recursion runs backwards through all blocks at once. What a
+    block owes to the later ones is the same sum over blocks: one number per block, discounted by a block's length.
     """
-    longest = int(segments.token_counts.max()) if segments.num_sequences else 0
-    if longest <= 1:
+    blocks = blocks_of(segments)
+    if blocks.longest <= 1:
         return values.clone()
-    last_block = ((segments.token_counts + BLOCK - 1) // BLOCK).cumsum(0)  # one past it, for each sequence
-    first_block = torch.nn.functional.pad(last_block, (1, 0))[:-1]
-    most = values.shape[0] // BLOCK + segments.num_sequences
-    shifted = to_tokens(first_block * BLOCK - segments.first_token, segments)
-    place = torch.arange(values.shape[0], device=values.device) + shifted
-    table = values.new_zeros(most * BLOCK).index_copy(0, place, values).reshape(most, BLOCK)
-    shift, factor = 1, discount
-    while shift < BLOCK:
-        ahead = factor * table[:, shift:]
-        table = torch.cat([table[:, :-shift] + ahead, table[:, -shift:]], 1)
-        shift, factor = 2 * shift, factor * factor
-    later = _later_blocks(table[:, 0], last_block, discount, longest)
-    reach = discount ** torch.arange(BLOCK, 0, -1, dtype=values.dtype, device=values.device)
-    return torch.addcmul(table, later[:, None], reach).reshape(-1).index_select(0, place)
+    lanes, width = min(BLOCK, blocks.longest), blocks.width
+    table = values.new_zeros(lanes * width).scatter(0, blocks.place, values).reshape(lanes, width)
+    rows = list(table.unbind(0))
+    for lane in range(lanes - 2, -1, -1):
+        rows[lane] = torch.add(rows[lane], rows[lane + 1], alpha=discount)
+    table = torch.stack(rows)
+    if blocks.longest > BLOCK:
+        reach = discount ** torch.arange(BLOCK, 0, -1, dtype=values.dtype, device=values.device)
+        table = torch.addcmul(table, reach[:, None], _later_blocks(rows[0], blocks, discount**BLOCK))
+    return table.reshape(-1).index_select(0, blocks.place)
 
 
-def _later_blocks(block: Tensor, last_block: Tensor, discount: float, longest: int) -> Tensor:
+def _later_blocks(block: Tensor, blocks: "Blocks", discount: float) -> Tensor:
     """For each block, the discounted sum of all later ones of its sequence, seen from the start of the next."""
-    place = torch.arange(block.shape[0], device=block.device)
-    owner = torch.searchsorted(last_block, place, right=True).clamp(max=last_block.shape[0] - 1)
-    remaining = last_block[owner] - place
-    total = block
-    shift, factor = 1, discount**BLOCK
-    while shift * BLOCK < longest:
-        ahead = torch.nn.functional.pad(total[shift:], (0, min(shift, len(total))))
-        total = torch.where(remaining > shift, total + factor * ahead, total)
-        shift, factor = 2 * shift, factor * factor
-    return torch.where(remaining > 1, torch.nn.functional.pad(total[1:], (0, 1)), 0.0)
+    count = blocks.segments.num_tokens
+    total = discounted_sum(block[:count], blocks.segments, discount)
+    later = torch.where(blocks.is_last, torch.zeros_like(total), total.roll(-1))
+    return torch.nn.functional.pad(later, (0, blocks.width - count))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Sequences cut into blocks of BLOCK tokens, side by side: row 0 holds the first token of every block.
+
+    With BLOCK = 2 and width 3, sequences of 3 and 1 tokens have the blocks [0, 1], [2, -] and [3, -]:
+    place = [0, 3, 1, 2] in a table of two rows, segments.token_counts = [2, 1], is_last = [False, True, True].
+    """
+
+    longest: int
+    """Tokens of the longest sequence."""
+    width: int
+    """Numbers in a row of the table; no fewer than there are blocks."""
+    place: TokenIndex
+    """Where each token stands in the flat table."""
+    segments: Segments
+    """Which block belongs to which sequence."""
+    is_last: Bool[Tensor, " blocks"]
+
+
+_known: dict[int, Blocks] = {}
+"""Blocks by the identity of their segments; an entry goes when its segments do."""
+
+
+def blocks_of(segments: Segments) -> Blocks:
+    """The blocks of these segments: computed once, however often they are summed over."""
+    found = _known.get(id(segments))
+    if found is None:
+        found = _known[id(segments)] = _cut(segments)
+        _ = weakref.finalize(segments, _known.pop, id(segments), None)
+    return found
+
+
+def _cut(segments: Segments) -> Blocks:
+    counts = segments.token_counts
+    per_sequence = (counts + BLOCK - 1) // BLOCK
+    longest, count = (
+        cast("list[int]", torch.stack([counts.max(), per_sequence.sum()]).tolist()) if len(counts) else (0, 0)
+    )
+    owners = Segments.from_counts(per_sequence, count)
+    width = (
+        count + (16 - count) % 32
+    )  # an odd number of cache lines, or the rows of a column would share one set of them
+    shift = to_tokens(owners.first_token * BLOCK - segments.first_token, segments)
+    spot = torch.arange(segments.num_tokens, device=counts.device) + shift
+    place = spot.bitwise_and(BLOCK - 1) * width + spot.bitwise_right_shift(BLOCK.bit_length() - 1)
+    sequence = owners.sequence_of_token
+    is_last = torch.nn.functional.pad(sequence[1:] != sequence[:-1], (0, min(1, count)), value=True)
+    return Blocks(longest, width, place, owners, is_last)

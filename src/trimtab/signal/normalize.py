@@ -6,6 +6,7 @@ got one: a group left with fewer voters than its formula needs gives 0 and is co
 that never had enough episodes is undefined input and raises.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -64,15 +65,17 @@ def mean_std(
     """
     if mean == std == "none":
         return raw(reward, votes)
-    _refuse_lone("mean_std", group_of_episode, num_groups, when="group" in (mean, std))
+    if "group" in (mean, std):
+        _refuse_lone("mean_std", group_of_episode, num_groups)
     values = reward.double()
-    result = values - _average(values, votes, group_of_episode, num_groups, mean)
+    levels = {level: _Level.of(level, votes, group_of_episode, num_groups) for level in (mean, std) if level != "none"}
+    result = values - levels[mean].average(values) if mean != "none" else values
     if std != "none":
-        around = _average(values, votes, group_of_episode, num_groups, std)
-        spread = _spread(values - around, votes, group_of_episode, num_groups, std, ddof)
+        around = result if mean == std else values - levels[std].average(values)
+        spread = levels[std].spread(around, ddof)
         scaled = torch.where(spread > 0, result / (spread + eps), result)
-        result = _bounded(scaled, votes, group_of_episode, num_groups, std)
-    enough = _voters(votes, group_of_episode, num_groups, "group" if "group" in (mean, std) else "batch") >= 2
+        result = levels[std].bounded(scaled)
+    enough = levels["group" if "group" in levels else "batch"].voters >= 2
     return torch.where(enough, result, torch.zeros_like(result)).to(reward.dtype), enough
 
 
@@ -94,12 +97,12 @@ def leave_one_out(
     _refuse_lone("leave_one_out", group_of_episode, num_groups)
     # Around the group's mean, so that equal rewards differ by exactly 0.
     exact = reward.double()
-    values = exact - _average(exact, votes, group_of_episode, num_groups, "group")
+    group = _Level.of("group", votes, group_of_episode, num_groups)
+    values = exact - group.average(exact)
     voting = torch.where(votes, values, torch.zeros_like(values))
-    total = segment_sum(voting, group_of_episode, num_groups)[group_of_episode] - voting
-    voters = _voters(votes, group_of_episode, num_groups, "group")
-    enough = voters >= 2
-    others = voters - votes.to(torch.long)
+    total = group.to_items(group.sum(values)) - voting
+    enough = group.voters >= 2
+    others = group.voters - votes.to(torch.long)
     result = torch.where(enough, values - total / others, torch.zeros_like(values))
     return result.to(reward.dtype), enough
 
@@ -112,73 +115,81 @@ def whiten(
     Fewer than two voters have no variance: everyone gets 0, as in a group without signal. An item that does not vote
     gets no more than the voters themselves span: its result is bounded to [min, max] of theirs, as in mean_std.
     """
-    exact = values.double()
-    if not exact.numel():
+    if not values.numel():
         return values.clone()
-    lowest = torch.where(votes, exact, torch.inf).amin()
-    above = exact - lowest  # as in _average: equal values have exactly that mean
     voters = votes.count_nonzero()
-    centred = above - torch.where(votes, above, 0.0).sum() / voters
-    variance = torch.where(votes, centred, 0.0).square().sum() / (voters - 1)
-    whitened = centred / torch.where(variance > 0, torch.sqrt(variance + eps), 1.0)
-    low, high = torch.where(votes, whitened, torch.inf).amin(), torch.where(votes, whitened, -torch.inf).amax()
-    bounded = torch.where(votes, whitened, whitened.clamp(low, high))
+    # Where numbers are read back at no cost, a batch in which everyone votes is spared the masks.
+    everyone = votes.device.type == "cpu" and int(voters) == votes.shape[0] >= 2
+
+    def voting(items: Tensor, otherwise: float) -> Tensor:
+        return items if everyone else torch.where(votes, items, otherwise)
+
+    lowest = voting(values, torch.inf).amin().double()
+    above = values.double() - lowest  # as in _Level.average: equal values have exactly that mean
+    mean = voting(above, 0.0).sum() / voters
+    centred = above - mean
+    counted = voting(centred, 0.0)
+    variance = counted.dot(counted) / (voters - 1)
+    scale = torch.where(variance > 0, torch.sqrt(variance + eps), 1.0)
+    whitened = centred / scale
+    if everyone:
+        return whitened.to(values.dtype)
+    # A larger value never gives a smaller result, so the voters' extremes are those of their values.
+    highest = voting(values, -torch.inf).amax().double() - lowest
+    bounded = whitened.clamp((0.0 - mean) / scale, (highest - mean) / scale)
     return torch.where(voters >= 2, bounded, 0.0).to(values.dtype)
 
 
-def _place(index: EpisodeIndex, num_groups: int, level: Level) -> tuple[Int[Tensor, " items"], int]:
-    return (index, num_groups) if level == "group" else (torch.zeros_like(index), 1)
+@dataclass(frozen=True)
+class _Level:
+    """The voters among whom items are compared: those of each item's group, or all of the batch.
+
+    Whatever is not a vote enters no statistic, not even as a zero times it: it may be nan.
+    """
+
+    votes: Bool[Tensor, " items"]
+    place: Int[Tensor, " items"]
+    """The group of each item."""
+    count: int
+    voters: Int[Tensor, " items"]
+    """How many vote in the group of each item."""
+
+    @classmethod
+    def of(cls, level: Level, votes: Bool[Tensor, " items"], index: EpisodeIndex, num_groups: int) -> "_Level":
+        place, count = (index, num_groups) if level == "group" else (torch.zeros_like(index), 1)
+        voters = segment_sum(votes.to(torch.long), place, count)
+        return cls(votes, place, count, voters.index_select(0, place))
+
+    def to_items(self, values: Float[Tensor, " groups"]) -> Float[Tensor, " items"]:
+        return values.index_select(0, self.place)
+
+    def sum(self, values: Float[Tensor, " items"]) -> Float[Tensor, " groups"]:
+        return segment_sum(torch.where(self.votes, values, torch.zeros_like(values)), self.place, self.count)
+
+    def extreme(self, values: Float[Tensor, " items"], how: Literal["amin", "amax"]) -> Float[Tensor, " items"]:
+        """The smallest or the largest vote of each item's group; without voters, an infinity that bounds nothing."""
+        blank = torch.inf if how == "amin" else -torch.inf
+        voting = torch.where(self.votes, values, torch.full_like(values, blank))
+        return self.to_items(values.new_full((self.count,), blank).scatter_reduce(0, self.place, voting, how))
+
+    def average(self, values: Float[Tensor, " items"]) -> Float[Tensor, " items"]:
+        # Averaging the distance to the lowest vote, not the value, makes the mean of equal rewards that reward exactly.
+        lowest = self.extreme(values, "amin")
+        return lowest + self.to_items(self.sum(values - lowest)) / self.voters
+
+    def spread(self, centred: Float[Tensor, " items"], ddof: int) -> Float[Tensor, " items"]:
+        """Standard deviation of the voters' centred values."""
+        return torch.sqrt(self.to_items(self.sum(centred.square())) / (self.voters - ddof))
+
+    def bounded(self, result: Float[Tensor, " items"]) -> Float[Tensor, " items"]:
+        """Everyone held between the lowest and the highest voter; that changes no voter."""
+        return result.clamp(self.extreme(result, "amin"), self.extreme(result, "amax"))
 
 
-def _voters(votes: Bool[Tensor, " items"], index: EpisodeIndex, num_groups: int, level: Level) -> Int[Tensor, " items"]:
-    place, count = _place(index, num_groups, level)
-    return segment_sum(votes.to(torch.long), place, count)[place]
-
-
-def _average(
-    values: Float[Tensor, " items"], votes: Bool[Tensor, " items"], index: EpisodeIndex, num_groups: int, level: Level
-) -> Float[Tensor, " items"]:
-    if level == "none":
-        return torch.zeros_like(values)
-    place, count = _place(index, num_groups, level)
-    # Averaging the distance to the lowest vote, not the value, makes the mean of equal rewards that reward exactly.
-    lowest = values.new_zeros(count).scatter_reduce(0, place[votes], values[votes], "amin", include_self=False)[place]
-    above = torch.where(votes, values - lowest, torch.zeros_like(values))
-    return lowest + segment_sum(above, place, count)[place] / _voters(votes, index, num_groups, level)
-
-
-def _spread(
-    centred: Float[Tensor, " items"],
-    votes: Bool[Tensor, " items"],
-    index: EpisodeIndex,
-    num_groups: int,
-    level: Level,
-    ddof: int,
-) -> Float[Tensor, " items"]:
-    """Standard deviation of the voters' centred values."""
-    place, count = _place(index, num_groups, level)
-    square = torch.where(votes, centred.square(), torch.zeros_like(centred))
-    total = segment_sum(square, place, count)[place]
-    voters = _voters(votes, index, num_groups, level)
-    return torch.sqrt(total / (voters - ddof))
-
-
-def _bounded(
-    result: Float[Tensor, " items"], votes: Bool[Tensor, " items"], index: EpisodeIndex, num_groups: int, level: Level
-) -> Float[Tensor, " items"]:
-    """Voters as they are; everyone else held between the lowest and the highest voter of its level."""
-    place, count = _place(index, num_groups, level)
-    blank = result.new_zeros(count)
-    low, high = (
-        blank.scatter_reduce(0, place[votes], result[votes], how, include_self=False)[place] for how in ("amin", "amax")
-    )
-    return torch.where(votes, result, torch.minimum(torch.maximum(result, low), high))
-
-
-def _refuse_lone(where: str, group_of_episode: EpisodeIndex, num_groups: int, *, when: bool = True) -> None:
+def _refuse_lone(where: str, group_of_episode: EpisodeIndex, num_groups: int) -> None:
     size = segment_sum(torch.ones_like(group_of_episode), group_of_episode, num_groups)
-    alone = places(size[group_of_episode] == 1)
-    if when and alone:
+    if bool((size == 1).any()):
+        alone = places(size[group_of_episode] == 1)
         raise SignalError(
             f"{where}: episodes {alone[:8]} are alone in their group, so there is no other reward to compare with. "
             "Sample two or more answers per prompt, or drop these."

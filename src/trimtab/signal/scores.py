@@ -13,8 +13,10 @@ from trimtab.errors import SignalError
 
 CHUNK = 2**19
 """Logits that are worked on at once: two megabytes of float32, which stay in the processor's cache."""
+FAR_CHUNK = 2**24
+"""The same off the processor, where every operation on a chunk is a launch: 64 megabytes of float32."""
 HIDDEN_CHUNK = 2**22
-"""The same where logits are made from hidden states: the head is read once per chunk, so chunks are larger."""
+"""Logits that are made from hidden states at once: the head is read once per chunk, so chunks are larger."""
 
 
 def logp(logits: Tensor, ids: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -104,7 +106,7 @@ def _backward(
     d logp / d x_j = [j is the token] - p_j,   d entropy / d x_j = -p_j (log p_j + entropy),   x = logits / temperature
     """
     entropy, normaliser = saved
-    by_logp, by_entropy = by
+    by_logp, by_entropy = (None if one is None else one / temperature for one in by)
     logs = room[0, : len(logits)]
     if temperature != 1:
         _ = torch.div(logits, temperature, out=logs).sub_(normaliser[:, None])
@@ -114,12 +116,12 @@ def _backward(
     if by_entropy is None:
         out.mul_(-cast("Tensor", by_logp)[:, None])
     else:
-        slope = logs.clamp_(min=torch.finfo(logs.dtype).min).add_(entropy[:, None]).mul_(-by_entropy[:, None])
-        out.mul_(slope if by_logp is None else slope.sub_(by_logp[:, None]))
+        # p_j (-by_entropy (log p_j + entropy) - by_logp), as one factor and one summand per row.
+        fixed = -by_entropy * entropy
+        slope = logs.clamp_(min=torch.finfo(logs.dtype).min).mul_(-by_entropy[:, None])
+        out.mul_(slope.add_((fixed if by_logp is None else fixed - by_logp)[:, None]))
     if by_logp is not None:
         out.scatter_add_(1, ids[:, None], by_logp[:, None])
-    if temperature != 1:
-        out.div_(temperature)
 
 
 def _room(like: Tensor, spans: list[tuple[int, int]], vocabulary: int) -> Tensor:
@@ -135,6 +137,10 @@ def _refuse_second() -> None:
         )
 
 
+def _at_once(like: Tensor) -> int:
+    return CHUNK if like.device.type == "cpu" else FAR_CHUNK
+
+
 def _spans(rows: int, vocabulary: int, chunk: int) -> list[tuple[int, int]]:
     step = max(1, chunk // vocabulary)
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
@@ -143,7 +149,7 @@ def _spans(rows: int, vocabulary: int, chunk: int) -> list[tuple[int, int]]:
 class _FromLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        spans, like = _spans(logits.shape[0], logits.shape[1], CHUNK), _wide(logits[:0])
+        spans, like = _spans(logits.shape[0], logits.shape[1], _at_once(logits)), _wide(logits[:0])
         kept, room = like.new_empty((3, len(ids))), _room(like, spans, logits.shape[1])
         for start, stop in spans:
             for place, values in enumerate(_forward(_wide(logits[start:stop]), ids[start:stop], temperature, room)):
@@ -160,7 +166,7 @@ class _FromLogits(torch.autograd.Function):
         logits, ids, entropy, normaliser = ctx.saved_tensors
         if by[0] is None and by[1] is None:
             return None, None, None
-        gradient, spans = torch.empty_like(logits), _spans(logits.shape[0], logits.shape[1], CHUNK)
+        gradient, spans = torch.empty_like(logits), _spans(logits.shape[0], logits.shape[1], _at_once(logits))
         room = _room(_wide(logits[:0]), spans, logits.shape[1])
         for start, stop in spans:
             rows = slice(start, stop)
@@ -177,6 +183,18 @@ def _of(by: tuple[Tensor | None, ...], rows: slice) -> tuple[Tensor | None, Tens
     return None if by[0] is None else by[0][rows], None if by[1] is None else by[1][rows]
 
 
+def _tables(like: Tensor, spans: list[tuple[int, int]], vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Room for the logits of one chunk, and scratch for the rows of it that are worked on together."""
+    most = max((stop - start for start, stop in spans), default=0)
+    return like.new_empty((most, vocabulary)), _room(like, _spans(most, vocabulary, _at_once(like)), vocabulary)
+
+
+def _product(states: Tensor, head: Tensor, offset: Tensor | None, table: Tensor) -> Tensor:
+    """Logits of a few rows, written into the table: a chunk never waits for the one before it to be freed."""
+    out = torch.mm(states, head.T, out=table[: len(states)])
+    return out if offset is None else out.add_(offset)
+
+
 class _FromHidden(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -184,12 +202,11 @@ class _FromHidden(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         head, offset = _wide(weight), None if bias is None else _wide(bias)
         like, vocabulary = _wide(hidden[:0]), weight.shape[0]
-        kept = like.new_empty((3, len(ids)))
-        for start, stop in _spans(len(ids), vocabulary, chunk):
-            logits = torch.nn.functional.linear(_wide(hidden[start:stop]), head, offset)
-            inner = _spans(stop - start, vocabulary, CHUNK)
-            room = _room(like, inner, vocabulary)
-            for first, last in inner:
+        kept, spans = like.new_empty((3, len(ids))), _spans(len(ids), vocabulary, chunk)
+        table, room = _tables(like, spans, vocabulary)
+        for start, stop in spans:
+            logits = _product(_wide(hidden[start:stop]), head, offset, table)
+            for first, last in _spans(stop - start, vocabulary, _at_once(like)):
                 rows = slice(start + first, start + last)
                 for place, values in enumerate(_forward(logits[first:last], ids[rows], temperature, room)):
                     kept[place, rows] = values
@@ -209,12 +226,12 @@ class _FromHidden(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         to_weight = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         to_bias = torch.zeros_like(offset) if offset is not None and ctx.needs_input_grad[2] else None
-        for start, stop in _spans(len(ids), weight.shape[0], ctx.chunk):
+        spans = _spans(len(ids), weight.shape[0], ctx.chunk)
+        table, room = _tables(head, spans, weight.shape[0])
+        for start, stop in spans:
             states = _wide(hidden[start:stop])
-            slope = torch.nn.functional.linear(states, head, offset)  # logits, until they are replaced
-            inner = _spans(stop - start, weight.shape[0], CHUNK)
-            room = _room(slope, inner, weight.shape[0])
-            for first, last in inner:
+            slope = _product(states, head, offset, table)  # logits, until they are replaced
+            for first, last in _spans(stop - start, weight.shape[0], _at_once(head)):
                 rows, part = slice(start + first, start + last), slope[first:last]
                 saved = entropy[rows], normaliser[rows]
                 _backward(part, part, ids[rows], saved, _of(by, rows), ctx.temperature, room)

@@ -62,7 +62,7 @@ plant(
     "whitens_over_padding",
     whitened(),
     "signal.normalize:whiten",
-    "torch.where(votes, above, 0.0).sum()",
+    "voting(above, 0.0).sum()",
     "torch.nan_to_num(above).sum()",
 )
 plant(
@@ -97,15 +97,15 @@ plant(
     "spread_multiplies_by_the_votes",
     whitened(),
     "signal.normalize:whiten",
-    "torch.where(votes, centred, 0.0).square()",
-    "(centred.square() * votes)",
+    "counted = voting(centred, 0.0)",
+    "counted = centred * votes",
 )
 plant(
     "nonfinite_isolation",
     "average_multiplies_by_the_votes",
     whitened(),
     "signal.normalize:whiten",
-    "torch.where(votes, above, 0.0).sum()",
+    "voting(above, 0.0).sum()",
     "(above * votes).sum()",
 )
 plant(
@@ -164,8 +164,8 @@ plant(
     "returns_are_the_advantages",
     undefined(formula("advantage.reward_to_go", gamma=1.0)),
     "signal.advantage:discounted_sum",
-    "if longest <= 1:\n        return values.clone()",
-    "if longest <= 1:\n        return values",
+    "if blocks.longest <= 1:\n        return values.clone()",
+    "if blocks.longest <= 1:\n        return values",
     Edit("signal.advantage:reward_to_go", "return returns, returns.clone()", "return returns, returns"),
 )
 plant(

@@ -46,8 +46,8 @@ plant(
     "whitening_without_eps",
     whitened(),
     "signal.normalize:whiten",
-    "    whitened = centred / torch.where(variance > 0, torch.sqrt(variance + eps), 1.0)\n",
-    "    return (centred / torch.sqrt(variance)).to(values.dtype)\n",
+    "torch.where(variance > 0, torch.sqrt(variance + eps), 1.0)",
+    "torch.sqrt(variance)",
 )
 plant(
     "degenerate_bounded",
@@ -109,8 +109,8 @@ plant(
     "variance_counts_observations",
     whitened(),
     "signal.normalize:whiten",
-    "square().sum() / (voters - 1)",
-    "square().sum() / (len(votes) - 1)",
+    "/ (voters - 1)",
+    "/ (len(votes) - 1)",
 )
 
 # --- I04: credit flows back in time ----------------------------------------------------------------------------------

@@ -72,8 +72,8 @@ plant(
     "spread_with_the_wrong_ddof",
     formula("normalize.mean_std", mean="group", std="group", ddof=1, eps=1e-6),
     "signal.normalize:mean_std",
-    "num_groups, std, ddof)",
-    "num_groups, std, 0)",
+    "spread(around, ddof)",
+    "spread(around, 0)",
 )
 plant(
     "equals_definition",
@@ -118,8 +118,8 @@ plant(
     "vectorised_baseline_includes_itself",
     vectorised,
     "signal.normalize:leave_one_out",
-    "[group_of_episode] - voting\n",
-    "[group_of_episode]\n",
+    "(group.sum(values)) - voting\n",
+    "(group.sum(values))\n",
 )
 plant(
     "twins_agree",
@@ -140,11 +140,11 @@ plant(
 gae = formula("advantage.gae", gamma=0.9, lam=0.5)
 plant(
     "twins_agree",
-    "doubling_stops_a_step_early",
+    "recursion_stops_a_step_early",
     replace(gae, definition=None, twin=gae.definition),
     "signal.advantage:discounted_sum",
-    "while shift < BLOCK:",
-    "while 2 * shift < longest:",
+    "range(lanes - 2, -1, -1)",
+    "range(lanes - 2, 0, -1)",
 )
 
 # --- I24: decisions --------------------------------------------------------------------------------------------------

@@ -96,8 +96,8 @@ plant(
     "another_ddof_than_declared",
     standard,
     "signal.normalize:mean_std",
-    "num_groups, std, ddof)",
-    "num_groups, std, 0)",
+    "spread(around, ddof)",
+    "spread(around, 0)",
 )
 plant(
     "declared_conventions",

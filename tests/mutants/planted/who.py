@@ -8,6 +8,7 @@ grouped = undefined(formula("normalize.mean_std", mean="group", std="group", ddo
 centred_by_group = undefined(formula("normalize.mean_std", mean="group", std="none", ddof=1, eps=1e-6))
 others = undefined(formula("normalize.leave_one_out"))
 normalize = "signal.normalize:"
+EVERYONE = 'self = _Level.of("group", torch.ones_like(self.votes), self.place, self.count)\n    '
 
 # --- I05: groups -----------------------------------------------------------------------------------------------------
 
@@ -15,7 +16,7 @@ plant(
     "group_isolation",
     "whole_batch_as_one_group",
     centred_by_group,
-    normalize + "_place",
+    normalize + "_Level.of",
     'if level == "group" else',
     'if level == "none" else',
 )
@@ -32,8 +33,8 @@ plant(
     "batch_spread_for_a_group",
     grouped,
     normalize + "mean_std",
-    "num_groups, std, ddof)",
-    'num_groups, "batch", ddof)',
+    "spread = levels[std].spread(around, ddof)",
+    'spread = _Level.of("batch", votes, group_of_episode, num_groups).spread(around, ddof)',
 )
 plant(
     "group_isolation",
@@ -71,17 +72,17 @@ plant(
     "suppressed_do_not_vote",
     "everyone_votes_on_the_mean",
     centred_by_group,
-    normalize + "_average",
-    "place, count = _place",
-    "votes = torch.ones_like(votes)\n    place, count = _place",
+    normalize + "_Level.average",
+    'lowest = self.extreme(values, "amin")',
+    EVERYONE + 'lowest = self.extreme(values, "amin")',
 )
 plant(
     "suppressed_do_not_vote",
     "everyone_votes_on_the_spread",
     undefined(formula("normalize.mean_std", mean="none", std="group", ddof=0, eps=1e-6)),
-    normalize + "_spread",
-    "place, count = _place",
-    "votes = torch.ones_like(votes)\n    place, count = _place",
+    normalize + "_Level.spread",
+    "return torch.sqrt",
+    EVERYONE + "return torch.sqrt",
 )
 plant(
     "suppressed_do_not_vote",
