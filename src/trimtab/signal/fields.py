@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trimtab.signal.layout import Segments
-from trimtab.signal.reduce import sequence_any, to_tokens
+from trimtab.signal.reduce import sequence_any, sequence_tally, to_tokens
 from trimtab.signal.tensors import Array, as_torch, host, library
 
 
@@ -22,7 +22,7 @@ class Field:
     It never changes. `values` is a tensor, or an array where it is shared.
     """
 
-    __slots__ = ("_sequences", "_tokens", "is_shared", "segments", "values")
+    __slots__ = ("_sequences", "_tally", "_tokens", "is_shared", "segments", "values")
 
     def __init__(self, values: Array, segments: Segments, is_shared: bool = False) -> None:
         self.values: Array = host(values) if is_shared else values
@@ -30,6 +30,7 @@ class Field:
         self.is_shared: bool = is_shared
         self._tokens: Tensor | None = None
         self._sequences: Array | None = None
+        self._tally: Array | None = None
 
     @property
     def tokens(self) -> Tensor:
@@ -44,8 +45,19 @@ class Field:
         """For flags: the sequences with a flagged token."""
         if self._sequences is None:
             shared, segments = self.is_shared, self.segments
-            self._sequences = self.values & segments.filled if shared else host(sequence_any(self.values, segments))
+            if shared:
+                self._sequences = self.values & segments.filled
+            else:
+                self._sequences = host(sequence_any(self.values, segments)) if self._tally is None else self._tally > 0
         return self._sequences
+
+    @property
+    def tally(self) -> Array:
+        """For flags: how many tokens of each sequence are flagged."""
+        if self._tally is None:
+            shared, segments = self.is_shared, self.segments
+            self._tally = self.values * segments.measures[:, 0] if shared else host(sequence_tally(self.values, segments))
+        return self._tally
 
     @property
     def dtype(self) -> torch.dtype:

@@ -16,7 +16,7 @@ from torch import Tensor
 from trimtab.errors import SignalError
 from trimtab.signal.catalogue import NonNegative, formula
 from trimtab.signal.layout import EpisodeFlag, EpisodeIndex, PerEpisode, places
-from trimtab.signal.reduce import segment_sum
+from trimtab.signal.reduce import segment_extreme, segment_sum
 
 Level = Literal["none", "group", "batch"]
 Normalized = tuple[PerEpisode, EpisodeFlag]
@@ -170,7 +170,7 @@ class _Level:
         """The smallest or the largest vote of each item's group; without voters, an infinity that bounds nothing."""
         blank = torch.inf if how == "amin" else -torch.inf
         voting = torch.where(self.votes, values, torch.full_like(values, blank))
-        return self.to_items(values.new_full((self.count,), blank).scatter_reduce(0, self.place, voting, how))
+        return self.to_items(segment_extreme(voting, self.place, self.count, how))
 
     def average(self, values: Float[Tensor, " items"]) -> Float[Tensor, " items"]:
         # Averaging the distance to the lowest vote, not the value, makes the mean of equal rewards that reward exactly.

@@ -38,10 +38,13 @@ class TokenLoss:
 
     loss: Scalar
     metrics: Metrics
-    token_loss: PerToken
-    """The policy term of each token before weighting; detached."""
     fields: Fields
-    """What was decided in the end: keep and importance."""
+    """What was decided in the end (keep, importance), and each token's loss without importance and weight (policy)."""
+
+    @property
+    def token_loss(self) -> PerToken:
+        """The policy term of each token before weighting; detached."""
+        return (self.fields.held("policy") * self.fields.held("importance")).tokens
 
     @property
     def keep(self) -> Keep:
@@ -104,8 +107,8 @@ def token_loss(
     _watch(loss, torch.stack(list(weights.values())).sum(), micro)
     entries = _entries(part, terms, weights, keep, importance, policy, late) | value_seen | _means(kl, entropy)
     metrics = Metrics(entries, {}).merge(drift(ratios, part.segments))
-    decided = Fields(part.segments, {"keep": keep, "importance": importance})
-    return TokenLoss(loss, metrics, policy.tokens, decided)
+    lost = Field(policy.tokens, part.segments)
+    return TokenLoss(loss, metrics, Fields(part.segments, {"keep": keep, "importance": importance, "policy": lost}))
 
 
 def _ratios(part: Slice, available: Mapping[str, Any]) -> dict[str, Ratio]:
@@ -157,8 +160,8 @@ def _policy(
         if inputs.get(name) is not None:
             inputs[name] = torch.where(kept, inputs[name], torch.zeros_like(inputs[name]))
     tokens, seen = run(stage.part, inputs)
-    policy = tokens * importance.tokens
-    return PolicyTerm(_weighted(policy, part.fields["weight_policy"], kept), policy.detach(), seen)
+    weighted = _weighted(tokens * importance.tokens, part.fields["weight_policy"], kept)
+    return PolicyTerm(weighted, tokens.detach(), seen)
 
 
 def _fused_policy(
@@ -182,12 +185,12 @@ def _fused_policy(
         rejected = ~keep.tokens
         logp, value = zero_where(rejected, logp), None if value is None else zero_where(rejected, value)
         advantage, weight = advantage.where(keep), weight.where(keep)
-    credit = (weight * importance * advantage).tokens
-    given = Given(advantage.tokens, credit, logp, value, available.get("selected"))
+    coefficient = weight * importance
+    given = Given(advantage.tokens, (coefficient * advantage).tokens, logp, value, available.get("selected"))
+    settings = stage.part.own_settings
     return policy_term(
-        stage.part.formula.name, stage.part.own_settings, given, logp_current,
-        inside=inside, importance=importance, weight=weight,
-    )  # fmt: skip
+        stage.part.formula.name, settings, given, logp_current, inside=inside, coefficient=coefficient
+    )
 
 
 def _weighted(term: PerToken, weight: PerToken, keep: Keep) -> Scalar:

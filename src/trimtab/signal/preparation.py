@@ -393,22 +393,20 @@ def _batch_metrics(
     constant: Tensor, advantage: Field, kl: PerToken | None,
 ) -> dict[str, Metric]:  # fmt: skip
     """What the batch is made of. Those about tokens and sequences are left to the tally."""
-    levels = batch.levels
-    counted = torch.stack([votes, has_signal & votes]).to(torch.long)
-    voters = counted.new_zeros(2, levels.num_groups).index_add(1, levels.group_of_episode, counted) > 0
+    group, num = batch.levels.group_of_episode, batch.levels.num_groups
+    voted, signalled = (segment_sum(flags.to(torch.long), group, num) > 0 for flags in (votes, has_signal & votes))
     tally.share_of_sequences("trains/sequence_fraction", training.values)
     tally.mean("advantage/token_mean", advantage, training)
     if batch.ended is not None:
         tally.share_of_sequences("ended/sequence_fraction", host(batch.ended))
     if kl is not None:
         tally.mean("kl_ref/token_mean", Field(kl, batch.segments), training)
-    share, with_votes, lacking = Mean.fraction, host(voters[0]), host(~voters[1])
     return {
         "reward/episode_mean": Mean.of(host(batch.reward), host(batch.scored)),
         "reward/episode_std": Spread.of(host(batch.reward), host(batch.scored)),
-        "votes/episode_fraction": share(host(votes)),
-        "groups_without_signal/group_fraction": share(lacking),
-        "constant_groups/group_fraction": share(host(constant), with_votes),
+        "votes/episode_fraction": Mean.fraction(host(votes)),
+        "groups_without_signal/group_fraction": Mean.fraction(~host(signalled)),
+        "constant_groups/group_fraction": Mean.fraction(host(constant), host(voted)),
         "advantage/token_std": _token_spread(advantage, training),
     }
 

@@ -9,11 +9,11 @@ Plain numbers in the processor's memory are reduced by numpy, where they lie: to
 A tensor with a gradient, or on another device, is reduced by torch.
 """
 
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, Num
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from trimtab.signal.layout import Keep, PerSequence, PerToken, Segments, SequenceIndex
@@ -28,7 +28,21 @@ def segment_sum(
     values: Num[Tensor, " items"], index: Int[Tensor, " items"], num_segments: int
 ) -> Num[Tensor, " segments"]:
     """Sum of the items of each segment."""
+    if is_plain(values) and is_plain(index):
+        found = np.bincount(index.numpy(), weights=values.numpy(), minlength=num_segments)
+        return torch.from_numpy(found).to(values.dtype)
     return values.new_zeros(num_segments).index_add(0, index, values)
+
+
+def segment_extreme(
+    values: Float[Tensor, " items"], index: Int[Tensor, " items"], num_segments: int, how: Literal["amin", "amax"]
+) -> Float[Tensor, " segments"]:
+    """The smallest or the largest item of each segment; without any, an infinity that bounds nothing."""
+    blank = values.new_full((num_segments,), torch.inf if how == "amin" else -torch.inf)
+    if is_plain(values) and is_plain(index):
+        (np.minimum if how == "amin" else np.maximum).at(blank.numpy(), index.numpy(), values.numpy())
+        return blank
+    return blank.scatter_reduce(0, index, values, how)
 
 
 def sequence_sum(values: PerToken, segments: Segments, dtype: torch.dtype | None = None) -> PerSequence:

@@ -36,8 +36,8 @@ class Tally:
 
     def share(self, name: str, flags: Field, among: Field | None = None, *, within: bool = False) -> None:
         """The share of flagged tokens, of all or among some; `within`: what is flagged is among them already."""
-        chosen = flags if within or among is None else flags & among
-        self._asked[name] = _share, (self.count(chosen), self._all(BY_TOKENS) if among is None else self.count(among))
+        total = self.count(flags) if within or among is None else self._count_among(flags, among)
+        self._asked[name] = _share, (total, self._all(BY_TOKENS) if among is None else self.count(among))
 
     def share_of_sequences(
         self, name: str, flags: Array, among: Array | None = None, *, within: bool = False
@@ -77,6 +77,12 @@ class Tally:
         if key not in self._counted:
             self._counted[key] = flags.values, self._known(_count_of(flags.values))
         return self._counted[key][1]
+
+    def _count_among(self, flags: Field, among: Field) -> Slot:
+        if flags.is_shared or not among.is_shared:
+            return self.count(flags & among)
+        self._rows[VALUES].append(flags.tally * among.values)  # token flags are counted once, whoever asks
+        return VALUES, 2 * len(self._rows[VALUES]) - 2 + BY_SEQUENCES
 
     def entries(self) -> dict[str, Metric]:
         """Every metric that was asked for, in that order."""

@@ -7,7 +7,7 @@ from trimtab.signal.batch import SignalBatch
 from trimtab.signal.composition import Recipe
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import EpisodeFlag, SequenceFlag
-from trimtab.signal.reduce import segment_sum
+from trimtab.signal.reduce import segment_extreme, segment_sum
 from trimtab.signal.tensors import as_torch
 
 
@@ -36,7 +36,6 @@ def votes_and_trains(batch: SignalBatch, recipe: Recipe, keep: Field) -> tuple[E
 def constant_groups(batch: SignalBatch, votes: EpisodeFlag) -> Tensor:
     """Groups whose voters all have the same raw task reward: comparing their answers teaches nothing."""
     group, num = batch.levels.group_of_episode, batch.levels.num_groups
-    blank = batch.reward.new_zeros(num)
-    high = blank.scatter_reduce(0, group[votes], batch.reward[votes], "amax", include_self=False)
-    low = blank.scatter_reduce(0, group[votes], batch.reward[votes], "amin", include_self=False)
-    return (segment_sum(votes.to(torch.long), group, num) > 0) & (high == low)
+    high = segment_extreme(torch.where(votes, batch.reward, -torch.inf), group, num, "amax")
+    low = segment_extreme(torch.where(votes, batch.reward, torch.inf), group, num, "amin")
+    return high == low  # without voters, two different infinities

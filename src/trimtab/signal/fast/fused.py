@@ -15,6 +15,8 @@ from torch import Tensor
 from trimtab.errors import SignalError
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import Keep, PerToken, Scalar
+from trimtab.signal.reduce import sequence_sum
+from trimtab.signal.tensors import as_torch
 
 Losses = tuple[PerToken, PerToken, dict[str, Tensor]]
 """Token losses, slopes, observations."""
@@ -99,21 +101,26 @@ class Term:
 
     loss: Scalar
     tokens: PerToken
-    """Each token's loss times its importance, before weighting; detached."""
+    """Each token's loss, before importance and weight; detached."""
     seen: Mapping[str, Tensor]
 
 
 def policy_term(
     name: str, settings: Mapping[str, Any], given: Given, logp_current: PerToken,
-    *, inside: Tensor | None, importance: Field, weight: Field,
+    *, inside: Tensor | None, coefficient: Field,
 ) -> Term:  # fmt: skip
-    """The weighted sum of a fused loss. `inside`: 1 where the ratio was not bounded, None if it never was."""
+    """The weighted sum of a fused loss. `inside`: 1 where the ratio was not bounded, None if it never was.
+
+    `coefficient` is importance times weight.
+    """
     losses, slopes, seen = FUSED[name](given, **settings)
     if inside is not None and name not in OWN_SLOPE:
-        slopes = slopes * inside
-    tokens = losses.mul_(importance.tokens)
-    value = (tokens * weight.tokens).sum()
-    return Term(cast("Tensor", _Known.apply(logp_current, value, slopes)), tokens, seen)
+        slopes *= inside
+    if coefficient.is_shared:
+        value = torch.dot(sequence_sum(losses, coefficient.segments), as_torch(coefficient.values))
+    else:
+        value = (losses * coefficient.values).sum()
+    return Term(cast("Tensor", _Known.apply(logp_current, value, slopes)), losses, seen)
 
 
 class _Known(torch.autograd.Function):
