@@ -2,7 +2,8 @@
 
 A host wait is where a program on a GPU stops until the device has finished: somebody reads a number back, or an
 operation whose result has a size that only the device knows. Everything is counted on CPU tensors, alike for
-everyone; nothing is said about time.
+everyone; nothing is said about time. Of Trimtab, what would run on a device is counted: on the CPU itself, numpy reads
+numbers where they lie.
 """
 
 import sys
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from trimtab.signal.tensors import as_on_a_device
 
 WAITS = (
     "_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "unique_dim", "_unique", "_unique2",
@@ -75,7 +78,7 @@ def counted(call: Callable[[], Any]) -> Counted:
     """What one call asks for; a compiled function is counted as it is written."""
     # Importing the compiler takes seconds; where nobody has, nothing is compiled.
     uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with uncompiled, Counted() as seen, _Reads(seen.waits):
+    with uncompiled, as_on_a_device(), Counted() as seen, _Reads(seen.waits):
         _ = call()
     return seen
 

@@ -1,7 +1,7 @@
 """The stages that are timed: Trimtab's calls, as a user of the library would write them, beside those of its peers."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -10,18 +10,13 @@ import trimtab
 from bench import peer_scores, peers
 from bench.frameworks import COMPILED, Maker, Timed
 from bench.workload import CORRECTION, WORKLOADS, Workload, full_recipe
-from trimtab.signal import Recipe, advantage, decide, normalize, policy_loss, prepare, step, token_loss
+from trimtab.signal import Recipe, advantage, decide, normalize, policy_loss, prepare, step, token_loss, use_metrics
 from trimtab.signal import correction as corrections
 from trimtab.signal.layout import Segments
 from trimtab.signal.reduce import to_tokens
 
 ROWS, VOCABULARY, WIDTH = 1024, 32_000, 512
 """The shape of logits and hidden states: a micro-batch of 1,024 tokens."""
-OURS: dict[str, dict[str, Any]] = {"Trimtab": {}}
-"""Rows of the full stage, by settings of `full_recipe`. A row that computes SkyRL's metrics only belongs here, as soon
-as a recipe can choose its metrics."""
-
-
 def run_full(work: Workload, recipe: Recipe, current: Tensor) -> None:
     """From packed tokens to the gradient and every metric."""
     prepared, _ = prepare(work.batch(), recipe)
@@ -37,17 +32,26 @@ def run_steps(prepared: Any, current: Tensor) -> None:
 
 
 def full(work: Workload) -> dict[str, Maker]:
-    def whole(settings: dict[str, Any]) -> Timed:
-        recipe, current = full_recipe(**settings), work.flat["logp_current"].clone().requires_grad_()
-        return lambda: run_full(work, recipe, current)
+    def whole(watch: Literal["all", "few"]) -> Timed:
+        recipe, current = full_recipe(), work.flat["logp_current"].clone().requires_grad_()
+
+        def run() -> None:
+            with use_metrics(watch):
+                run_full(work, recipe, current)
+
+        return run
 
     def steps() -> Timed:
         prepared, _ = prepare(work.batch(), full_recipe())
         current = work.flat["logp_current"].clone().requires_grad_()
         return lambda: run_steps(prepared, current)
 
-    mine: dict[str, Maker] = {name: (lambda settings=settings: whole(settings)) for name, settings in OURS.items()}
-    return mine | {"Trimtab, per optimiser step": steps} | peers.full(work, outcome(work))
+    mine: dict[str, Maker] = {
+        "Trimtab": lambda: whole("all"),
+        "Trimtab, SkyRL's metrics": lambda: whole("few"),
+        "Trimtab, per optimiser step": steps,
+    }
+    return mine | peers.full(work, outcome(work))
 
 
 def outcome(work: Workload) -> Tensor:

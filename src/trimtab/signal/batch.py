@@ -14,20 +14,19 @@ from trimtab.errors import SignalError, nearest
 from trimtab.signal.door import (
     FLOATS,
     INTEGERS,
-    LOGPS,
     Numbers,
     attention_of,
     check_floats,
     check_ids,
-    check_reward,
     check_sequences,
-    check_tokens,
+    check_values,
     common_dtype,
     ended_of,
     group_of,
     length_of,
     levels_of,
     moved_reward,
+    owners_of,
     refuse_layout,
     reward_of,
 )
@@ -43,6 +42,8 @@ from trimtab.signal.layout import (
     SequenceFlag,
     SequenceIndex,
     TokenIndex,
+    group_index,
+    known_company,
     list_cells,
     packed_cells,
     padded_cells,
@@ -168,28 +169,27 @@ def _build(
     attention = attention_of(given.get("attention"), cells)
     reward = reward_of(rewards, device)
     group = group_of(groups, reward)
-    levels = levels_of(segments, given.get("episode"), reward.shape[0], group)
+    owner = owners_of(segments, given.get("episode"), reward.shape[0])
     scored = given.get("scored")
     scored = (
         torch.ones_like(reward, dtype=torch.bool) if scored is None else as_flags(scored, "SignalBatch: scored", device)
     )
-    check_reward(reward, scored)
     floats = {n: cells.gather(given[n], n, precision).detach() for n in FLOATS if given.get(n) is not None}
     integers = {n: _integer_tokens(cells, n, given[n]) for n in INTEGERS if given.get(n) is not None}
     extra = {n: cells.gather(v, n, precision).detach() for n, v in _extra(given.get("extra")).items()}
     paid = moved_reward(given.get("token_reward"), attention, cells, segments, precision)
     fractions = {**floats, **{n: v for n, v in extra.items() if v.dtype.is_floating_point}}
     fractions |= {} if paid is None else {"token_reward": paid}
-    for name, values in fractions.items():
-        check_floats("SignalBatch", name, values)
-        check_tokens("SignalBatch", name, values, segments, is_logp=name in LOGPS)
+    index, facts = group_index(group)
+    num_groups, lone = check_values(fractions, reward, scored, segments, facts)
     sequences = _sequence_fields(segments, width, given, attention, precision)
     check_sequences(sequences, segments.num_sequences)
-    check_ids(sequences["sequence_id"])
+    if given.get("sequence_id") is not None:
+        check_ids(sequences["sequence_id"])
     after = sequences["value_after"]
     dtype = common_dtype({**fractions, **({} if after is None else {"value_after": after})})
     return SignalBatch(
-        levels=levels,
+        levels=levels_of(segments, owner, known_company(index, lone), num_groups),
         cells=cells,
         reward=reward,
         group=group,

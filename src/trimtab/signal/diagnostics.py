@@ -8,11 +8,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from trimtab.signal.fast.choice import is_all_watched
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import PerToken, Segments
 from trimtab.signal.metrics import Extremum, Mean, Metric, Metrics, SampleSize, Spread
 from trimtab.signal.ratio import Ratio, bounded_factor
-from trimtab.signal.reduce import bounded_exp
+from trimtab.signal.reduce import LOG_BOUND, bounded_exp
 from trimtab.signal.stages import Decisions, Seen, conjunction
 from trimtab.signal.tally import Tally
 from trimtab.signal.tensors import Number, library
@@ -28,8 +29,8 @@ def drift(ratios: Mapping[str, Ratio], segments: Segments) -> Metrics:
         return Metrics.empty()
     entries: dict[str, Metric] = {}
     count = float(segments.num_tokens)
-    for (name, ratio), row in zip(ratios.items(), _products(list(ratios.values()), segments), strict=True):
-        total, sequences, product, square, mean, m2, lowest, highest = row
+    for name, ratio in ratios.items():
+        total, sequences, product, square, mean, m2, lowest, highest = _products(ratio)
         far, moved, around = ratio.sums.far, ratio.sums.moved, ratio.sums.around
         farthest, least, most = _extremes(ratio.sums.low, ratio.sums.high)
         share = moved / max(count, 1.0)
@@ -49,24 +50,22 @@ def drift(ratios: Mapping[str, Ratio], segments: Segments) -> Metrics:
             f"k1_{name}/token_mean": Mean(-total, count),
             f"k3_{name}/token_mean": Mean(moved - total, count),
         }
-    return Metrics(entries, {f"logratio_{name}": one.histogram for name, one in ratios.items()})
+    drawn = ratios if is_all_watched() else {}
+    return Metrics(entries, {f"logratio_{name}": one.histogram for name, one in drawn.items()})
 
 
-def _products(ratios: list[Ratio], segments: Segments) -> list[list[Number]]:
-    """For each ratio, what is measured of the products over its sequences, as far as they have tokens."""
-    logs = library(ratios[0].total).stack([one.total for one in ratios])
-    lib, filled = library(logs), segments.filled
-    counted, product = segments.measures[:, 1] * filled, bounded_factor(logs)
-    total, square, sequences = product @ counted, product * product @ counted, counted.sum()
-    mean = total / lib.clip(sequences, 1, None)
-    apart = product - mean[:, None]
-    lowest = highest = 0 * mean - torch.inf
-    if segments.num_tokens:
-        lowest = -lib.amin(lib.where(filled, product, torch.inf), 1)
-        highest = lib.amax(lib.where(filled, product, -torch.inf), 1)
-    rows = (logs.sum(1), 0 * mean + sequences, total, square, mean, apart * apart @ counted, lowest, highest)
-    table = lib.stack(rows, 1)
-    return [list(row.unbind()) for row in table] if isinstance(table, Tensor) else table.tolist()
+def _products(ratio: Ratio) -> tuple[Number, ...]:
+    """What is measured of the products over sequences, as far as they have tokens; the smallest with its sign turned."""
+    logs, segments = ratio.total, ratio.segments
+    if not segments.num_tokens:
+        return (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -math.inf, -math.inf)
+    product, counted, lib = bounded_factor(logs), segments.counted, library(logs)
+    total, low, high = product @ counted, product, product
+    if not segments.all_filled:
+        low, high = lib.where(segments.filled, product, torch.inf), lib.where(segments.filled, product, -torch.inf)
+    mean = total / segments.num_filled
+    apart = (product - mean) * counted
+    return logs.sum(), counted.sum(), total, product * counted @ product, mean, apart @ apart, -low.min(), high.max()
 
 
 def _extremes(low: Number, high: Number) -> tuple[Number, Number, Number]:
@@ -79,8 +78,11 @@ def _extremes(low: Number, high: Number) -> tuple[Number, Number, Number]:
     least, most = cast("float", low), cast("float", high)
     if least > most:
         return -math.inf, -math.inf, -math.inf
-    exp = bounded_exp(torch.tensor([least, most], dtype=torch.float64)).tolist()
-    return max(most, -least), -exp[0], exp[1]
+    return max(most, -least), -_bounded(least), _bounded(most)
+
+
+def _bounded(log_value: float) -> float:
+    return math.exp(log_value if -LOG_BOUND < log_value < LOG_BOUND else math.copysign(LOG_BOUND, log_value))
 
 
 def drift_by_age(logratio: PerToken, version: Tensor, now: int) -> dict[str, Metric]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal.layout import Cells, Levels, Segments, places, renumbered
+from trimtab.signal.layout import Cells, Levels, Segments, places
 from trimtab.signal.tensors import Numbers, as_flags, as_integers, as_names, as_tensor
 
 TokenField = Numbers
@@ -34,8 +34,8 @@ def refuse_layout(wrong: bool, what: str, wanted: str) -> None:
         raise SignalError(f"SignalBatch: {what}, so its layout cannot be told. Give {wanted}.")
 
 
-def levels_of(segments: Segments, episode: Numbers | None, num_rewards: int, group: Tensor) -> Levels:
-    """The index maps; one episode per sequence unless `episode` says otherwise."""
+def owners_of(segments: Segments, episode: Numbers | None, num_rewards: int) -> Tensor | None:
+    """The episode of each sequence; None where every sequence is an episode of its own."""
     device, rows = segments.token_counts.device, segments.num_sequences
     if episode is None and num_rewards != rows:
         raise SignalError(
@@ -43,7 +43,7 @@ def levels_of(segments: Segments, episode: Numbers | None, num_rewards: int, gro
             "Give one reward and one group per sequence, or say with episode=… which sequence belongs to which reward."
         )
     if episode is None:
-        return Levels(segments, torch.arange(rows, device=device), *renumbered(group))
+        return None
     owner = as_integers(episode, "SignalBatch: episode", device)
     check_sequences({"episode": owner}, rows)
     wrong = places((owner < 0) | (owner >= num_rewards))
@@ -52,7 +52,15 @@ def levels_of(segments: Segments, episode: Numbers | None, num_rewards: int, gro
             f"SignalBatch: sequence {wrong[0]} names episode {int(owner[wrong[0]])} but there are {num_rewards} "
             "rewards, so it has none. Give one reward and one group per episode, and count episodes from 0."
         )
-    return Levels(segments, owner, *renumbered(group))
+    return owner
+
+
+def levels_of(segments: Segments, owner: Tensor | None, group: Tensor, num_groups: int) -> Levels:
+    """The index maps."""
+    if owner is not None:
+        return Levels(segments, owner, group, num_groups)
+    everyone = torch.arange(segments.num_sequences, device=segments.token_counts.device)
+    return Levels(segments, everyone, group, num_groups, one_each=True)
 
 
 def group_of(group: Numbers, reward: Tensor) -> Tensor:
@@ -201,17 +209,39 @@ def check_ids(sequence_id: Tensor) -> None:
         )
 
 
-def check_reward(reward: Tensor, scored: Tensor) -> None:
-    """One finite reward per episode, where it was scored at all."""
+def check_values(
+    fields: Mapping[str, Tensor], reward: Tensor, scored: Tensor, segments: Segments, facts: Tensor
+) -> tuple[int, int]:
+    """Every number is one that can be computed with. All that decides is read in one go, and `facts` with it."""
     if scored.shape != reward.shape:
         raise SignalError(f"SignalBatch: scored has shape {list(scored.shape)} for {reward.shape[0]} episodes.")
+    for name, values in fields.items():
+        check_floats("SignalBatch", name, values)
+    wrong = (~(reward.abs() <= LARGEST) & scored).any()
+    bounds = [bound.double() for values in fields.values() if values.numel() for bound in torch.aminmax(values)]
+    decides = torch.cat([torch.stack([wrong.double(), *bounds]), facts.double()])
+    is_wrong, *numbers, num, lone = cast("list[float]", decides.tolist())
+    if is_wrong:
+        _refuse_reward(reward, scored)
+    filled = [name for name, values in fields.items() if values.numel()]
+    for name, low, high in zip(filled, numbers[::2], numbers[1::2], strict=True):
+        if not _are_possible(low, high, is_logp=name in LOGPS):
+            check_tokens("SignalBatch", name, fields[name], segments, is_logp=name in LOGPS)
+    return int(num), int(lone)
+
+
+def _are_possible(low: float, high: float, *, is_logp: bool) -> bool:
+    """Whether all numbers between these are; nan never is."""
+    return low >= -LARGEST and high <= (LOGP_SLACK if is_logp else LARGEST)
+
+
+def _refuse_reward(reward: Tensor, scored: Tensor) -> None:
     wrong = places(~(reward.abs() <= LARGEST) & scored)
-    if wrong:
-        raise SignalError(
-            f"SignalBatch: reward is {reward[wrong[0]].item()} at episode {wrong[0]} ({len(wrong)} in all), "
-            "so every baseline it enters would be undefined. "
-            "Mark failed rewards with scored=False, or repair the reward function."
-        )
+    raise SignalError(
+        f"SignalBatch: reward is {reward[wrong[0]].item()} at episode {wrong[0]} ({len(wrong)} in all), "
+        "so every baseline it enters would be undefined. "
+        "Mark failed rewards with scored=False, or repair the reward function."
+    )
 
 
 def check_floats(where: str, name: str, values: Tensor) -> None:
@@ -230,7 +260,7 @@ def check_tokens(where: str, name: str, values: Tensor, segments: Segments, *, i
     if not values.numel():
         return
     low, high = cast("list[float]", torch.stack(torch.aminmax(values)).tolist())  # nan, if there is one
-    if low >= -LARGEST and high <= (LOGP_SLACK if is_logp else LARGEST):
+    if _are_possible(low, high, is_logp=is_logp):
         return
     bad = ~(values.abs() <= LARGEST)
     if bool(bad.any()):

@@ -93,8 +93,7 @@ def _where(values: Array, flags: Array) -> Array:
 
 def everything(segments: Segments) -> Field:
     """Flags that are true at every token."""
-    flags = torch.ones(segments.num_sequences, dtype=torch.bool, device=segments.token_counts.device)
-    return Field(flags, segments, True)
+    return Field(segments.measures[:, 1] > 0, segments, True)
 
 
 class Fields(Mapping[str, Tensor]):

@@ -84,6 +84,22 @@ class Segments:
         tokens = self.token_counts.double()
         return host(torch.stack([tokens, torch.ones_like(tokens)], 1))
 
+    @cached_property
+    def all_filled(self) -> bool:
+        """Every sequence has tokens, as far as that can be seen without waiting for a device."""
+        return is_plain(self.token_counts) and self.starts[0] is None
+
+    @cached_property
+    def counted(self) -> Array:
+        """1 for a sequence that has tokens, 0 for one without, in float64."""
+        return self.measures[:, 1] * self.filled
+
+    @cached_property
+    def num_filled(self) -> "float | Tensor":
+        """How many sequences have tokens, at least 1: what a mean over sequences is divided by."""
+        count = self.counted.sum()
+        return count.clamp(min=1) if isinstance(count, Tensor) else max(float(count), 1.0)
+
     @property
     def first_token(self) -> SequenceIndex:
         """Index of each sequence's first token (of the next sequence's, for an empty one)."""
@@ -102,6 +118,12 @@ class Levels:
     episode_of_sequence: SequenceIndex
     group_of_episode: EpisodeIndex
     num_groups: int
+    one_each: bool = False
+    """Every sequence is an episode of its own, in order."""
+
+    def to_sequences(self, values: Tensor) -> Tensor:
+        """Each episode's value at every one of its sequences."""
+        return values if self.one_each else values.index_select(0, self.episode_of_sequence)
 
     @property
     def token_counts(self) -> SequenceIndex:
@@ -236,8 +258,27 @@ def places(flags: Bool[Tensor, " _"]) -> list[int]:
 
 def renumbered(group: Tensor) -> tuple[Tensor, int]:
     """Any group names as 0, 1, … in their order, and how many there are."""
-    index = cast("Tensor", torch.unique(group, return_inverse=True)[1])
-    return index, int(index.max()) + 1 if index.numel() else 0
+    index, facts = group_index(group)
+    num, lone = cast("list[int]", facts.tolist())
+    return known_company(index, lone), num
+
+
+def group_index(group: Tensor) -> tuple[Tensor, Int[Tensor, " 2"]]:
+    """Any group names as 0, 1, … in their order; how many there are, and whether one has a single episode."""
+    if not group.numel():
+        return group.clone(), torch.zeros(2, dtype=torch.long, device=group.device)
+    ordered, order = group.sort()
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    rank = begins.cumsum(0)
+    ends = begins.roll(-1)  # the last one ends where the first begins
+    return torch.empty_like(order).scatter_(0, order, rank - 1), torch.stack([rank[-1], (begins & ends).any().long()])
+
+
+def known_company(index: Tensor, lone: int) -> Tensor:
+    """Note on an index of groups that none has a single episode: formulas then need not ask the device again."""
+    index.has_company = not lone  # pyright: ignore[reportAttributeAccessIssue]
+    return index
 
 
 def padded_cells(trainable: Bool[Tensor, "rows width"]) -> tuple[Cells, Segments]:

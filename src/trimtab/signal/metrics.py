@@ -144,6 +144,7 @@ class Histogram:
 
     Bins mirror at 0; a value on an edge belongs to the bin farther out. Edges have at most eight significant bits, so
     the upper half of a float32 says in which bin it lies, and a large batch is counted without comparing anything.
+    Of more than LARGE values, every k-th is counted, k times: extremes are metrics of their own, and exact.
     """
 
     counts: Tensor
@@ -152,16 +153,22 @@ class Histogram:
     EDGES = (*(-edge for edge in OUTER[::-1]), *OUTER)
     SMALL = 8192
     """Fewer values than this are compared with the edges."""
+    LARGE = 65_536
+    """More values than this are sampled."""
 
     @classmethod
     def of(cls, logratio: Tensor) -> "Histogram":
-        values = logratio.detach().float()
+        every = max(1, logratio.numel() // cls.LARGE)
+        if every > 1:
+            return cls(cls.of(logratio.detach()[::every][: logratio.numel() // every]).counts * every)
+        values = logratio.detach().float().contiguous()
         if is_plain(values) and values.numel() >= cls.SMALL:
             return cls(cls._by_bits(values))
         # Each edge as the least number beyond it, so that a negative value on an edge lies outside too.
-        place = torch.bucketize(values, torch.tensor(BEYOND, device=values.device), right=True)
-        if is_plain(place):
-            return cls(torch.bincount(place, minlength=len(cls.EDGES) + 1))
+        if is_plain(values):
+            place = np.searchsorted(BEYOND, values.numpy(), side="right")
+            return cls(torch.from_numpy(np.bincount(place, minlength=len(cls.EDGES) + 1)))
+        place = torch.bucketize(values, torch.from_numpy(BEYOND).to(values.device), right=True)
         blank = torch.zeros(len(cls.EDGES) + 1, dtype=torch.long, device=values.device)
         return cls(blank.index_add(0, place, torch.ones_like(place)))
 
@@ -180,7 +187,8 @@ class Histogram:
         return Histogram(self.counts + other.counts)
 
 
-BEYOND = [float(np.nextafter(np.float32(edge), np.float32(0))) if edge < 0 else edge for edge in Histogram.EDGES]
+_EDGES = np.array(Histogram.EDGES, dtype=np.float32)
+BEYOND = np.where(_EDGES < 0, np.nextafter(_EDGES, np.float32(0)), _EDGES)
 
 
 Metric = Mean | Sum | Extremum | Spread | SampleSize

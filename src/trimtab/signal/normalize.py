@@ -187,6 +187,8 @@ class _Level:
 
 
 def _refuse_lone(where: str, group_of_episode: EpisodeIndex, num_groups: int) -> None:
+    if getattr(group_of_episode, "has_company", False):  # the door has looked
+        return
     size = segment_sum(torch.ones_like(group_of_episode), group_of_episode, num_groups)
     if bool((size == 1).any()):
         alone = places(size[group_of_episode] == 1)

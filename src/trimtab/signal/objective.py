@@ -16,7 +16,7 @@ from trimtab.errors import SignalError
 from trimtab.signal.composition import KL, RATIO_TO, Recipe, Term
 from trimtab.signal.decision import available_now, check_given, late_stages
 from trimtab.signal.diagnostics import Population, by_sign, drift, kept_share, observe, stage_metrics
-from trimtab.signal.fast.choice import is_fast
+from trimtab.signal.fast.choice import is_all_watched, is_fast
 from trimtab.signal.fast.fused import FUSED, Given, policy_term, zero_where
 from trimtab.signal.fast.fused import Term as PolicyTerm
 from trimtab.signal.fast.per_sequence import StageShortcuts
@@ -106,7 +106,9 @@ def token_loss(
     weights = {name: field_sum(part.fields.held(name)) for name in part.fields if name.startswith("weight_")}
     _watch(loss, torch.stack(list(weights.values())).sum(), micro)
     entries = _entries(part, terms, weights, keep, importance, policy, late) | value_seen | _means(kl, entropy)
-    metrics = Metrics(entries, {}).merge(drift(ratios, part.segments))
+    metrics = Metrics(entries, {})
+    if is_all_watched():
+        metrics = metrics.merge(drift(ratios, part.segments))
     lost = Field(policy.tokens, part.segments)
     return TokenLoss(loss, metrics, Fields(part.segments, {"keep": keep, "importance": importance, "policy": lost}))
 
@@ -178,7 +180,8 @@ def _fused_policy(
     if stage.anchor is not None:
         follows = part.recipe.old == "current" and stage.anchor == "old"  # then the anchor is not what was recorded
         ratio = Ratio(logp - available["logp_old"], part.segments) if follows else ratios[RATIO_TO[stage.anchor]]
-        value, inside = ratio.value, None if ratio.is_within else ratio.logratio.abs().le_(LOG_BOUND)
+        value = ratio.value(sums_too=not follows and is_all_watched())
+        inside = None if ratio.is_within else ratio.logratio.abs().le_(LOG_BOUND)
     advantage, weight = part.fields.held("advantage"), part.fields.held("weight_policy")
     kept = host(keep.values)
     if isinstance(kept, Tensor) or not kept.all():  # read only where reading costs nothing

@@ -20,6 +20,7 @@ from trimtab.signal.composition import Recipe, Stage
 from trimtab.signal.diagnostics import Population, drift, drift_by_age, stage_metrics
 from trimtab.signal.door import check_floats, check_tokens
 from trimtab.signal.fast.choice import is_fast
+from trimtab.signal.fast.per_group import normalized
 from trimtab.signal.fast.per_sequence import StageShortcuts
 from trimtab.signal.fields import Field, Fields, everything
 from trimtab.signal.layout import EpisodeFlag, Keep, PerEpisode, PerSequence, PerToken, SequenceFlag, places
@@ -28,7 +29,7 @@ from trimtab.signal.normalize import whiten
 from trimtab.signal.parts import run
 from trimtab.signal.ratio import Ratio
 from trimtab.signal.recipes import recipe as named
-from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
+from trimtab.signal.reduce import segment_extreme, segment_sum, sequence_any, to_tokens
 from trimtab.signal.reward import token_rewards
 from trimtab.signal.stages import conjunction, product, run_stages
 from trimtab.signal.state import SignalState, drift_warning
@@ -130,10 +131,10 @@ def prepare(
     votes, trains = votes_and_trains(batch, recipe, keep)
     constant = constant_groups(batch, votes)
     if recipe.filter_constant_groups:
-        trains = trains & ~constant[levels.group_of_episode][levels.episode_of_sequence]
+        trains = trains & ~levels.to_sequences(constant[levels.group_of_episode])
     kl = _kl_of_old(batch, recipe)
     outcome, has_signal = _normalize(batch, recipe, kl, votes)
-    voted = keep & Field(votes[levels.episode_of_sequence], segments, True)
+    voted = keep & Field(levels.to_sequences(votes), segments, True)
     training = Field(trains, segments, True)
     if advantage is None:
         credit, returns = _credit(batch, recipe, outcome, kl, votes, trains)
@@ -153,7 +154,7 @@ def prepare(
     metrics = Metrics(entries, {}).merge(drift(ratios, segments))
     numbers = metrics.numbers()
     state, said = (state or SignalState()).observe(numbers)
-    one = torch.ones(segments.num_sequences, dtype=batch.dtype, device=batch.reward.device)
+    one = as_torch(segments.measures)[:, 1].to(batch.dtype)
     decided = {
         "advantage": credit, "returns": returns, "keep": conjunction(keep, after.keeps), "voted": voted,
         "importance": product(Field(one, segments, True), stages.importances),
@@ -295,11 +296,10 @@ def _normalize(
     levels = batch.levels
     if recipe.kl is not None and kl is not None and recipe.kl.into == "sequence_reward":
         reward = reward - recipe.kl.coef * segment_sum(kl, levels.episode_of_token, levels.num_episodes)
-    inputs = {
-        "reward": reward,
-        **_episode_fields(batch, votes),
-    }
-    outcome, has_signal = run(recipe.normalize, inputs)
+    quick = normalized(recipe.normalize, reward, votes, levels.group_of_episode, levels.num_groups)
+    if quick is None or not is_fast():
+        quick = run(recipe.normalize, {"reward": reward, **_episode_fields(batch, votes)})
+    outcome, has_signal = quick
     ended = ended_episodes(batch)
     if recipe.not_ended == "zero" and ended is not None:
         outcome = torch.where(ended, outcome, torch.zeros_like(outcome))
@@ -323,7 +323,7 @@ def _credit(
     trains: SequenceFlag,
 ) -> tuple[Field, Field]:
     """Advantage and returns of every token."""
-    per_sequence = outcome[batch.levels.episode_of_sequence].to(batch.dtype)
+    per_sequence = batch.levels.to_sequences(outcome).to(batch.dtype)
     reads_rewards = "token_reward" in recipe.advantage.formula.inputs
     if not reads_rewards and batch.token_reward is not None:
         raise SignalError(
@@ -394,7 +394,9 @@ def _batch_metrics(
 ) -> dict[str, Metric]:  # fmt: skip
     """What the batch is made of. Those about tokens and sequences are left to the tally."""
     group, num = batch.levels.group_of_episode, batch.levels.num_groups
-    voted, signalled = (segment_sum(flags.to(torch.long), group, num) > 0 for flags in (votes, has_signal & votes))
+    voted, signalled = (
+        host(segment_extreme(flags.double(), group, num, "amax")) > 0 for flags in (votes, has_signal & votes)
+    )
     tally.share_of_sequences("trains/sequence_fraction", training.values)
     tally.mean("advantage/token_mean", advantage, training)
     if batch.ended is not None:
@@ -405,8 +407,8 @@ def _batch_metrics(
         "reward/episode_mean": Mean.of(host(batch.reward), host(batch.scored)),
         "reward/episode_std": Spread.of(host(batch.reward), host(batch.scored)),
         "votes/episode_fraction": Mean.fraction(host(votes)),
-        "groups_without_signal/group_fraction": Mean.fraction(~host(signalled)),
-        "constant_groups/group_fraction": Mean.fraction(host(constant), host(voted)),
+        "groups_without_signal/group_fraction": Mean.fraction(~signalled),
+        "constant_groups/group_fraction": Mean.fraction(host(constant), voted),
         "advantage/token_std": _token_spread(advantage, training),
     }
 
@@ -423,8 +425,10 @@ def _token_spread(values: Field, among: Field) -> Spread:
 
 def _shaping_metrics(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> dict[str, Metric]:
     """How much each step of the reward shaping moves the reward of an episode that votes."""
-    reward = torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward))
     entries: dict[str, Metric] = {}
+    if not recipe.reward:
+        return entries
+    reward = torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward))
     for step in recipe.reward:
         shaped = run(step, {"reward": reward, "ended": ended_episodes(batch), "length": _lengths(batch)})
         entries[f"{step.formula.name}/effect"] = Mean.of((shaped - reward).abs(), votes)

@@ -65,9 +65,10 @@ class Ratio:
     def sums(self) -> RatioSums:
         return self._walk(None)
 
-    @cached_property
-    def value(self) -> PerToken:
-        """The ratio itself. Ask for it before `sums`, and both take one walk."""
+    def value(self, *, sums_too: bool = True) -> PerToken:
+        """The ratio itself; with its sums, both take one walk."""
+        if not sums_too:
+            return bounded_exp(self.logratio)
         value = torch.empty_like(self.logratio)
         self.__dict__["sums"] = self._walk(value)
         return value
@@ -89,13 +90,11 @@ class Ratio:
         """Block after block, in place: the log-ratio, then the ratio, then what it lacks to its block's mean."""
         count = self.logratio.numel()
         size = BLOCK if is_plain(self.logratio) else max(count, 1)
-        room = self.logratio.new_empty((2, min(size, count)), dtype=torch.float64)  # taken once, for every block
         far, moved, around, done = 0.0, 0.0, 0.0, 0
         for start in range(0, count, size):
             block = self.logratio if size >= count else self.logratio[start : start + size]
-            num = len(block)
-            exact, scratch = room if num == room.shape[1] else room[:, :num]
-            far += read_if_plain(torch.abs(exact.copy_(block), out=scratch).sum())
+            exact, num = block.to(torch.float64, copy=True), len(block)
+            far += read_if_plain(exact.abs().sum())
             _ = (exact if self.is_within else exact.clamp_(-LOG_BOUND, LOG_BOUND)).exp_()
             if value is not None:
                 _ = (value if size >= count else value[start : start + size]).copy_(exact)

@@ -4,7 +4,8 @@ It knows names and kinds of numbers; it knows nothing of layouts, levels or form
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -34,9 +35,25 @@ def as_tensor(
         ) from error
 
 
+class _Reading:
+    """Whether plain numbers may be read; off, every tensor is treated as if it were on another device."""
+
+    is_on: bool = True
+
+
 def is_plain(values: Tensor) -> bool:
     """Numbers in the processor's own memory, without a gradient: what numpy reads where they lie."""
-    return type(values) is Tensor and values.device.type == "cpu" and not values.requires_grad
+    return type(values) is Tensor and values.is_cpu and not values.requires_grad and _Reading.is_on
+
+
+@contextmanager
+def as_on_a_device() -> Iterator[None]:
+    """Run what a GPU would run, on CPU tensors: for tests, and for counting what would wait there."""
+    before, _Reading.is_on = _Reading.is_on, False
+    try:
+        yield
+    finally:
+        _Reading.is_on = before
 
 
 Array = Any

@@ -13,23 +13,22 @@ from trimtab.signal.tensors import as_torch
 
 def ended_episodes(batch: SignalBatch) -> EpisodeFlag | None:
     """An episode ended when none of its sequences was cut off; None where the rollout does not say."""
-    if batch.ended is None:
-        return None
+    if batch.ended is None or batch.levels.one_each:
+        return batch.ended
     cut = segment_sum((~batch.ended).to(torch.long), batch.levels.episode_of_sequence, batch.levels.num_episodes)
     return cut == 0
 
 
 def votes_and_trains(batch: SignalBatch, recipe: Recipe, keep: Field) -> tuple[EpisodeFlag, SequenceFlag]:
     """Which episodes enter baselines, and which sequences are in the loss: the table of docs/concepts.md."""
-    levels = batch.levels
-    episodes, count = levels.episode_of_sequence, levels.num_episodes
-    filled = batch.segments.token_counts > 0
-    is_left = segment_sum(as_torch(keep.sequences).to(torch.long), episodes, count) > 0
-    votes, trains = batch.scored & is_left, batch.scored[episodes] & filled
+    levels, left = batch.levels, as_torch(keep.sequences)
+    if not levels.one_each:
+        left = segment_sum(left.to(torch.long), levels.episode_of_sequence, levels.num_episodes) > 0
+    votes, trains = batch.scored & left, levels.to_sequences(batch.scored) & as_torch(batch.segments.filled)
     ended = ended_episodes(batch)
     if ended is not None and recipe.not_ended != "train":
         votes = votes & ended
-        trains = trains & ended[episodes] if recipe.not_ended == "suppress" else trains
+        trains = trains & levels.to_sequences(ended) if recipe.not_ended == "suppress" else trains
     return votes, trains
 
 

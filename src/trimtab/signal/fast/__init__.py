@@ -5,6 +5,6 @@ gradient and its observations in one pass. A formula without a shortcut here run
 themselves stay the reference: tests hold every shortcut to its formula.
 """
 
-from trimtab.signal.fast.choice import is_fast, shortcuts_of, use_path
+from trimtab.signal.fast.choice import is_all_watched, is_fast, shortcuts_of, use_metrics, use_path
 
-__all__ = ["is_fast", "shortcuts_of", "use_path"]
+__all__ = ["is_all_watched", "is_fast", "shortcuts_of", "use_metrics", "use_path"]

@@ -12,10 +12,12 @@ from trimtab.signal.fast.fused import FUSED
 from trimtab.signal.fast.per_sequence import PER_SEQUENCE
 
 Path = Literal["fast", "reference"]
+Watch = Literal["all", "few"]
 VARIABLE = "TRIMTAB_PATH"
 """The environment variable that chooses for a whole process."""
 
 _chosen: ContextVar[str | None] = ContextVar("path", default=None)
+_watched: ContextVar[str] = ContextVar("watch", default="all")
 
 
 def is_fast() -> bool:
@@ -43,6 +45,23 @@ def use_path(path: Path) -> Iterator[None]:
         yield
     finally:
         _chosen.reset(before)
+
+
+def is_all_watched() -> bool:
+    """Whether every metric is computed."""
+    return _watched.get() == "all"
+
+
+@contextmanager
+def use_metrics(watch: Watch) -> Iterator[None]:
+    """Compute fewer metrics inside the block: `few` leaves out histograms, and the ratios of the current policy."""
+    if watch not in get_args(Watch):
+        raise SignalError(unknown_word("use_metrics", "watch", watch, get_args(Watch)))
+    before = _watched.set(watch)
+    try:
+        yield
+    finally:
+        _watched.reset(before)
 
 
 def shortcuts_of(recipe: Recipe) -> str:
