@@ -15,7 +15,9 @@ from functools import cached_property
 from typing import Any
 
 from trimtab.sentinel import Case, Out, Subject
+from trimtab.signal import use_path
 from trimtab.signal.catalogue import Formula, catalog
+from trimtab.signal.tensors import as_on_a_device
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,12 @@ def _put(owner: Any, name: str, value: Any) -> None:
 
 @contextmanager
 def planted(edits: tuple[Edit, ...]) -> Iterator[None]:
+    """Bugs are planted in the formulas as they are written, so these run; tests/signal/test_fast_faults.py has others."""
+    with use_path("reference"), as_on_a_device():
+        yield from _planted(edits)
+
+
+def _planted(edits: tuple[Edit, ...]) -> Iterator[None]:
     spots = [spot for edit in edits for spot in edit.spots]
     for owner, name, _, now in spots:
         _put(owner, name, now)

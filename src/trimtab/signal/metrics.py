@@ -286,22 +286,24 @@ def _merged(first: Mapping[str, Merging], second: Mapping[str, Merging]) -> dict
 
 def _sums(values: Array, among: Array | None) -> tuple[Number, Number]:
     """The sum of what is chosen, and how much that is."""
-    chosen = values if among is None else values & among if _is_flags(values) else None
     if isinstance(values, np.ndarray):
-        count = float(values.size if among is None else np.count_nonzero(among))
-        if _is_flags(values):
-            return float(np.count_nonzero(chosen)), count
-        exact = values.astype(np.float64)
-        return float((exact if among is None else np.where(among, exact, 0.0)).sum()), count
-    count = among.count_nonzero().double() if among is not None else values.new_full((), values.numel(), dtype=torch.float64)
-    if _is_flags(values):
-        return chosen.count_nonzero().double(), count
+        return _plain_sums(values, among)
+    whole = values.new_full((), values.numel(), dtype=torch.float64)
+    count = whole if among is None else among.count_nonzero().double()
+    if values.dtype == torch.bool:
+        return (values if among is None else values & among).count_nonzero().double(), count
     exact = values.detach().double()
-    return (exact if among is None else torch.where(among, exact, 0.0)).sum(), count
+    if among is not None:
+        exact = torch.where(among, exact, 0.0)
+    return exact.sum(), count
 
 
-def _is_flags(values: Array) -> bool:
-    return values.dtype in (torch.bool, np.bool_)
+def _plain_sums(values: Array, among: Array | None) -> tuple[float, float]:
+    count = float(values.size if among is None else np.count_nonzero(among))
+    if values.dtype == np.bool_:
+        return float(np.count_nonzero(values if among is None else values & among)), count
+    exact = values.astype(np.float64)
+    return float((exact if among is None else np.where(among, exact, 0.0)).sum()), count
 
 
 def _larger(first: Number, second: Number) -> Number:

@@ -14,6 +14,7 @@ from trimtab.rollout.reward import open_scorer
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.task import Task, open_task
 from trimtab.signal import Recipe
+from trimtab.signal.fields import everything
 from trimtab.signal.vote import constant_groups, votes_and_trains
 from trimtab.train.policy import Policy, frozen_copy, load, new_policy
 from trimtab.train.runtimes.inline import Inline, Runtime
@@ -76,7 +77,7 @@ def new_buffer(settings: "TrainSettings", recipe: Recipe) -> Buffer:
 
     def teaches_nothing(group: Rollouts) -> bool:
         batch = group.batch()
-        votes, _ = votes_and_trains(batch, recipe, torch.ones(batch.num_tokens, dtype=torch.bool))
+        votes, _ = votes_and_trains(batch, recipe, everything(batch.segments))
         return not bool(votes.any()) or bool(constant_groups(batch, votes).all())
 
     return Buffer(settings.prompts_per_step, settings.staleness, settings.dynamic_sampling, teaches_nothing)

@@ -74,7 +74,7 @@ def _measured(metrics: Any, band: tuple[float, float]) -> Out:
         "entropy/token_mean": {"of": "entropy"},
     }
     return {
-        name: Result.scalar(metrics[name].value()[0], "metric", reduction="mean", **facts)
+        name: Result.scalar(torch.as_tensor(metrics[name].value()[0]).double(), "metric", reduction="mean", **facts)
         for name, facts in said.items()
     }
 

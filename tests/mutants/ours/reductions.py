@@ -17,6 +17,7 @@ from trimtab.signal.diagnostics import drift
 from trimtab.signal.layout import Segments, padded_cells
 from trimtab.signal.metrics import Extremum, Mean, SampleSize, Spread
 from trimtab.signal.normalize import whiten
+from trimtab.signal.ratio import Ratio
 from trimtab.signal.reduce import bounded_exp, sequence_mean, to_tokens
 from trimtab.signal.reward import token_rewards
 
@@ -163,7 +164,8 @@ def drifting(*, pieces: int = 1, named: bool = True) -> Subject:
         metrics = None
         for rows in _halves(case, pieces):
             counts = case.segments.token_counts[rows]
-            own = drift("update", logratio[case.token_places(rows)], Segments.from_counts(counts, int(counts.sum())))
+            segments = Segments.from_counts(counts, int(counts.sum()))
+            own = drift({"update": Ratio(logratio[case.token_places(rows)], segments)}, segments)
             metrics = own if metrics is None else metrics.merge(own)
         assert metrics is not None
         return {n: _read(metrics[n].value()[0], facts, named) for n, facts in MEASURED.items()}
@@ -171,8 +173,8 @@ def drifting(*, pieces: int = 1, named: bool = True) -> Subject:
     return Subject(f"drift in {pieces}", call, couples="batch")
 
 
-def _read(value: Tensor, facts: Mapping[str, Any], named: bool) -> Result:
-    return Result.scalar(value, "metric", **(facts if named else {"reduction": facts["reduction"]}))
+def _read(value: float | Tensor, facts: Mapping[str, Any], named: bool) -> Result:
+    return Result.scalar(torch.as_tensor(value, dtype=torch.float64), "metric", **(facts if named else {"reduction": facts["reduction"]}))
 
 
 def _halves(case: Case, pieces: int) -> list[list[int]]:

@@ -54,7 +54,7 @@ plant(
     "maximum_ignores_the_mask",
     masked_metrics(),
     "signal.metrics:Extremum.of",
-    "if chosen is not None:",
+    "if among is not None:",
     "if False:",
 )
 plant(
@@ -70,7 +70,7 @@ plant(
     "mean_ignores_the_mask",
     masked_metrics(),
     "signal.metrics:_sums",
-    "if chosen.flags is not None:",
+    "if among is not None:",
     "if False:",
 )
 
@@ -113,24 +113,24 @@ plant(
     "metric_multiplies_by_the_mask",
     masked_metrics(),
     "signal.metrics:_sums",
-    "torch.where(chosen.flags, exact, 0.0)",
-    "exact * chosen.flags",
+    "torch.where(among, exact, 0.0)",
+    "exact * among",
 )
 plant(
     "nonfinite_isolation",
     "spread_metric_multiplies_by_the_mask",
     masked_spread(),
     "signal.metrics:_sums",
-    "torch.where(chosen.flags, exact, 0.0)",
-    "exact * chosen.flags.double()",
+    "torch.where(among, exact, 0.0)",
+    "exact * among.double()",
 )
 plant(
     "nonfinite_isolation",
     "maximum_pushes_the_masked_down",
     masked_metrics(),
     "signal.metrics:Extremum.of",
-    "torch.where(chosen, signed, torch.full_like(signed, -torch.inf))",
-    "signed * chosen - 1e9 * ~chosen",
+    "torch.where(among, signed, torch.full_like(signed, -torch.inf))",
+    "signed * among - 1e9 * ~among",
 )
 
 # --- I20: writes and aliases -----------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ plant(
     "sample_size_of_nothing",
     masked_spread(),
     "signal.metrics:SampleSize.value",
-    ".clamp(min=1e-300)",
-    "",
+    "_larger(self.count * self.square, 1e-300)",
+    "(self.count * self.square)",
 )
 plant(
     "degenerate_bounded",
@@ -68,7 +68,7 @@ plant(
     "signal.layout:padded_cells",
     "return Cells(tuple(trainable.shape), index), Segments.from_counts(counts, index.shape[0])",
     "run = torch.cat([index.new_zeros(1), (index.diff() != 1).long().cumsum(0)])[: len(index)]\n"
-    "    return Cells(tuple(trainable.shape), index), Segments(torch.bincount(run), run)",
+    "    return Cells(tuple(trainable.shape), index), Segments(torch.bincount(run), len(run))",
 )
 plant(
     "credit_over_trainable",

@@ -39,9 +39,9 @@ plant(
     "metric_truth",
     "drift_of_the_clamped_ratio",
     drift,
-    "signal.diagnostics:drift",
-    "exact = logratio.detach().double()",
-    "exact = logratio.detach().double().clamp(-5, 5)",
+    "signal.ratio:Ratio._walk",
+    "exact, num = block.to(torch.float64, copy=True), len(block)",
+    "exact, num = block.to(torch.float64, copy=True).clamp(-5, 5), len(block)",
 )
 plant(
     "metric_truth",
@@ -73,14 +73,14 @@ plant(
     merged,
     "signal.metrics:Mean.merge",
     "Mean(self.total + other.total, self.count + other.count, self.absent)",
-    "Mean(self.value()[0] + other.value()[0], torch.full_like(self.count, 2), self.absent)",
+    "Mean(self.value()[0] + other.value()[0], 2.0, self.absent)",
 )
 plant(
     "metric_truth",
     "maxima_averaged_over_parts",
     merged,
     "signal.metrics:Extremum.merge",
-    "torch.maximum(self.extreme, other.extreme)",
+    "_larger(self.extreme, other.extreme)",
     "(self.extreme + other.extreme) / 2",
 )
 
@@ -105,16 +105,16 @@ plant(
     "sample_size_without_its_square",
     masked_spread(),
     "signal.metrics:SampleSize.value",
-    "self.total.square() / (self.count * self.square).clamp(min=1e-300)",
-    "0.6 + 0.4 * self.total.square() / (self.count * self.square).clamp(min=1e-300)",
+    "self.total * self.total / _larger(self.count * self.square, 1e-300)",
+    "0.6 + 0.4 * self.total * self.total / _larger(self.count * self.square, 1e-300)",
 )
 plant(
     "metric_reach",
     "deviation_of_the_mean",
     masked_spread(),
     "signal.metrics:Spread.of",
-    "(values.double() - mean).square()",
-    "(mean - mean).square() * values.detach()",
+    "(exact - mean) ** 2",
+    "(mean - mean) ** 2 * exact",
 )
 
 plant(
@@ -123,7 +123,7 @@ plant(
     drifting(named=False),
     "signal.diagnostics:drift",
     "Mean(count + moved, count)",
-    "Mean.of(sequence_sum(excess + 1, segments) / segments.token_counts.clamp(min=1), filled)",
+    "Mean.of(bounded_factor(ratio.mean))",
 )
 plant(
     "metric_reduction",
@@ -131,14 +131,14 @@ plant(
     unnamed,
     "signal.metrics:Mean.merge",
     "Mean(self.total + other.total, self.count + other.count, self.absent)",
-    "Mean(self.value()[0] + other.value()[0], torch.full_like(self.count, 2), self.absent)",
+    "Mean(self.value()[0] + other.value()[0], 2.0, self.absent)",
 )
 plant(
     "metric_reduction",
     "extrema_divided_by_the_parts",
     unnamed,
     "signal.metrics:Extremum.merge",
-    "torch.maximum(self.extreme, other.extreme)",
+    "_larger(self.extreme, other.extreme)",
     "(self.extreme + other.extreme) / 2",
 )
 plant(
@@ -146,6 +146,6 @@ plant(
     "minimum_merged_as_a_maximum",
     unnamed,
     "signal.metrics:Extremum.merge",
-    "Extremum(torch.maximum(self.extreme, other.extreme), self.sign)",
-    "Extremum(self.sign * torch.maximum(self.sign * self.extreme, self.sign * other.extreme), self.sign)",
+    "Extremum(_larger(self.extreme, other.extreme), self.sign)",
+    "Extremum(self.sign * _larger(self.sign * self.extreme, self.sign * other.extreme), self.sign)",
 )

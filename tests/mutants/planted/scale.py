@@ -23,9 +23,9 @@ plant(
     "split",
     "weights_normalised_again",
     surrogate(kl_coef=0.0, entropy_coef=0.0),
-    "signal.objective:token_loss",
-    'part.fields["weight_policy"], keep)',
-    'part.fields["weight_policy"] / part.fields["weight_policy"].sum().clamp(min=1e-12), keep)',
+    "signal.objective:_policy",
+    'part.fields["weight_policy"], kept)',
+    'part.fields["weight_policy"] / part.fields["weight_policy"].sum().clamp(min=1e-12), kept)',
 )
 plant(
     "split",
@@ -40,9 +40,9 @@ plant(
     "micro_batch_advantages_centred",
     pipeline("grpo"),
     "signal.objective:_policy",
-    "return run(recipe.loss.part, inputs)",
-    'inputs["advantage"] = inputs["advantage"] - inputs["advantage"].sum() / max(len(keep), 1)\n'
-    "    return run(recipe.loss.part, inputs)",
+    "tokens, seen = run(stage.part, inputs)",
+    'inputs["advantage"] = inputs["advantage"] - inputs["advantage"].sum() / max(len(kept), 1)\n'
+    "    tokens, seen = run(stage.part, inputs)",
 )
 plant(
     "split",
@@ -96,7 +96,7 @@ plant(
     "return Decided(self.whole.take(chosen), ranks, Ledger())",
     "part = self.whole.take(chosen)\n"
     '    weight = part.fields["weight_policy"]\n'
-    "    part = with_fields(part, weight_policy=weight / weight.sum().clamp(min=1e-12))\n"
+    "    part = with_fields(part, weight_policy=Field(weight / weight.sum().clamp(min=1e-12), part.segments))\n"
     "    return Decided(part, 1, Ledger())",
 )
 plant(

@@ -208,6 +208,6 @@ plant(
     "kept_logp_is_the_old_one",
     pipeline("grpo", kl=None),
     "signal.objective:_policy",
-    "return run(recipe.loss.part, inputs)",
-    'inputs["logp_current"] = inputs["logp_current"].detach()\n    return run(recipe.loss.part, inputs)',
+    "tokens, seen = run(stage.part, inputs)",
+    'inputs["logp_current"] = inputs["logp_current"].detach()\n    tokens, seen = run(stage.part, inputs)',
 )

@@ -50,8 +50,9 @@ plant(
     "one_vote_a_training_sequence",
     episodes("grpo"),
     "signal.preparation:_normalize",
-    "outcome, has_signal = run(recipe.normalize, inputs)",
+    "outcome, has_signal = quick",
     "own = levels.episode_of_sequence\n"
+    "    inputs = _episode_fields(batch, votes)\n"
     '    inputs |= {"reward": reward[own], "votes": votes[own], "group_of_episode": levels.group_of_episode[own]}\n'
     "    outcome, has_signal = run(recipe.normalize, inputs)\n"
     "    first = [int((own == e).nonzero()[0]) for e in range(levels.num_episodes)]\n"
@@ -61,9 +62,9 @@ plant(
     "group_isolation",
     "group_names_that_collide",
     pipeline("grpo"),
-    "signal.layout:renumbered",
-    "torch.unique(group, return_inverse=True)",
-    "torch.unique(group * 0, return_inverse=True)",
+    "signal.layout:group_index",
+    "ordered, order = group.sort()",
+    "ordered, order = (group * 0).sort()",
 )
 
 # --- I06: the suppressed ---------------------------------------------------------------------------------------------
@@ -113,8 +114,8 @@ plant(
     "whitened_with_the_suppressed",
     cut_off("reinforce_plus_plus", not_ended="suppress"),
     "signal.preparation:_settle",
-    "whiten(advantage, voting)",
-    "whiten(advantage, torch.ones_like(voting))",
+    "whiten(advantage.tokens, voting.tokens)",
+    "whiten(advantage.tokens, torch.ones_like(voting.tokens))",
 )
 
 # --- I19: samples and shapes -----------------------------------------------------------------------------------------
@@ -191,7 +192,8 @@ plant(
     "permutation",
     "filtered_rows_are_not_reindexed",
     pipeline("grpo"),
-    "signal.update:Slice.take",
-    "values.index_select(0, tokens) for name",
-    'values[: len(tokens)] if name == "logp_ref" else values.index_select(0, tokens) for name',
+    "signal.fields:Fields.cut",
+    "{name: chosen(field) for name, field in self._held.items()}",
+    '{name: Field(field.values[: segments.num_tokens], segments) if name == "logp_ref" else chosen(field) '
+    "for name, field in self._held.items()}",
 )

@@ -12,6 +12,7 @@ from trimtab.sentinel.binding.like import STOPS_GRADIENT
 from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject
 from trimtab.signal import Recipe, SignalBatch, catalog, decide, find, names, prepare, recipe, token_loss
 from trimtab.signal.catalogue import Formula
+from trimtab.signal.metrics import Metric
 from trimtab.signal.reduce import LOG_BOUND
 from trimtab.signal.update import Ledger, MicroBatch
 
@@ -230,7 +231,11 @@ def _run_recipe(chosen: Recipe, case: Case) -> Out:
     return {
         "loss": Result(out.loss, "scalar", "loss"),
         "advantage": Result(advantage, "token", "advantage"),
-        "metric:loss/policy": Result(out.metrics["loss/policy"].value()[0], "scalar", "metric"),
+        "metric:loss/policy": Result(_number(out.metrics["loss/policy"]), "scalar", "metric"),
         # These metrics need not change: the weights of a mean sum to one by definition.
-        "weight/policy": Result(out.metrics["weight/policy"].value()[0], "scalar", "statistic"),
+        "weight/policy": Result(_number(out.metrics["weight/policy"]), "scalar", "statistic"),
     }
+
+
+def _number(metric: Metric) -> Tensor:
+    return torch.as_tensor(metric.value()[0], dtype=torch.float64)
