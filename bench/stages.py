@@ -174,11 +174,11 @@ def hidden() -> dict[str, Maker]:
 
 STAGES: dict[str, Callable[[], dict[str, Maker]]] = {
     **{f"full, {name}": (lambda make=make: full(make())) for name, make in WORKLOADS.items()},
-    "loss only, reference": lambda: loss(WORKLOADS["reference"]()),
-    "correction only, reference": lambda: correction(WORKLOADS["reference"]()),
-    "group, reference": lambda: group(WORKLOADS["reference"]()),
-    "gae, no waste": lambda: gae(WORKLOADS["no waste"]()),
-    "gae, reference": lambda: gae(WORKLOADS["reference"]()),
+    **{
+        f"{name}, {batch}": (lambda stage=stage, make=WORKLOADS[batch]: stage(make()))
+        for name, stage in {"loss only": loss, "correction only": correction, "group": group, "gae": gae}.items()
+        for batch in ("reference", "no waste")
+    },
     "logits forward": lambda: scores(with_backward=False),
     "logits forward + backward": lambda: scores(with_backward=True),
     "hidden states forward + backward": hidden,
