@@ -1,6 +1,6 @@
 """Is the signal fast? Trimtab beside released frameworks, in one interleaved run on one thread.
 
-    python -m bench.signal                        every stage on every workload, about fifteen minutes
+    python -m bench.signal                        every stage on every workload, about twenty minutes
     python -m bench.signal --only loss --rounds 5 one stage, less exactly; --no-memory leaves out the peaks
     python -m bench.signal --write                and put the table into docs/performance.md
 
