@@ -7,10 +7,11 @@ TRIMTAB_SLIME=/path/to/slime, TRIMTAB_PRIME_RL=/path/to/prime-rl (a folder, or a
 import builtins
 import contextlib
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +19,7 @@ from trimtab.sentinel.examination.wheels import wheel
 from trimtab.sentinel.loading import Spec, Tree
 from trimtab.sentinel.loading.load import load
 
+Made = TypeVar("Made")
 Timed = Callable[[], Any]
 Maker = Callable[[], Timed]
 """Loads an implementation, builds its inputs and returns the call that is timed."""
@@ -69,3 +71,16 @@ def acted(call: Timed) -> Timed:
     if made["unique_graphs"] == before:
         raise RuntimeError("torch.compile did not act, so this would be timed uncompiled")
     return call
+
+
+def load_all(makers: Mapping[str, Callable[[], Made]]) -> dict[str, Made]:
+    """Everyone who can be loaded. A peer that cannot (no network, no compiler) is left out aloud; we never are."""
+    found: dict[str, Made] = {}
+    for name, make in makers.items():
+        try:
+            found[name] = make()
+        except Exception as error:
+            if name.startswith("Trimtab"):
+                raise
+            print(f"{name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
+    return found

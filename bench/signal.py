@@ -1,6 +1,6 @@
 """Is the signal fast? Trimtab beside released frameworks, in one interleaved run on one thread.
 
-    python -m bench.signal                        every stage on every workload, about fifteen minutes
+    python -m bench.signal                        every stage on every workload, about twenty minutes
     python -m bench.signal --only loss --rounds 5 one stage, less exactly; --no-memory leaves out the peaks
     python -m bench.signal --write                and put the table into docs/performance.md
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from bench.counting import Counted, counted
-from bench.frameworks import COMPILED
+from bench.frameworks import COMPILED, load_all
 from bench.memory import peak_over_inputs
 from bench.stages import STAGES, entropy_errors
 from bench.timing import Times, busy, interleaved
@@ -48,7 +48,7 @@ class Row:
 
 
 def measure(stage: str, *, rounds: int, with_memory: bool) -> list[Row]:
-    calls = {name: make() for name, make in STAGES[stage]().items()}
+    calls = load_all(STAGES[stage]())
     times = interleaved(calls, rounds=rounds)
     seen = {name: counted(call) for name, call in calls.items()}
     names = list(calls)

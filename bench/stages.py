@@ -8,7 +8,7 @@ from torch import Tensor
 
 import trimtab
 from bench import peer_scores, peers
-from bench.frameworks import COMPILED, Maker, Timed
+from bench.frameworks import COMPILED, Maker, Timed, load_all
 from bench.workload import CORRECTION, WORKLOADS, Workload, full_recipe
 from trimtab.signal import Recipe, advantage, decide, normalize, policy_loss, prepare, step, token_loss, use_metrics
 from trimtab.signal import correction as corrections
@@ -155,7 +155,9 @@ def entropy_errors() -> dict[str, float]:
         [-(logs.exp() * logs).sum(-1) for logs in (rows.double().log_softmax(-1) for rows in drawn.split(64))]
     )
     calls = {"Trimtab": lambda: lambda x: trimtab.logp_and_entropy(x, ids), **peer_scores.from_logits(ids)}
-    return {name: float((make()(drawn)[1].detach().double() - exact).abs().max()) for name, make in calls.items()}
+    return {
+        name: float((call(drawn)[1].detach().double() - exact).abs().max()) for name, call in load_all(calls).items()
+    }
 
 
 def hidden() -> dict[str, Maker]:
@@ -178,11 +180,11 @@ def hidden() -> dict[str, Maker]:
 
 STAGES: dict[str, Callable[[], dict[str, Maker]]] = {
     **{f"full, {name}": (lambda make=make: full(make())) for name, make in WORKLOADS.items()},
-    "loss only, reference": lambda: loss(WORKLOADS["reference"]()),
-    "correction only, reference": lambda: correction(WORKLOADS["reference"]()),
-    "group, reference": lambda: group(WORKLOADS["reference"]()),
-    "gae, no waste": lambda: gae(WORKLOADS["no waste"]()),
-    "gae, reference": lambda: gae(WORKLOADS["reference"]()),
+    **{
+        f"{name}, {batch}": (lambda stage=stage, make=WORKLOADS[batch]: stage(make()))
+        for name, stage in {"loss only": loss, "correction only": correction, "group": group, "gae": gae}.items()
+        for batch in ("reference", "no waste")
+    },
     "logits forward": lambda: scores(with_backward=False),
     "logits forward + backward": lambda: scores(with_backward=True),
     "hidden states forward + backward": hidden,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from bench import memory, stages
 from bench.counting import counted
-from bench.frameworks import acted
+from bench.frameworks import acted, load_all
 from bench.signal import HEAD, Row, table
 from bench.timing import Times, interleaved
 from bench.workload import WORKLOADS
@@ -62,3 +62,19 @@ def test_our_side_of_a_stage_runs_without_any_peer(stage: str, monkeypatch: pyte
     makers = getattr(stages, stage)(WORKLOADS["tiny"]())
     assert [name for name in makers if name.startswith("slime")] == []
     _ = makers["Trimtab"]()()
+
+
+def test_a_peer_that_cannot_be_loaded_is_left_out_aloud(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> int:
+        raise RuntimeError("no compiler")
+
+    assert load_all({"Trimtab": lambda: 1, "peer": broken}) == {"Trimtab": 1}
+    assert "peer is left out: RuntimeError: no compiler" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="no compiler"):
+        _ = load_all({"Trimtab": broken})
+
+
+def test_a_table_is_put_between_the_marks_of_the_page() -> None:
+    from bench.signal import MARK, PAGE
+
+    assert PAGE.read_text(encoding="utf-8").count(MARK) == 2
