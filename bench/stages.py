@@ -17,6 +17,8 @@ from trimtab.signal.reduce import to_tokens
 
 ROWS, VOCABULARY, WIDTH = 1024, 32_000, 512
 """The shape of logits and hidden states: a micro-batch of 1,024 tokens."""
+
+
 def run_full(work: Workload, recipe: Recipe, current: Tensor) -> None:
     """From packed tokens to the gradient and every metric."""
     prepared, _ = prepare(work.batch(), recipe)

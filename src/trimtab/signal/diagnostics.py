@@ -55,7 +55,7 @@ def drift(ratios: Mapping[str, Ratio], segments: Segments) -> Metrics:
 
 
 def _products(ratio: Ratio) -> tuple[Number, ...]:
-    """What is measured of the products over sequences, as far as they have tokens; the smallest with its sign turned."""
+    """What is measured of the products over sequences that have tokens; the smallest with its sign turned."""
     logs, segments = ratio.total, ratio.segments
     if not segments.num_tokens:
         return (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -math.inf, -math.inf)

@@ -56,7 +56,9 @@ class Field:
         """For flags: how many tokens of each sequence are flagged."""
         if self._tally is None:
             shared, segments = self.is_shared, self.segments
-            self._tally = self.values * segments.measures[:, 0] if shared else host(sequence_tally(self.values, segments))
+            self._tally = (
+                self.values * segments.measures[:, 0] if shared else host(sequence_tally(self.values, segments))
+            )
         return self._tally
 
     @property

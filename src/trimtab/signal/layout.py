@@ -30,6 +30,9 @@ SequenceFlag = Bool[Tensor, " sequences"]
 EpisodeFlag = Bool[Tensor, " episodes"]
 
 
+CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class Segments:
     """Which flat token belongs to which sequence.
@@ -160,7 +163,7 @@ class Cells:
     """None: every cell is a trainable token, in order."""
     lengths: tuple[int, ...] | None = None
     """Set for the list layout: the length of each list entry."""
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     """Where the caller's fields are; read where `places` does not tell."""
 
     def __post_init__(self) -> None:

@@ -191,9 +191,7 @@ def _fused_policy(
     coefficient = weight * importance
     given = Given(advantage.tokens, (coefficient * advantage).tokens, logp, value, available.get("selected"))
     settings = stage.part.own_settings
-    return policy_term(
-        stage.part.formula.name, settings, given, logp_current, inside=inside, coefficient=coefficient
-    )
+    return policy_term(stage.part.formula.name, settings, given, logp_current, inside=inside, coefficient=coefficient)
 
 
 def _weighted(term: PerToken, weight: PerToken, keep: Keep) -> Scalar:

@@ -62,7 +62,9 @@ def _run(stage: Stage, available: Mapping[str, Any]) -> Answer:
 
 def observations(seen: Mapping[str, Tensor], segments: Segments) -> Seen:
     """A formula's observations, each on the level that its name says."""
-    return {name: host(flags) if name.endswith("_sequences") else Field(flags, segments) for name, flags in seen.items()}
+    return {
+        name: host(flags) if name.endswith("_sequences") else Field(flags, segments) for name, flags in seen.items()
+    }
 
 
 def conjunction(keep: Field, decisions: Mapping[str, Field]) -> Field:

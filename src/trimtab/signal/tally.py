@@ -16,7 +16,6 @@ from trimtab.signal.layout import Segments
 from trimtab.signal.metrics import Mean, Metric, Sum
 from trimtab.signal.tensors import Array, Number, is_plain, library, read_if_plain
 
-
 Slot = tuple[int, int]
 """Where a total will stand: among the flags or the values that are held per sequence, or the numbers; and its place."""
 
@@ -39,9 +38,7 @@ class Tally:
         total = self.count(flags) if within or among is None else self._count_among(flags, among)
         self._asked[name] = _share, (total, self._all(BY_TOKENS) if among is None else self.count(among))
 
-    def share_of_sequences(
-        self, name: str, flags: Array, among: Array | None = None, *, within: bool = False
-    ) -> None:
+    def share_of_sequences(self, name: str, flags: Array, among: Array | None = None, *, within: bool = False) -> None:
         """The share of flagged sequences."""
         chosen = flags if within or among is None else flags & among
         count = self._all(BY_SEQUENCES) if among is None else self._count(among, BY_SEQUENCES)

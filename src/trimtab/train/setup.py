@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
 from trimtab.rollout.embedded import Embedded

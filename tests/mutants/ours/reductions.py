@@ -174,7 +174,9 @@ def drifting(*, pieces: int = 1, named: bool = True) -> Subject:
 
 
 def _read(value: float | Tensor, facts: Mapping[str, Any], named: bool) -> Result:
-    return Result.scalar(torch.as_tensor(value, dtype=torch.float64), "metric", **(facts if named else {"reduction": facts["reduction"]}))
+    return Result.scalar(
+        torch.as_tensor(value, dtype=torch.float64), "metric", **(facts if named else {"reduction": facts["reduction"]})
+    )
 
 
 def _halves(case: Case, pieces: int) -> list[list[int]]:

@@ -43,11 +43,11 @@ plant(
 )
 plant(
     "degenerate_bounded",
-    "whitening_without_eps",
+    "whitening_of_a_single_token",
     whitened(),
     "signal.normalize:whiten",
-    "torch.where(variance > 0, torch.sqrt(variance + eps), 1.0)",
-    "torch.sqrt(variance)",
+    "scale = torch.where(variance > 0, torch.sqrt(variance + eps), 1.0)",
+    "scale, voters = torch.sqrt(variance), voters + 2",
 )
 plant(
     "degenerate_bounded",

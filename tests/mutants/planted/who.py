@@ -90,8 +90,8 @@ plant(
     "suppressed_among_the_others",
     others,
     normalize + "leave_one_out",
-    "torch.where(votes, values, torch.zeros_like(values))",
-    "values",
+    "group.to_items(group.sum(values)) - voting",
+    "group.to_items(segment_sum(values, group.place, group.count)) - values",
 )
 plant(
     "suppressed_do_not_vote",

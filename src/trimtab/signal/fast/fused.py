@@ -75,7 +75,7 @@ def clipped_importance(given: Given, *, band: tuple[float, float]) -> Losses:
 def soft_gated(given: Given, *, temperature_positive: float, temperature_negative: float) -> Losses:
     """-A * (4 / tau) * s, s = sigmoid(tau (r - 1)); its slope is -4 A r s (1 - s)."""
     ratio = cast("Tensor", given.ratio)
-    tau = torch.where(given.advantage > 0, temperature_positive, temperature_negative).to(ratio.dtype)
+    tau = torch.full_like(ratio, temperature_negative).masked_fill_(given.advantage > 0, temperature_positive)
     gate = torch.tanh(0.5 * tau * (ratio - 1)).add_(1).mul_(0.5)
     slopes = -4 * given.credit * ratio * gate * (1 - gate)
     return -given.advantage * (4 / tau) * gate, slopes, {"clipped_tokens": torch.zeros_like(ratio, dtype=torch.bool)}

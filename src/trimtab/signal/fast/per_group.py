@@ -1,5 +1,6 @@
-"""Baselines of plain rewards, worked out in numpy: the same numbers as the formulas of `normalize`, per call in a tenth of
-the time. Each function stands for the formula of its name.
+"""Baselines of plain rewards, worked out in numpy: the numbers of `normalize`, in a fraction of the time per call.
+
+Each function stands for the formula of its name.
 """
 
 from collections.abc import Callable

@@ -1,0 +1,165 @@
+"""The fast path gives what the formulas give as they are written, on the processor and as on a device."""
+
+import pytest
+import torch
+from tests.signal.paths import batch_of, on, recipes, run, worst_difference
+
+from trimtab.errors import SignalError
+from trimtab.signal import Recipe, Stage, names, part, recipe, use_metrics, use_path
+from trimtab.signal.fast import is_fast, shortcuts_of
+from trimtab.signal.fast.fused import zero_where
+from trimtab.signal.layout import group_index, renumbered
+
+PATHS = ("fast", "device")
+ALL = recipes()
+
+
+def both(path: str, one: Recipe, dtype: torch.dtype = torch.float64, **how: object) -> float:
+    given = batch_of(dtype=dtype, spread=0.4)
+    with on(path):
+        found = run(one, given, **how)
+    with on("reference"):
+        return worst_difference(found, run(one, given, **how))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("one", ALL, ids=lambda one: f"{one.loss.part.formula.name}-{one.weighting.formula.name}")
+def test_every_number_is_the_one_of_the_formulas(one: Recipe, path: str) -> None:
+    assert both(path, one) < 1e-12
+    assert both(path, one, parts=3) < 1e-12
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: f"{one.loss.part.formula.name}-{one.weighting.formula.name}")
+def test_in_float32_it_is_as_close_as_float32_can_tell(one: Recipe) -> None:
+    """Ratios come from an exponential in float64 and are rounded once, so they may differ in the last bit."""
+    assert both("fast", one, torch.float32) < 2e-6
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", [name for name in names() if "legacy" not in name])
+def test_every_named_recipe_is_the_same_on_both_paths(name: str, path: str) -> None:
+    chosen = recipe(name)
+    given = batch_of()
+    if not chosen.value:
+        given = {**given, "value_old": None, "value_after": None}
+    with on(path):
+        found = run(chosen, given, updates=1)
+    with on("reference"):
+        assert worst_difference(found, run(chosen, given, updates=1)) < 1e-12
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_episodes_of_several_sequences_and_several_updates(path: str) -> None:
+    for one in (ALL[2], ALL[4], ALL[13]):
+        given = batch_of(episodes=True)
+        with on(path):
+            found = run(one, given, parts=2, updates=2)
+        with on("reference"):
+            assert worst_difference(found, run(one, given, parts=2, updates=2)) < 1e-12
+
+
+def test_the_gradient_of_a_clipped_loss_has_the_same_bits() -> None:
+    for one in (ALL[2], ALL[3], ALL[4], ALL[13], ALL[14]):
+        given = batch_of(seed=3)
+        assert one.loss.part.formula.name in ("policy_loss.clipped", "policy_loss.dual_clipped")
+        with on("fast"):
+            found = run(one, given)["gradient of logp"]
+        with on("reference"):
+            assert torch.equal(torch.as_tensor(found), torch.as_tensor(run(one, given)["gradient of logp"]))
+
+
+def test_ratios_beyond_the_bound_have_no_gradient_on_either_path() -> None:
+    given = batch_of()
+    given["logp_current"][::3] = -30.0
+    for one in ALL:
+        with on("fast"):
+            found = run(one, given)
+        with on("reference"):
+            assert worst_difference(found, run(one, given)) < 1e-12, one.loss
+
+
+def test_a_second_derivative_is_refused() -> None:
+    current = torch.full((4,), -1.0, requires_grad=True)
+    loss = _loss_of(current)
+    with pytest.raises(SignalError, match="a second derivative was asked for"):
+        torch.autograd.grad(loss, current, create_graph=True)
+    with use_path("reference"):
+        (slope,) = torch.autograd.grad(_loss_of(current), current, create_graph=True)
+    assert slope.requires_grad
+
+
+def test_a_second_backward_over_the_same_loss_is_refused() -> None:
+    current = torch.full((4,), -1.0, requires_grad=True)
+    loss = _loss_of(current)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def _loss_of(current: torch.Tensor) -> torch.Tensor:
+    import trimtab
+    from trimtab.signal import SignalBatch, decide, prepare, token_loss
+
+    batch = SignalBatch.from_tokens(
+        [2, 2], reward=[1.0, 0.0], group=[0, 0], logp_old=torch.full((4,), -1.1), logp_rollout=torch.full((4,), -1.1)
+    )
+    assert trimtab.recipe("grpo").loss.part.formula.name == "policy_loss.clipped"
+    prepared, _ = prepare(batch, trimtab.recipe("grpo", kl=None))
+    (micro,) = decide(next(prepared.updates(1))).split(num=1)
+    return token_loss(micro, current).loss
+
+
+def test_a_formula_from_outside_runs_without_any_extra_step() -> None:
+    one = recipe("tis", loss=Stage(part("outside_formulas.leaky"), anchor="old"))
+    assert "as written: " in shortcuts_of(one) or "policy_loss" not in shortcuts_of(one)
+    assert both("fast", one) < 1e-12
+
+
+def test_the_path_is_named_and_a_wrong_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = recipe("tis")
+    assert shortcuts_of(one).startswith("fast; ")
+    with use_path("reference"):
+        assert not is_fast()
+        assert shortcuts_of(one) == "reference"
+        with use_path("fast"):
+            assert is_fast()
+        assert not is_fast()
+    assert is_fast()
+    monkeypatch.setenv("TRIMTAB_PATH", "reference")
+    assert not is_fast()
+    monkeypatch.setenv("TRIMTAB_PATH", "quick")
+    with pytest.raises(SignalError, match="TRIMTAB_PATH"):
+        is_fast()
+    with pytest.raises(SignalError, match="slow"), use_path("slow"):  # type: ignore[arg-type]
+        pass
+
+
+def test_few_metrics_are_those_that_all_have_less_ratios_of_the_current_policy_and_histograms() -> None:
+    one, given = ALL[2], batch_of()
+    everything = run(one, given)
+    with use_metrics("few"):
+        few = run(one, given)
+    left_out = everything.keys() - few.keys()
+    assert left_out
+    assert {name.split("/")[0].split("_")[-1] for name in left_out} == {"update", "total", "engine"}
+    assert {name for name in left_out if "engine" in name} == {"logratio_engine"}  # its histogram
+    assert worst_difference({n: everything[n] for n in few}, few) < 1e-15
+    with pytest.raises(SignalError, match="none"), use_metrics("none"):  # type: ignore[arg-type]
+        pass
+
+
+def test_zero_where_does_not_care_what_it_drops() -> None:
+    values = torch.tensor([1.5, float("nan"), float("-inf"), -2.0])
+    dropped = torch.tensor([False, True, True, False])
+    for dtype in (torch.float32, torch.float64):
+        assert zero_where(dropped, values.to(dtype)).tolist() == [1.5, 0.0, 0.0, -2.0]
+
+
+def test_groups_are_numbered_in_the_order_of_their_names_and_lone_ones_are_noticed() -> None:
+    index, facts = group_index(torch.tensor([7, -1, 7, 3]))
+    assert (index.tolist(), facts.tolist()) == ([2, 0, 2, 1], [3, 1])
+    index, num = renumbered(torch.tensor([5, 5, 2, 2]))
+    assert (index.tolist(), num, index.has_company) == ([1, 1, 0, 0], 2, True)
+    index, num = renumbered(torch.tensor([4]))
+    assert (index.tolist(), num, index.has_company) == ([0], 1, False)
+    assert renumbered(torch.zeros(0, dtype=torch.long))[1] == 0

@@ -1,0 +1,121 @@
+"""Faults planted into the fast path alone: each shows against the formulas as they are written."""
+
+import importlib
+from functools import cache
+
+import pytest
+from mutants.edit import edited
+from tests.signal.paths import Found, batch_of, on, recipes, run, worst_difference
+
+FUSED, PER_SEQUENCE, PER_GROUP = "fast.fused", "fast.per_sequence", "fast.per_group"
+FAULTS = [
+    (FUSED, "clipped", "stopped = bounded < free", "stopped = bounded > free"),
+    (FUSED, "clipped", "stopped = bounded < free", "stopped = bounded <= free"),
+    (FUSED, "clipped", "stopped = bounded < free", "stopped = ratio.clamp(*band) != ratio"),
+    (FUSED, "clipped", "zero_where(stopped, ratio)", "ratio.clone()"),
+    (FUSED, "clipped", ".mul_(given.credit).neg_()", ".mul_(given.credit)"),
+    (FUSED, "clipped", ".mul_(given.credit).neg_()", ".mul_(given.advantage).neg_()"),
+    (FUSED, "clipped", "torch.minimum(free, bounded, out=bounded)", "torch.maximum(free, bounded, out=bounded)"),
+    (FUSED, "dual_clipped", "zero_where(capped, slopes)", "slopes"),
+    (FUSED, "dual_clipped", "(given.advantage < 0) & ", ""),
+    (FUSED, "covariance_clipped", "zero_where(selected, slopes)", "slopes"),
+    (FUSED, "covariance_clipped", "zero_where(selected, inner)", "inner"),
+    (FUSED, "clipped_importance", "-bounded * given.credit", "-ratio * given.credit"),
+    (FUSED, "clipped_importance", '"clipped_tokens": bounded != ratio', '"clipped_tokens": bounded == ratio'),
+    (FUSED, "soft_gated", "(1 - gate)", "(1 + gate)"),
+    (FUSED, "soft_gated", "given.advantage > 0", "given.advantage < 0"),
+    (FUSED, "reinforce", "-given.credit, {}", "-given.advantage, {}"),
+    (FUSED, "policy_term", "slopes *= inside", "pass"),
+    (FUSED, "policy_term", "and name not in OWN_SLOPE", ""),
+    (FUSED, "policy_term", "(losses * coefficient.values).sum()", "losses.sum()"),
+    (FUSED, "policy_term", "as_torch(coefficient.values))", "as_torch(coefficient.values * 2))"),
+    (FUSED, "zero_where", ".sub_(1)", ".neg_()"),
+    (PER_SEQUENCE, "truncated", 'ratio.total if level == "sequence" else ratio.mean', "ratio.total"),
+    (PER_SEQUENCE, "truncated", "over, under = factor > high, factor < low", "over, under = factor >= 1, factor < low"),
+    (PER_SEQUENCE, "truncated", "clip(factor, low, high)", "clip(factor, 0.0, high)"),
+    (PER_SEQUENCE, "truncated", "abs(exponent) > LOG_BOUND", "abs(exponent) > 0.1"),
+    (PER_SEQUENCE, "_band", "over, under = (ratio > band[1])", "over, under = (ratio > 2 * band[1])"),
+    (PER_SEQUENCE, "_band", "~(over | under)", "~over"),
+    (PER_SEQUENCE, "product_band", "ratio.total", "ratio.mean"),
+    (PER_SEQUENCE, "veto", "least, most = map(bounded_factor, ratio.extremes)",
+        "most, least = map(bounded_factor, ratio.extremes)"),
+    (PER_SEQUENCE, "veto", "(least < low)", "(most < low)"),
+    (PER_SEQUENCE, "negative_drift", "< 0) & drifted", "<= 0) & drifted"),
+    (PER_SEQUENCE, "negative_drift", "< 0) & drifted", "< 0) | drifted"),
+    (PER_SEQUENCE, "token_mean", "segments.measures[:, 0] * keep", "segments.measures[:, 1] * keep"),
+    (PER_SEQUENCE, "sequence_mean_token_mean", "tokens * _sequences", "_sequences"),
+    (PER_SEQUENCE, "_sequences", 'if over == "kept"', 'if over == "all"'),
+    (PER_SEQUENCE, "weights", "where(keep.values, values, 0.0)", "where(keep.values, values, values)"),
+    (PER_GROUP, "mean_std", "voters - ddof", "voters - 1"),
+    (PER_GROUP, "mean_std", "result / (spread + eps)", "result / spread"),
+    (PER_GROUP, "mean_std", "np.minimum(np.maximum(scaled, low), high)", "scaled"),
+    (PER_GROUP, "mean_std", "voters >= 2", "voters >= 3"),
+    (PER_GROUP, "leave_one_out", "voters.voters - votes", "voters.voters"),
+    (PER_GROUP, "leave_one_out", "values - others, 0.0", "values + others, 0.0"),
+    ("ratio", "Ratio._walk", "exact.sub_(1 + here / num)", "exact.sub_(1)"),
+    ("ratio", "Ratio._walk", "- num\n", "\n"),
+    ("ratio", "Ratio._walk", "exact.abs().sum()", "exact.sum()"),
+    ("tally", "Tally._count_among", "flags.tally * among.values", "flags.tally"),
+    ("tally", "Tally.share", "if within or among is None", "if True"),
+    ("fields", "Field.sequences", "self.values & segments.filled", "self.values"),
+]  # fmt: skip
+STRESSED = batch_of(seed=1)
+for earlier in ("logp_old", "logp_rollout"):
+    STRESSED[earlier][::5] = -25.0
+"""Some ratios beyond the bound."""
+RUNS = [(one, batch_of()) for one in recipes()] + [(one, STRESSED) for one in recipes()[:9]]
+
+
+@cache
+def truth() -> list[Found]:
+    with on("reference"):
+        return [run(one, given) for one, given in RUNS]
+
+
+def worst() -> float:
+    """The largest distance from the formulas as written, over every kind of recipe; the first large one is enough."""
+    error = 0.0
+    with on("fast"):
+        for (one, given), expected in zip(RUNS, truth(), strict=True):
+            error = max(error, worst_difference(run(one, given), expected))
+            if error > 1e-6:
+                break
+    return error
+
+
+def test_without_a_fault_there_is_no_difference() -> None:
+    assert worst() < 1e-12
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, module: str, place: str, old: str, new: str) -> None:
+    home = importlib.import_module(f"trimtab.signal.{module}")
+    *outer, name = place.split(".")
+    owner = getattr(home, outer[0]) if outer else home
+    was = vars(owner)[name]
+    if isinstance(was, property):
+        monkeypatch.setattr(owner, name, property(edited(was.fget, old, new)))
+        return
+    now = edited(was, old, new)
+    monkeypatch.setattr(owner, name, now)
+    for table in ("FUSED", "STAGES", "WEIGHTINGS", "PER_GROUP"):
+        for key, known in list(getattr(home, table, {}).items()):
+            if known is was:
+                monkeypatch.setitem(getattr(home, table), key, now)
+    objective = importlib.import_module("trimtab.signal.objective")
+    decision = importlib.import_module("trimtab.signal.decision")
+    for other, known in ((objective, name), (decision, "per_sequence_weights" if name == "weights" else name)):
+        if vars(other).get(known) is was:
+            monkeypatch.setattr(other, known, now)
+
+
+@pytest.mark.parametrize(
+    ("module", "place", "old", "new"), FAULTS, ids=[f"{place}-{number}" for number, (_, place, *_) in enumerate(FAULTS)]
+)
+def test_a_fault_shows(module: str, place: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _ = truth()  # before the fault
+    plant(monkeypatch, module, place, old, new)
+    try:
+        error = worst()
+    except (RuntimeError, ValueError, TypeError, ArithmeticError):
+        return  # an error aloud
+    assert error > 1e-9
