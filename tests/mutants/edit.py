@@ -70,7 +70,7 @@ def _put(owner: Any, name: str, value: Any) -> None:
 
 @contextmanager
 def planted(edits: tuple[Edit, ...]) -> Iterator[None]:
-    """Bugs are planted in the formulas as they are written, so these run; tests/signal/test_fast_faults.py has others."""
+    """Bugs are planted in the formulas as they are written, so these run; test_fast_faults.py plants others."""
     with use_path("reference"), as_on_a_device():
         yield from _planted(edits)
 

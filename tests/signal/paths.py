@@ -77,7 +77,8 @@ def run(one: Recipe, given: dict[str, Any], *, parts: int = 1, updates: int = 1)
         metrics = metrics.merge(result.metrics)
         found[f"loss {number}"] = result.loss
         found[f"tokens {number}"] = torch.cat([out.token_loss * out.keep for out in outs])
-    found |= {f"gradient of {n}": v.grad for n, v in (("logp", current), ("entropy", entropy), ("value", value)) if v.grad is not None}  # fmt: skip
+    leaves = {"logp": current, "entropy": entropy, "value": value}
+    found |= {f"gradient of {name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
     found |= metrics.numbers()
     return found | {name: histogram.counts.double() for name, histogram in metrics.histograms.items()}
 

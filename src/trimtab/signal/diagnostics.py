@@ -50,8 +50,9 @@ def drift(ratios: Mapping[str, Ratio], segments: Segments) -> Metrics:
             f"k1_{name}/token_mean": Mean(-total, count),
             f"k3_{name}/token_mean": Mean(moved - total, count),
         }
-    drawn = ratios if is_all_watched() else {}
-    return Metrics(entries, {f"logratio_{name}": one.histogram for name, one in drawn.items()})
+    if not is_all_watched():
+        return Metrics(entries, {})
+    return Metrics(entries, {f"logratio_{name}": one.histogram for name, one in ratios.items()})
 
 
 def _products(ratio: Ratio) -> tuple[Number, ...]:

@@ -35,9 +35,10 @@ class Field:
     @property
     def tokens(self) -> Tensor:
         """One value per token."""
+        if not self.is_shared:
+            return self.values
         if self._tokens is None:
-            shared = self.is_shared
-            self._tokens = to_tokens(as_torch(self.values), self.segments) if shared else self.values
+            self._tokens = to_tokens(as_torch(self.values), self.segments)
         return self._tokens
 
     @property
@@ -80,13 +81,21 @@ class Field:
         return self.join(flags, _where)
 
     def __and__(self, other: "Field") -> "Field":
-        return self.join(other, operator.and_)
+        return self.join(other, _both)
 
     def __mul__(self, other: "Field") -> "Field":
-        return self.join(other, operator.mul)
+        return self.join(other, _times)
 
     def __invert__(self) -> "Field":
         return self.map(operator.invert)
+
+
+def _both(first: Array, second: Array) -> Array:
+    return first & second
+
+
+def _times(first: Array, second: Array) -> Array:
+    return first * second
 
 
 def _where(values: Array, flags: Array) -> Array:
@@ -135,7 +144,7 @@ class Fields(Mapping[str, Tensor]):
         """The fields of some sequences; slices are views, indices copy."""
 
         def chosen(field: Field) -> Field:
-            place = host(sequences if field.is_shared else tokens) if field.is_shared else tokens
+            place = host(sequences) if field.is_shared else tokens
             return Field(field.values[place], segments, field.is_shared)
 
         return Fields(segments, {name: chosen(field) for name, field in self._held.items()})

@@ -105,7 +105,7 @@ class Spread:
     def of(cls, values: Array, among: Array | None = None) -> "Spread":
         total, count = _sums(values, among)
         mean = total / _larger(count, 1.0)
-        exact = values.astype(np.float64) if isinstance(values, np.ndarray) else values.detach().double()
+        exact = cast("Array", values.astype(np.float64) if isinstance(values, np.ndarray) else values.detach().double())
         m2, _ = _sums((exact - mean) ** 2, among)
         return cls(count, mean, m2)
 

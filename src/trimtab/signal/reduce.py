@@ -9,7 +9,7 @@ Plain numbers in the processor's memory are reduced by numpy, where they lie: to
 A tensor with a gradient, or on another device, is reduced by torch.
 """
 
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -100,7 +100,7 @@ def _reduced(
     """Each sequence's tokens joined by `how`; `nothing` where there are none."""
     array, (filled, starts) = values.numpy(), segments.starts
     if filled is None:
-        return torch.from_numpy(cast("np.ndarray", how.reduceat(array, starts, dtype=dtype)))
+        return torch.from_numpy(how.reduceat(array, starts, dtype=dtype))
     found = np.full(segments.num_sequences, nothing, dtype or array.dtype)
     if len(starts):
         found[filled] = how.reduceat(array, starts, dtype=dtype)

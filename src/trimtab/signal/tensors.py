@@ -4,7 +4,7 @@ It knows names and kinds of numbers; it knows nothing of layouts, levels or form
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -47,7 +47,7 @@ def is_plain(values: Tensor) -> bool:
 
 
 @contextmanager
-def as_on_a_device() -> Iterator[None]:
+def as_on_a_device() -> Generator[None]:
     """Run what a GPU would run, on CPU tensors: for tests, and for counting what would wait there."""
     before, _Reading.is_on = _Reading.is_on, False
     try:

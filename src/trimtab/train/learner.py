@@ -28,6 +28,7 @@ from trimtab.signal import (
     step,
     token_loss,
 )
+from trimtab.signal.fields import Fields
 from trimtab.signal.layout import Segments
 from trimtab.signal.update import Slice
 from trimtab.train.actor import Actor
@@ -206,7 +207,7 @@ class Learner:
         _, told = self.world.broadcast({}, held)
         fields = {name.removeprefix("field "): v for name, v in told.items() if name.startswith("field ")}
         segments = Segments.from_counts(told["counts"], int(told["counts"].sum()))
-        return Decided(Slice(self.recipe, told["sequences"], segments, fields))
+        return Decided(Slice(self.recipe, told["sequences"], segments, Fields.of(segments, fields)))
 
     def _backward(self, rollouts: Rollouts, decided: Decided, seen: Seen, number: int, watch: Step) -> StepResult:
         """Gradients of one whole update, micro-batch after micro-batch; nothing is divided here."""

@@ -1,7 +1,7 @@
 """Which path runs: the only place that chooses between the shortcuts and the formulas as they are written."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, get_args
@@ -36,7 +36,7 @@ def _path() -> str:
 
 
 @contextmanager
-def use_path(path: Path) -> Iterator[None]:
+def use_path(path: Path) -> Generator[None]:
     """Run the signal on this path inside the block: `with use_path("reference"): …`."""
     if path not in get_args(Path):
         raise SignalError(unknown_word("use_path", "path", path, get_args(Path)))
@@ -53,7 +53,7 @@ def is_all_watched() -> bool:
 
 
 @contextmanager
-def use_metrics(watch: Watch) -> Iterator[None]:
+def use_metrics(watch: Watch) -> Generator[None]:
     """Compute fewer metrics inside the block: `few` leaves out histograms, and the ratios of the current policy."""
     if watch not in get_args(Watch):
         raise SignalError(unknown_word("use_metrics", "watch", watch, get_args(Watch)))

@@ -4,7 +4,7 @@ Each function stands for the formula of its name.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ def mean_std(
         around = result if mean == std else reward - levels[std].average(reward)
         with np.errstate(invalid="ignore", divide="ignore"):
             spread = np.sqrt(levels[std].total(around * around) / (levels[std].voters - ddof))
-            scaled = np.where(spread > 0, result / (spread + eps), result)
+            scaled = cast("Array", np.where(spread > 0, result / (spread + eps), result))
         low, high = levels[std].extreme(scaled, np.minimum, np.inf), levels[std].extreme(scaled, np.maximum, -np.inf)
         result = np.minimum(np.maximum(scaled, low), high)
     enough = levels["group" if "group" in levels else "batch"].voters >= 2
