@@ -6,7 +6,7 @@ from tests.golden.exact import assert_is, index, lengths
 
 from trimtab.errors import SignalError
 from trimtab.signal import SignalBatch, Stage, decide, part, prepare, recipe, token_loss
-from trimtab.signal.update import Decided, Ledger, _cuts, _token_key, total_weight
+from trimtab.signal.update import Decided, Ledger, _cuts, _token_key, weight_sums
 
 WORD = 2**64
 
@@ -144,7 +144,7 @@ def test_the_weight_of_a_step_is_summed_in_double_precision() -> None:
     batch = SignalBatch.from_padded([[1, 1, 1]], reward=[1.0], group=[0], logp_old=torch.full((1, 3), -1.0))
     decided = decide(next(prepare(batch, recipe("start_on_policy", normalize="raw"))[0].updates(1)))
     # 1 / 3 in single precision, three times
-    assert total_weight(decided.whole).item() == 3 * float(torch.tensor(1 / 3, dtype=torch.float32))
+    assert sum(weight_sums(decided.whole).values()) == 3 * float(torch.tensor(1 / 3, dtype=torch.float32))
 
 
 def test_a_step_says_what_its_kept_tokens_weigh_and_how_many_voters_it_rejected() -> None:

@@ -52,7 +52,9 @@ class Mean:
 
     def value(self) -> tuple[Number, Number]:
         """The number, and whether there is one."""
-        return self.total / _larger(self.count, 1.0), self.count > 0 if self.absent else self.count >= 0
+        count = self.count
+        divisor = count.clamp(min=1) if isinstance(count, Tensor) else count if count > 1 else 1.0
+        return self.total / divisor, count > 0 if self.absent else True
 
 
 @dataclass(frozen=True)
@@ -219,8 +221,14 @@ class Metrics(Mapping[str, Metric]):
 
     def numbers(self) -> dict[str, float]:
         """Plain numbers; the one place where the device is asked. A metric with nothing to report is left out."""
-        found = {name: metric.value() for name, metric in _read(self.entries).items()}
-        return {name: cast("float", number) for name, (number, is_there) in found.items() if is_there}
+        found: dict[str, float] = {}
+        for name, metric in self.entries.items():
+            number, is_there = metric.value()
+            if isinstance(number, Tensor):
+                return Metrics(_read(self.entries), {}).numbers()
+            if is_there:
+                found[name] = number
+        return found
 
 
 def _read(entries: Mapping[str, Metric]) -> Mapping[str, Metric]:

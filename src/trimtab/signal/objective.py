@@ -28,8 +28,8 @@ from trimtab.signal.ratio import Ratio
 from trimtab.signal.reduce import LOG_BOUND
 from trimtab.signal.stages import Decisions, Seen, conjunction, observations, product, run_stages, stage_inputs
 from trimtab.signal.tally import Tally
-from trimtab.signal.tensors import host, read_if_plain
-from trimtab.signal.update import MicroBatch, Slice, field_sum
+from trimtab.signal.tensors import Number, host, read_if_plain
+from trimtab.signal.update import MicroBatch, Slice, weight_sums
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def token_loss(
     others, value_seen = _regularisers(part, available, keep, kl, logp_current, entropy, value)
     terms |= others
     loss = micro.data_parallel * (torch.stack(list(terms.values())).sum() if others else policy.loss)
-    weights = {name: field_sum(part.fields.held(name)) for name in part.fields if name.startswith("weight_")}
-    _watch(loss, torch.stack(list(weights.values())).sum(), micro)
+    weights = weight_sums(part)
+    _watch(loss, sum(weights.values()), micro)
     entries = _entries(part, terms, weights, keep, importance, policy, late) | value_seen | _means(kl, entropy)
     metrics = Metrics(entries, {})
     if is_all_watched():
@@ -246,7 +246,7 @@ def _regularisers(
     return terms, seen
 
 
-def _watch(loss: Scalar, weight: Tensor, micro: MicroBatch) -> None:
+def _watch(loss: Scalar, weight: Number, micro: MicroBatch) -> None:
     """Let the ledger see the gradient that reaches this loss: 1, unless the caller scaled it."""
 
     def spend(gradient: Tensor) -> None:
@@ -261,7 +261,7 @@ def _all_of(part: Slice) -> Population:
 
 
 def _entries(
-    part: Slice, terms: Mapping[str, Scalar], weights: Mapping[str, Scalar], keep: Field, importance: Field,
+    part: Slice, terms: Mapping[str, Scalar], weights: Mapping[str, Number], keep: Field, importance: Field,
     policy: PolicyTerm, late: Decisions,
 ) -> dict[str, Metric]:  # fmt: skip
     segments, fields = part.segments, part.fields
@@ -269,7 +269,7 @@ def _entries(
     for name, value in terms.items():
         tally.number(f"loss/{name}", Sum, read_if_plain(value.detach()))
     for name, value in weights.items():
-        tally.number(f"weight/{name.removeprefix('weight_')}", Sum, read_if_plain(value))
+        tally.number(f"weight/{name.removeprefix('weight_')}", Sum, value)
     tally.sum("weight/policy", fields.held("weight_policy"), keep)
     trains, kept = _all_of(part), Population(keep, fields.held("advantage"))
     seen = observations(policy.seen, segments)

@@ -64,7 +64,7 @@ call, which is all that counts for an array with one number per sequence."""
 
 def host(values: Array) -> Array:
     """Plain numbers as numpy sees them; anything else as it is."""
-    return values.numpy() if isinstance(values, Tensor) and is_plain(values) else values
+    return values.numpy() if type(values) is Tensor and is_plain(values) else values
 
 
 def as_torch(values: Array) -> Tensor:

@@ -17,7 +17,7 @@ from trimtab.errors import SignalError, unknown_word
 from trimtab.signal.composition import Recipe
 from trimtab.signal.fields import Field, Fields
 from trimtab.signal.layout import Segments, SequenceIndex, TokenIndex
-from trimtab.signal.tensors import as_count, as_integers, as_number, as_torch
+from trimtab.signal.tensors import Number, as_count, as_integers, as_number, as_torch, host, read_if_plain
 
 if TYPE_CHECKING:
     from trimtab.signal.preparation import Prepared
@@ -80,10 +80,10 @@ class Update:
 class Ledger:
     """Which weights of an optimiser step have been used; the one thing here that changes."""
 
-    entries: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    entries: list[tuple[Tensor, Number]] = field(default_factory=list)
 
-    def record(self, gradient: Tensor, weight: Tensor) -> None:
-        self.entries.append((gradient.detach(), weight.detach()))
+    def record(self, gradient: Tensor, weight: Number) -> None:
+        self.entries.append((gradient.detach(), weight))
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ class Decided:
         says = "It is what one micro-batch's loss is multiplied by before backward: a number other than 0."
         _ = as_number(grad_scale, "check_spent", "grad_scale", lambda scale: 0 < abs(scale) < float("inf"), says)
         _ = as_number(tolerance, "check_spent", "tolerance", lambda bound: bound >= 0, "It is a share, 0 or more.")
-        expected = total_weight(self.whole).item()
-        spent = sum(((g * w).item() for g, w in self.ledger.entries), 0.0) / grad_scale
+        expected = float(sum(weight_sums(self.whole).values()))
+        spent = sum((float(g * w) for g, w in self.ledger.entries), 0.0) / grad_scale
         if not abs(spent - expected) <= tolerance * abs(expected):
             raise SignalError(
                 f"check_spent: the weights of this optimiser step add up to {expected:.6g} but {spent:.6g} flowed "
@@ -267,17 +267,18 @@ def _cuts(counts: SequenceIndex, max_tokens: int | None, num: int | None) -> lis
     return [*cuts, (start, len(counts))]
 
 
-def total_weight(part: Slice) -> Tensor:
-    """Sum of the weights of every term: what an optimiser step has to spend."""
-    weights = [field_sum(part.fields.held(name)) for name in part.fields if name.startswith("weight_")]
-    return torch.stack(weights).sum()
+def weight_sums(part: Slice) -> dict[str, Number]:
+    """The sum of the weights of every term, by name: together, what an optimiser step has to spend."""
+    return {name: _total(part.fields.held(name)) for name in part.fields if name.startswith("weight_")}
 
 
-def field_sum(field: Field) -> Tensor:
+def _total(field: Field) -> Number:
     """The sum over tokens, in float64."""
-    if field.is_shared:
-        return torch.dot(as_torch(field.values).double(), as_torch(field.segments.measures)[:, 0])
-    return field.values.double().sum()
+    if not field.is_shared:
+        return read_if_plain(field.values.sum(dtype=torch.float64))
+    exact = host(as_torch(field.values).double())
+    found = exact @ field.segments.measures[:, 0]
+    return found if isinstance(found, Tensor) else float(found)
 
 
 def with_fields(part: Slice, **fields: Field) -> Slice:
