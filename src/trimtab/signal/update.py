@@ -83,7 +83,7 @@ class Ledger:
     entries: list[tuple[Tensor, Number]] = field(default_factory=list)
 
     def record(self, gradient: Tensor, weight: Number) -> None:
-        self.entries.append((gradient.detach(), weight))
+        self.entries.append((gradient.detach(), weight.detach() if isinstance(weight, Tensor) else weight))
 
 
 @dataclass(frozen=True)
