@@ -75,6 +75,8 @@ def main() -> None:
     _ = parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
     _ = parser.add_argument("--anyway", action="store_true", help="print ratios although the machine is busy")
     chosen = parser.parse_args()
+    if chosen.write and chosen.only:
+        parser.error("--write replaces the whole table, so it does not go with --only")
     torch.set_num_threads(1)
     why = "" if chosen.anyway else busy()
     if why:
