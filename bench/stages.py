@@ -10,7 +10,19 @@ import trimtab
 from bench import peer_scores, peers
 from bench.frameworks import COMPILED, Maker, Timed, load_all
 from bench.workload import CORRECTION, WORKLOADS, Workload, full_recipe
-from trimtab.signal import Recipe, advantage, decide, normalize, policy_loss, prepare, step, token_loss, use_metrics
+from trimtab.signal import (
+    Recipe,
+    advantage,
+    decide,
+    fused_loss,
+    normalize,
+    part,
+    policy_loss,
+    prepare,
+    step,
+    token_loss,
+    use_metrics,
+)  # fmt: skip
 from trimtab.signal import correction as corrections
 from trimtab.signal.layout import Segments
 from trimtab.signal.reduce import to_tokens
@@ -69,6 +81,11 @@ def loss(work: Workload) -> dict[str, Maker]:
 
     def mine() -> Timed:
         current, old = work.flat["logp_current"].clone().requires_grad_(), work.flat["logp_old"]
+        clipped, weight = part("policy_loss.clipped", band=(0.8, 1.28)), torch.full_like(old, 1 / len(old))
+        return lambda: peers.trained(fused_loss(clipped, current, old, advantages, weight).loss, current)
+
+    def as_written() -> Timed:
+        current, old = work.flat["logp_current"].clone().requires_grad_(), work.flat["logp_old"]
 
         def run() -> None:
             losses, _ = policy_loss.clipped(current, old, advantages, band=(0.8, 1.28))
@@ -76,7 +93,7 @@ def loss(work: Workload) -> dict[str, Maker]:
 
         return run
 
-    return {"Trimtab": mine, **peers.loss(work, advantages)}
+    return {"Trimtab": mine, "Trimtab, the formula": as_written, **peers.loss(work, advantages)}
 
 
 def correction(work: Workload) -> dict[str, Maker]:

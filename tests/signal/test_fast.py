@@ -5,7 +5,7 @@ import torch
 from tests.signal.paths import batch_of, on, recipes, run, worst_difference
 
 from trimtab.errors import SignalError
-from trimtab.signal import Recipe, Stage, names, part, recipe, use_metrics, use_path
+from trimtab.signal import Recipe, Stage, fused_loss, names, part, recipe, use_metrics, use_path
 from trimtab.signal.fast import is_fast, shortcuts_of
 from trimtab.signal.fast.fused import zero_where
 from trimtab.signal.layout import group_index, renumbered
@@ -163,3 +163,30 @@ def test_groups_are_numbered_in_the_order_of_their_names_and_lone_ones_are_notic
     index, num = renumbered(torch.tensor([4]))
     assert (index.tolist(), num, index.has_company) == ([0], 1, False)
     assert renumbered(torch.zeros(0, dtype=torch.long))[1] == 0
+
+
+@pytest.mark.parametrize("name", ["reinforce", "clipped", "dual_clipped", "clipped_importance", "soft_gated"])
+def test_a_fused_loss_by_itself_is_its_formula_weighted_and_summed(name: str) -> None:
+    given = batch_of(seed=2)
+    weight, advantage = torch.rand(28, dtype=torch.float64), torch.randn(28, dtype=torch.float64)
+    chosen, old = part(f"policy_loss.{name}"), given["logp_old"].clone()
+    old[3] = -40.0  # beyond the bound of a ratio
+    slopes: list[torch.Tensor] = []
+    for is_fused in (True, False):
+        current = given["logp_current"].clone().requires_grad_()
+        inputs = {"logp_current": current, "logp_anchor": old, "advantage": advantage}
+        if is_fused:
+            loss = fused_loss(chosen, current, None if name == "reinforce" else old, advantage, weight).loss
+        else:
+            loss = (chosen(inputs)[0] * weight).sum()
+        loss.backward()
+        slopes += [loss.detach(), current.grad]
+    torch.testing.assert_close(slopes[0], slopes[2], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(slopes[1], slopes[3], rtol=1e-12, atol=1e-12)
+
+
+def test_a_loss_that_is_not_fused_is_refused_by_name() -> None:
+    tokens = torch.full((3,), -1.0)
+    for name in ("cross_entropy", "covariance_clipped"):
+        with pytest.raises(SignalError, match=f"policy_loss.{name} cannot run by itself"):
+            fused_loss(part(f"policy_loss.{name}"), tokens, tokens, tokens, tokens)

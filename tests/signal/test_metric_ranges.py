@@ -30,7 +30,7 @@ def test_what_is_worth_watching_is_declared() -> None:
     assert declared("nothing/like_it") is None
 
 
-@pytest.mark.parametrize("repeats", [1, Histogram.SMALL], ids=["compared", "by bits"])
+@pytest.mark.parametrize("repeats", [1, Histogram.SMALL // 8], ids=["compared", "by bits"])
 def test_a_histogram_has_a_bin_between_any_two_edges_and_one_on_either_side(repeats: int) -> None:
     # Edges near ±0.01, 0.03, 0.1, 0.3, 1, 3, 10: one value inside each of the fifteen bins; a value on every edge
     # belongs to the bin farther out, and one just inside it to the bin nearer to 0.
@@ -103,3 +103,10 @@ def test_no_metric_holds_on_to_the_graph() -> None:
     values = torch.ones(3, requires_grad=True) * 2
     for metric in (Mean.of(values), Sum.of(values), Extremum.of(values, 1), Spread.of(values), SampleSize.of(values)):
         assert not metric.value()[0].requires_grad
+
+
+def test_a_large_histogram_counts_every_kth_value_k_times() -> None:
+    values = torch.linspace(-0.5, 0.5, 4 * Histogram.LARGE + 1)
+    counts, every_fourth = Histogram.of(values).counts, Histogram.of(values[::4][: Histogram.LARGE]).counts
+    assert torch.equal(counts, 4 * every_fourth)
+    assert int(counts.sum()) == 4 * Histogram.LARGE

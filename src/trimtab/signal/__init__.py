@@ -8,7 +8,7 @@ from trimtab.signal.catalogue import Formula, catalog, find, formula
 from trimtab.signal.composition import KL, Recipe, Stage, Term
 from trimtab.signal.counts import Counts
 from trimtab.signal.decision import decide
-from trimtab.signal.fast import use_metrics, use_path
+from trimtab.signal.fast import fused_loss, use_metrics, use_path
 from trimtab.signal.metric_names import METRICS, WATCH, metric_spec
 from trimtab.signal.metrics import Metrics
 from trimtab.signal.objective import StepResult, TokenLoss, step, token_loss
@@ -47,6 +47,7 @@ __all__ = [
     "decide",
     "find",
     "formula",
+    "fused_loss",
     "gather",
     "gather_tokens",
     "logp",

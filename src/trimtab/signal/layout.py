@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -270,6 +271,9 @@ def group_index(group: Tensor) -> tuple[Tensor, Int[Tensor, " 2"]]:
     """Any group names as 0, 1, … in their order; how many there are, and whether one has a single episode."""
     if not group.numel():
         return group.clone(), torch.zeros(2, dtype=torch.long, device=group.device)
+    if is_plain(group):
+        names, index, sizes = np.unique(group.numpy(), return_inverse=True, return_counts=True)
+        return torch.from_numpy(index), torch.tensor([len(names), bool((sizes == 1).any())])
     ordered, order = group.sort()
     begins = torch.ones_like(ordered, dtype=torch.bool)
     begins[1:] = ordered[1:] != ordered[:-1]
@@ -282,6 +286,15 @@ def known_company(index: Tensor, lone: int) -> Tensor:
     """Note on an index of groups that none has a single episode: formulas then need not ask the device again."""
     index.has_company = not lone  # pyright: ignore[reportAttributeAccessIssue]
     return index
+
+
+def _facts(ends: Tensor, counts: Tensor, trainable: Tensor) -> list[int]:
+    """The first and the last boundary, the least count, and how many tokens are trainable."""
+    if is_plain(ends) and is_plain(trainable):
+        found = int(np.count_nonzero(trainable.numpy()))
+        return [int(ends.numpy()[0]), int(ends.numpy()[-1]), int(counts.numpy().min(initial=0)), found]
+    shortest = counts.amin() if counts.shape[0] else ends[0]
+    return cast("list[int]", torch.stack([ends[0], ends[-1], shortest, trainable.count_nonzero()]).tolist())
 
 
 def padded_cells(trainable: Bool[Tensor, "rows width"]) -> tuple[Cells, Segments]:
@@ -312,9 +325,7 @@ def packed_cells(trainable: Bool[Tensor, " packed"], cu_seqlens: Int[Tensor, " b
     counts, num_tokens = ends.diff(), width
     covers = ends.shape[0] > 0
     if covers:  # everything that decides is read in one go
-        shortest = counts.amin() if counts.shape[0] else ends[0]
-        facts = torch.stack([ends[0], ends[-1], shortest, trainable.count_nonzero()])
-        first, last, least, num_tokens = cast("list[int]", facts.tolist())
+        first, last, least, num_tokens = _facts(ends, counts, trainable)
         covers = first == 0 and last == width and least >= 0
     if not covers:
         raise SignalError(

@@ -155,7 +155,7 @@ class Histogram:
     EDGES = (*(-edge for edge in OUTER[::-1]), *OUTER)
     SMALL = 8192
     """Fewer values than this are compared with the edges."""
-    LARGE = 65_536
+    LARGE = 16_384
     """More values than this are sampled."""
 
     @classmethod

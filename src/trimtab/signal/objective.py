@@ -4,6 +4,7 @@ loss = Σ_term coef · Σ_t weight[term]_t · term_t. A rejected token enters on
 by torch.where, so neither its value nor its gradient can leak. `token_loss` never asks the device for a number.
 """
 
+import operator
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ from trimtab.signal.layout import Keep, PerToken, Scalar
 from trimtab.signal.metrics import Mean, Metric, Metrics, Sum
 from trimtab.signal.parts import Part, run
 from trimtab.signal.ratio import Ratio
-from trimtab.signal.reduce import LOG_BOUND
 from trimtab.signal.stages import Decisions, Seen, conjunction, observations, product, run_stages, stage_inputs
 from trimtab.signal.tally import Tally
 from trimtab.signal.tensors import Number, host, read_if_plain
@@ -181,15 +181,15 @@ def _fused_policy(
         follows = part.recipe.old == "current" and stage.anchor == "old"  # then the anchor is not what was recorded
         ratio = Ratio(logp - available["logp_old"], part.segments) if follows else ratios[RATIO_TO[stage.anchor]]
         value = ratio.value(sums_too=not follows and is_all_watched())
-        inside = None if ratio.is_within else ratio.logratio.abs().le_(LOG_BOUND)
+        inside = ratio.inside
     advantage, weight = part.fields.held("advantage"), part.fields.held("weight_policy")
     kept = host(keep.values)
     if isinstance(kept, Tensor) or not kept.all():  # read only where reading costs nothing
         rejected = ~keep.tokens
         logp, value = zero_where(rejected, logp), None if value is None else zero_where(rejected, value)
         advantage, weight = advantage.where(keep), weight.where(keep)
-    coefficient = weight * importance
-    given = Given(advantage.tokens, (coefficient * advantage).tokens, logp, value, available.get("selected"))
+    coefficient, cost = weight * importance, advantage.map(operator.neg)
+    given = Given(cost.tokens, (coefficient * cost).tokens, logp, value, available.get("selected"))
     settings = stage.part.own_settings
     return policy_term(stage.part.formula.name, settings, given, logp_current, inside=inside, coefficient=coefficient)
 

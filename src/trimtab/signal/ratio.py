@@ -79,6 +79,11 @@ class Ratio:
         low, high = self._bounds
         return isinstance(low, float) and low >= -LOG_BOUND and cast("float", high) <= LOG_BOUND
 
+    @property
+    def inside(self) -> PerToken | None:
+        """1 where a log-ratio is not beyond its bound, so that its gradient passes, 0 elsewhere; None if none is."""
+        return None if self.is_within else self.logratio.abs().le_(LOG_BOUND)
+
     @cached_property
     def _bounds(self) -> tuple[Number, Number]:
         if not self.logratio.numel():

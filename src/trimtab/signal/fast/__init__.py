@@ -6,5 +6,6 @@ themselves stay the reference: tests hold every shortcut to its formula.
 """
 
 from trimtab.signal.fast.choice import is_all_watched, is_fast, shortcuts_of, use_metrics, use_path
+from trimtab.signal.fast.fused import fused_loss
 
-__all__ = ["is_all_watched", "is_fast", "shortcuts_of", "use_metrics", "use_path"]
+__all__ = ["fused_loss", "is_all_watched", "is_fast", "shortcuts_of", "use_metrics", "use_path"]

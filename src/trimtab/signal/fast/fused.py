@@ -1,7 +1,7 @@
 """Policy losses with their gradient and observations in one pass: the only place that writes a gradient by hand.
 
 Each function stands for the formula of its name. It gives the token losses, the slopes of the weighted loss
-(d loss / d logp_current) and the formula's observations. A rejected token arrives with ratio, advantage and credit 0.
+(d loss / d logp_current) and the formula's observations. A rejected token arrives with ratio, cost and pull 0.
 Products are taken in the order in which autograd takes them, so that float64 gives the same bits.
 """
 
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.fields import Field
-from trimtab.signal.layout import Keep, PerToken, Scalar
+from trimtab.signal.layout import Keep, PerToken, Scalar, Segments
+from trimtab.signal.parts import Part
+from trimtab.signal.ratio import Ratio
 from trimtab.signal.reduce import sequence_sum
 from trimtab.signal.tensors import as_torch
 
@@ -26,9 +28,10 @@ Losses = tuple[PerToken, PerToken, dict[str, Tensor]]
 class Given:
     """What a fused loss reads; nothing carries a gradient, and what is rejected is 0."""
 
-    advantage: PerToken
-    credit: PerToken
-    """weight * importance * advantage: what a token's log-prob is pushed by."""
+    cost: PerToken
+    """The advantage with its sign turned."""
+    pull: PerToken
+    """weight * importance * cost: the gradient of a token whose ratio is 1."""
     logp_current: PerToken
     ratio: PerToken | None = None
     """exp(logp_current - logp_anchor), bounded."""
@@ -37,23 +40,23 @@ class Given:
 
 def reinforce(given: Given) -> Losses:
     """-A * logp"""
-    return -given.advantage * given.logp_current, -given.credit, {}
+    return given.cost * given.logp_current, given.pull.clone(), {}
 
 
 def clipped(given: Given, *, band: tuple[float, float]) -> Losses:
     """-min(r A, clamp(r) A); where the clip is the smaller of the two, the gradient is stopped."""
     ratio = cast("Tensor", given.ratio)
-    free, bounded = ratio * given.advantage, ratio.clamp(*band).mul_(given.advantage)
-    stopped = bounded < free
-    losses = torch.minimum(free, bounded, out=bounded).neg_()
-    return losses, zero_where(stopped, ratio).mul_(given.credit).neg_(), {"clipped_tokens": stopped}
+    free, bounded = ratio * given.cost, ratio.clamp(*band).mul_(given.cost)
+    stopped = bounded > free
+    slopes = zero_where(stopped, ratio).mul_(given.pull)
+    return torch.maximum(free, bounded, out=bounded), slopes, {"clipped_tokens": stopped}
 
 
 def dual_clipped(given: Given, *, band: tuple[float, float], cap: float) -> Losses:
     """clipped, held below cap * |A| where the advantage is negative."""
     inner, slopes, seen = clipped(given, band=band)
-    ceiling = -cap * given.advantage
-    capped = (given.advantage < 0) & (inner > ceiling)
+    ceiling = cap * given.cost
+    capped = (given.cost > 0) & (inner > ceiling)
     return torch.where(capped, ceiling, inner), zero_where(capped, slopes), {**seen, "capped_tokens": capped}
 
 
@@ -68,17 +71,17 @@ def clipped_importance(given: Given, *, band: tuple[float, float]) -> Losses:
     """-sg(clamp(r)) * A * logp"""
     ratio = cast("Tensor", given.ratio)
     bounded = ratio.clamp(*band)
-    losses = -bounded * given.advantage * given.logp_current
-    return losses, -bounded * given.credit, {"clipped_tokens": bounded != ratio}
+    losses = bounded * given.cost * given.logp_current
+    return losses, bounded * given.pull, {"clipped_tokens": bounded != ratio}
 
 
 def soft_gated(given: Given, *, temperature_positive: float, temperature_negative: float) -> Losses:
     """-A * (4 / tau) * s, s = sigmoid(tau (r - 1)); its slope is -4 A r s (1 - s)."""
     ratio = cast("Tensor", given.ratio)
-    tau = torch.full_like(ratio, temperature_negative).masked_fill_(given.advantage > 0, temperature_positive)
+    tau = torch.full_like(ratio, temperature_negative).masked_fill_(given.cost < 0, temperature_positive)
     gate = torch.tanh(0.5 * tau * (ratio - 1)).add_(1).mul_(0.5)
-    slopes = -4 * given.credit * ratio * gate * (1 - gate)
-    return -given.advantage * (4 / tau) * gate, slopes, {"clipped_tokens": torch.zeros_like(ratio, dtype=torch.bool)}
+    slopes = 4 * given.pull * ratio * gate * (1 - gate)
+    return given.cost * (4 / tau) * gate, slopes, {"clipped_tokens": torch.zeros_like(ratio, dtype=torch.bool)}
 
 
 FUSED: dict[str, Callable[..., Losses]] = {
@@ -121,6 +124,28 @@ def policy_term(
     else:
         value = (losses * coefficient.values).sum()
     return Term(cast("Tensor", _Known.apply(logp_current, value, slopes)), losses, seen)
+
+
+def fused_loss(
+    part: Part, logp_current: PerToken, logp_anchor: PerToken | None, advantage: PerToken, weight: PerToken
+) -> Term:
+    """One policy loss by itself, for a trainer that has its advantages: sum of weight_t * loss_t, with its gradient.
+
+    `fused_loss(part("policy_loss.clipped", band=(0.8, 1.28)), logp, logp_old, advantage, weight).loss.backward()`
+
+    Nothing is corrected, measured or checked on the way. A loss that is not fused is refused.
+    """
+    name = part.formula.name
+    if name not in FUSED or "selected" in part.formula.inputs:
+        raise SignalError(f"fused_loss: {name} cannot run by itself. There are {', '.join(sorted(FUSED))}.")
+    logp, value, inside = logp_current.detach(), None, None
+    segments = Segments(torch.tensor([len(logp)]), len(logp))
+    if logp_anchor is not None:
+        ratio = Ratio(logp - logp_anchor.detach(), segments)
+        value, inside = ratio.value(sums_too=False), ratio.inside
+    cost = -advantage.detach()
+    given = Given(cost, weight * cost, logp, value)
+    return policy_term(name, part.own_settings, given, logp_current, inside=inside, coefficient=Field(weight, segments))
 
 
 class _Known(torch.autograd.Function):
