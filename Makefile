@@ -28,11 +28,16 @@ test: ## run the tests, all but the slow ones
 	@status=0; \
 	$(PYTEST) --ignore tests/golden --ignore tests/train/test_ranks.py $(ARGS) || status=1; \
 	$(RUN_TESTS) $(SHAPES) tests/golden tests/train/test_ranks.py || status=1; \
+	TRIMTAB_PATH=reference $(RUN_TESTS) tests/golden tests/signal/test_pipeline.py || status=1; \
 	exit $$status
 
 test-all: ## run every test, with every extra; more than an hour
 	@sh scripts/setup.sh dev all oracle
-	@$(PYTEST) $(SHAPES) -m "" $(ARGS)
+	@status=0; \
+	$(PYTEST) $(SHAPES) -m "" $(ARGS) || status=1; \
+	TRIMTAB_PATH=reference $(PYTEST) -m "" tests/golden tests/signal || status=1; \
+	TRIMTAB_TEST_AS_DEVICE=1 $(PYTEST) -m "" tests/golden tests/signal || status=1; \
+	exit $$status
 
 right: ## check right functions and their wrong twins; about two hours on two cores; ARGS="--sample 90" for some
 	@sh scripts/setup.sh dev

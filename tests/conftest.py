@@ -1,13 +1,17 @@
 """One thread a worker, and the tests' own modules importable by dotted path."""
 
 import gc
+import os
 import sys
 from pathlib import Path
 
 import torch
 
 from trimtab.processor import limit_instructions
+from trimtab.signal.tensors import as_on_a_device
 
+if os.environ.get("TRIMTAB_TEST_AS_DEVICE"):  # the fast path as it runs on a GPU, without numpy
+    as_on_a_device().__enter__()
 limit_instructions()
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)

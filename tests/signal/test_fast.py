@@ -14,6 +14,11 @@ PATHS = ("fast", "device")
 ALL = recipes()
 
 
+@pytest.fixture(autouse=True)
+def default_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRIMTAB_PATH", raising=False)
+
+
 def both(path: str, one: Recipe, dtype: torch.dtype = torch.float64, **how: object) -> float:
     given = batch_of(dtype=dtype, spread=0.4)
     with on(path):
