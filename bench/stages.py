@@ -82,7 +82,7 @@ def loss(work: Workload) -> dict[str, Maker]:
     def mine() -> Timed:
         current, old = work.flat["logp_current"].clone().requires_grad_(), work.flat["logp_old"]
         clipped, weight = part("policy_loss.clipped", band=(0.8, 1.28)), torch.full_like(old, 1 / len(old))
-        return lambda: peers.trained(fused_loss(clipped, current, old, advantages, weight).loss, current)
+        return lambda: peers.trained(fused_loss(clipped, current, old, advantages, weight), current)
 
     def as_written() -> Timed:
         current, old = work.flat["logp_current"].clone().requires_grad_(), work.flat["logp_old"]

@@ -181,7 +181,7 @@ def test_a_fused_loss_by_itself_is_its_formula_weighted_and_summed(name: str) ->
         current = given["logp_current"].clone().requires_grad_()
         inputs = {"logp_current": current, "logp_anchor": old, "advantage": advantage}
         if is_fused:
-            loss = fused_loss(chosen, current, None if name == "reinforce" else old, advantage, weight).loss
+            loss = fused_loss(chosen, current, None if name == "reinforce" else old, advantage, weight)
         else:
             loss = (chosen(inputs)[0] * weight).sum()
         loss.backward()

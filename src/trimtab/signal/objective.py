@@ -6,7 +6,7 @@ by torch.where, so neither its value nor its gradient can leak. `token_loss` nev
 
 import operator
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -39,12 +39,13 @@ class TokenLoss:
     loss: Scalar
     metrics: Metrics
     fields: Fields
-    """What was decided in the end (keep, importance), and each token's loss without importance and weight (policy)."""
+    """What was decided in the end: keep and importance; and -advantage * importance of what is kept: pull."""
+    policy: Callable[[PerToken], PerToken]
 
     @property
     def token_loss(self) -> PerToken:
-        """The policy term of each token before weighting; detached."""
-        return (self.fields.held("policy") * self.fields.held("importance")).tokens
+        """The policy term of each token before weighting; detached, and computed where somebody asks."""
+        return self.policy(self.fields["pull"])
 
     @property
     def keep(self) -> Keep:
@@ -109,8 +110,9 @@ def token_loss(
     metrics = Metrics(entries, {})
     if is_all_watched():
         metrics = metrics.merge(drift(ratios, part.segments))
-    lost = Field(policy.tokens, part.segments)
-    return TokenLoss(loss, metrics, Fields(part.segments, {"keep": keep, "importance": importance, "policy": lost}))
+    pull = part.fields.held("advantage").map(operator.neg).where(keep) * importance
+    decided = Fields(part.segments, {"keep": keep, "importance": importance, "pull": pull})
+    return TokenLoss(loss, metrics, decided, policy.tokens)
 
 
 def _ratios(part: Slice, available: Mapping[str, Any]) -> dict[str, Ratio]:
@@ -162,8 +164,9 @@ def _policy(
         if inputs.get(name) is not None:
             inputs[name] = torch.where(kept, inputs[name], torch.zeros_like(inputs[name]))
     tokens, seen = run(stage.part, inputs)
-    weighted = _weighted(tokens * importance.tokens, part.fields["weight_policy"], kept)
-    return PolicyTerm(weighted, tokens.detach(), seen)
+    policy = tokens * importance.tokens
+    detached = policy.detach()
+    return PolicyTerm(_weighted(policy, part.fields["weight_policy"], kept), lambda _: detached, seen)
 
 
 def _fused_policy(
@@ -182,16 +185,14 @@ def _fused_policy(
         ratio = Ratio(logp - available["logp_old"], part.segments) if follows else ratios[RATIO_TO[stage.anchor]]
         value = ratio.value(sums_too=not follows and is_all_watched())
         inside = ratio.inside
-    advantage, weight = part.fields.held("advantage"), part.fields.held("weight_policy")
+    cost, weight = part.fields.held("advantage").map(operator.neg), part.fields.held("weight_policy")
     kept = host(keep.values)
     if isinstance(kept, Tensor) or not kept.all():  # read only where reading costs nothing
         rejected = ~keep.tokens
         logp, value = zero_where(rejected, logp), None if value is None else zero_where(rejected, value)
-        advantage, weight = advantage.where(keep), weight.where(keep)
-    coefficient, cost = weight * importance, advantage.map(operator.neg)
-    given = Given(cost.tokens, (coefficient * cost).tokens, logp, value, available.get("selected"))
-    settings = stage.part.own_settings
-    return policy_term(stage.part.formula.name, settings, given, logp_current, inside=inside, coefficient=coefficient)
+        cost, weight = cost.where(keep), weight.where(keep)
+    given = Given((weight * importance * cost).tokens, logp, value, available.get("selected"))
+    return policy_term(stage.part, given, logp_current, inside)
 
 
 def _weighted(term: PerToken, weight: PerToken, keep: Keep) -> Scalar:

@@ -1,37 +1,32 @@
 """Policy losses with their gradient and observations in one pass: the only place that writes a gradient by hand.
 
-Each function stands for the formula of its name. It gives the token losses, the slopes of the weighted loss
-(d loss / d logp_current) and the formula's observations. A rejected token arrives with ratio, cost and pull 0.
-Products are taken in the order in which autograd takes them, so that float64 gives the same bits.
+Each function stands for the formula of its name. It gives the weighted token losses, their slopes (d loss /
+d logp_current) and the formula's observations. A rejected token arrives with ratio and pull 0.
+Products are taken in the order in which autograd takes them, so that slopes in float64 are the same bits.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal.fields import Field
 from trimtab.signal.layout import Keep, PerToken, Scalar, Segments
 from trimtab.signal.parts import Part
 from trimtab.signal.ratio import Ratio
-from trimtab.signal.reduce import sequence_sum
-from trimtab.signal.tensors import as_torch
 
 Losses = tuple[PerToken, PerToken, dict[str, Tensor]]
-"""Token losses, slopes, observations."""
+"""Weighted token losses, slopes, observations."""
 
 
 @dataclass(frozen=True)
 class Given:
     """What a fused loss reads; nothing carries a gradient, and what is rejected is 0."""
 
-    cost: PerToken
-    """The advantage with its sign turned."""
     pull: PerToken
-    """weight * importance * cost: the gradient of a token whose ratio is 1."""
+    """-advantage * importance * weight: the slope of a token whose ratio is 1. Every loss is proportional to it."""
     logp_current: PerToken
     ratio: PerToken | None = None
     """exp(logp_current - logp_anchor), bounded."""
@@ -40,23 +35,23 @@ class Given:
 
 def reinforce(given: Given) -> Losses:
     """-A * logp"""
-    return given.cost * given.logp_current, given.pull.clone(), {}
+    return given.pull * given.logp_current, given.pull.clone(), {}
 
 
 def clipped(given: Given, *, band: tuple[float, float]) -> Losses:
     """-min(r A, clamp(r) A); where the clip is the smaller of the two, the gradient is stopped."""
     ratio = cast("Tensor", given.ratio)
-    free, bounded = ratio * given.cost, ratio.clamp(*band).mul_(given.cost)
+    free, bounded = ratio * given.pull, ratio.clamp(*band).mul_(given.pull)
     stopped = bounded > free
-    slopes = zero_where(stopped, ratio).mul_(given.pull)
+    slopes = zero_where(stopped, free)
     return torch.maximum(free, bounded, out=bounded), slopes, {"clipped_tokens": stopped}
 
 
 def dual_clipped(given: Given, *, band: tuple[float, float], cap: float) -> Losses:
     """clipped, held below cap * |A| where the advantage is negative."""
     inner, slopes, seen = clipped(given, band=band)
-    ceiling = cap * given.cost
-    capped = (given.cost > 0) & (inner > ceiling)
+    ceiling = cap * given.pull
+    capped = (given.pull > 0) & (inner > ceiling)
     return torch.where(capped, ceiling, inner), zero_where(capped, slopes), {**seen, "capped_tokens": capped}
 
 
@@ -71,17 +66,17 @@ def clipped_importance(given: Given, *, band: tuple[float, float]) -> Losses:
     """-sg(clamp(r)) * A * logp"""
     ratio = cast("Tensor", given.ratio)
     bounded = ratio.clamp(*band)
-    losses = bounded * given.cost * given.logp_current
-    return losses, bounded * given.pull, {"clipped_tokens": bounded != ratio}
+    slopes = bounded * given.pull
+    return slopes * given.logp_current, slopes, {"clipped_tokens": bounded != ratio}
 
 
 def soft_gated(given: Given, *, temperature_positive: float, temperature_negative: float) -> Losses:
     """-A * (4 / tau) * s, s = sigmoid(tau (r - 1)); its slope is -4 A r s (1 - s)."""
     ratio = cast("Tensor", given.ratio)
-    tau = torch.full_like(ratio, temperature_negative).masked_fill_(given.cost < 0, temperature_positive)
+    tau = torch.full_like(ratio, temperature_negative).masked_fill_(given.pull < 0, temperature_positive)
     gate = torch.tanh(0.5 * tau * (ratio - 1)).add_(1).mul_(0.5)
     slopes = 4 * given.pull * ratio * gate * (1 - gate)
-    return given.cost * (4 / tau) * gate, slopes, {"clipped_tokens": torch.zeros_like(ratio, dtype=torch.bool)}
+    return given.pull * (4 / tau) * gate, slopes, {"clipped_tokens": torch.zeros_like(ratio, dtype=torch.bool)}
 
 
 FUSED: dict[str, Callable[..., Losses]] = {
@@ -103,35 +98,30 @@ class Term:
     """The policy term: its share of the loss, with gradient, and what it is made of."""
 
     loss: Scalar
-    tokens: PerToken
-    """Each token's loss, before importance and weight; detached."""
+    tokens: Callable[[PerToken], PerToken]
+    """Each token's loss without its weight, detached, given -advantage * importance; computed where somebody asks."""
     seen: Mapping[str, Tensor]
 
 
-def policy_term(
-    name: str, settings: Mapping[str, Any], given: Given, logp_current: PerToken,
-    *, inside: Tensor | None, coefficient: Field,
-) -> Term:  # fmt: skip
-    """The weighted sum of a fused loss. `inside`: 1 where the ratio was not bounded, None if it never was.
-
-    `coefficient` is importance times weight.
-    """
+def policy_term(part: Part, given: Given, logp_current: PerToken, inside: Tensor | None) -> Term:
+    """The sum of a fused loss. `inside`: 1 where the ratio was not bounded, None if it never was."""
+    name, settings = part.formula.name, part.own_settings
     losses, slopes, seen = FUSED[name](given, **settings)
     if inside is not None and name not in OWN_SLOPE:
         slopes *= inside
-    if coefficient.is_shared:
-        value = torch.dot(sequence_sum(losses, coefficient.segments), as_torch(coefficient.values))
-    else:
-        value = (losses * coefficient.values).sum()
-    return Term(cast("Tensor", _Known.apply(logp_current, value, slopes)), losses, seen)
+
+    def tokens(pull: PerToken) -> PerToken:
+        return FUSED[name](replace(given, pull=pull), **settings)[0]
+
+    return Term(cast("Tensor", _Known.apply(logp_current, losses.sum(), slopes)), tokens, seen)
 
 
 def fused_loss(
     part: Part, logp_current: PerToken, logp_anchor: PerToken | None, advantage: PerToken, weight: PerToken
-) -> Term:
+) -> Scalar:
     """One policy loss by itself, for a trainer that has its advantages: sum of weight_t * loss_t, with its gradient.
 
-    `fused_loss(part("policy_loss.clipped", band=(0.8, 1.28)), logp, logp_old, advantage, weight).loss.backward()`
+    `fused_loss(part("policy_loss.clipped", band=(0.8, 1.28)), logp, logp_old, advantage, weight).backward()`
 
     Nothing is corrected, measured or checked on the way. A loss that is not fused is refused.
     """
@@ -139,13 +129,11 @@ def fused_loss(
     if name not in FUSED or "selected" in part.formula.inputs:
         raise SignalError(f"fused_loss: {name} cannot run by itself. There are {', '.join(sorted(FUSED))}.")
     logp, value, inside = logp_current.detach(), None, None
-    segments = Segments(torch.tensor([len(logp)]), len(logp))
     if logp_anchor is not None:
-        ratio = Ratio(logp - logp_anchor.detach(), segments)
+        ratio = Ratio(logp - logp_anchor.detach(), Segments(torch.tensor([len(logp)]), len(logp)))
         value, inside = ratio.value(sums_too=False), ratio.inside
-    cost = -advantage.detach()
-    given = Given(cost, weight * cost, logp, value)
-    return policy_term(name, part.own_settings, given, logp_current, inside=inside, coefficient=Field(weight, segments))
+    pull = (weight * advantage.detach()).neg_()
+    return policy_term(part, Given(pull, logp, value), logp_current, inside).loss
 
 
 class _Known(torch.autograd.Function):
