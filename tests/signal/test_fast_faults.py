@@ -54,7 +54,7 @@ FAULTS = [
     (PER_GROUP, "leave_one_out", "values - others, 0.0", "values + others, 0.0"),
     ("ratio", "Ratio._walk", "exact.sub_(1 + here / num)", "exact.sub_(1)"),
     ("ratio", "Ratio._walk", "- num\n", "\n"),
-    ("ratio", "Ratio._walk", "exact.abs().sum()", "exact.sum()"),
+    ("ratio", "Ratio._walk", "block.abs().sum(", "block.sum("),
     ("tally", "Tally._count_among", "flags.tally * among.values", "flags.tally"),
     ("tally", "Tally.share", "if within or among is None", "if True"),
     ("fields", "Field.sequences", "self.values & segments.filled", "self.values"),

@@ -99,7 +99,9 @@ class Ratio:
         for start in range(0, count, size):
             block = self.logratio if size >= count else self.logratio[start : start + size]
             exact, num = block.to(torch.float64, copy=True), len(block)
-            far += read_if_plain(exact.abs().sum())
+            far += read_if_plain(block.abs().sum(dtype=torch.float64))
+            if size >= count and "total" not in self.__dict__:  # while it is at hand
+                self.__dict__["total"] = host(sequence_sum(exact, self.segments))
             _ = (exact if self.is_within else exact.clamp_(-LOG_BOUND, LOG_BOUND)).exp_()
             if value is not None:
                 _ = (value if size >= count else value[start : start + size]).copy_(exact)

@@ -47,10 +47,9 @@ def segment_extreme(
 
 def sequence_sum(values: PerToken, segments: Segments, dtype: torch.dtype | None = None) -> PerSequence:
     """Sum over each sequence's tokens, added up in `dtype`, or in that of the values."""
-    if is_plain(values):
-        wide = np.float64 if dtype == torch.float64 else None
-        return _reduced(np.add, values, segments, 0, dtype=wide)
     values = values if dtype is None else values.to(dtype)
+    if is_plain(values):
+        return _reduced(np.add, values, segments, 0)
     return torch.segment_reduce(values, "sum", offsets=segments.offsets, initial=0, unsafe=True)
 
 
