@@ -67,4 +67,9 @@ def encode(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
 
 def decode(tokenizer: "PreTrainedTokenizerFast", ids: list[int]) -> str:
     """The text of `ids`; special tokens stay visible, so that an answer with one in its middle is never right."""
+    from transformers import PreTrainedTokenizerFast
+
+    if type(tokenizer) is PreTrainedTokenizerFast and not tokenizer.clean_up_tokenization_spaces:
+        # What it would do itself, after it has looked at each id three times.
+        return str(tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False))
     return str(tokenizer.decode(ids, skip_special_tokens=False))
