@@ -50,6 +50,8 @@ class Plain:
 
     kind: str
     embedding: Tensor
+    padding: int | None
+    """The id whose embedding gets no gradient, if there is one."""
     layers: tuple[Layer, ...]
     norm: Tensor
     head: Linear
@@ -84,6 +86,7 @@ def read_plain(model: "PreTrainedModel") -> Plain | str:
     return Plain(
         kind=kind,
         embedding=backbone.embed_tokens.weight,
+        padding=backbone.embed_tokens.padding_idx,
         layers=tuple(_layer(layer) for layer in backbone.layers),
         norm=backbone.norm.weight,
         head=_linear(model.lm_head),

@@ -32,6 +32,8 @@ def checked_plain(model: "PreTrainedModel") -> Plain | str:
     plain = read_plain(model)
     if isinstance(plain, str):
         return plain
+    if plain.dtype != torch.float32:
+        return "it is in float64, and norms in float32 inside it would make gradients differ in the eighth digit"
     if plain.device.type != "cpu":
         return f"it is on {plain.device}, where the lean pass was never tried"
     ids = torch.tensor(PROBE) % len(plain.embedding)
@@ -51,7 +53,7 @@ def hidden_states(plain: Plain, tree: Tree) -> Tensor:
     """The last hidden state, after the last norm, of each node, `[nodes, hidden]`."""
     angle = tree.position[:, None].float() * plain.frequency.float()
     turn = tuple((one * plain.rope_scale).to(plain.dtype)[:, None] for one in (angle.cos(), angle.sin()))
-    hidden = functional.embedding(tree.ids, plain.embedding)
+    hidden = functional.embedding(tree.ids, plain.embedding, padding_idx=plain.padding)
     for layer in plain.layers:
         hidden = _layer(plain, layer, hidden, cast("tuple[Tensor, Tensor]", turn), tree)
     return rms_norm(hidden, plain.norm, plain.eps)
