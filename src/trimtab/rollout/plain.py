@@ -116,6 +116,7 @@ def _strange(model: "PreTrainedModel", config: Any) -> str:
         "its dropout is on": model.training and bool(config.attention_dropout),
         "its parameters have several number formats or places": len(formats) > 1 or len(places) > 1,
         "its parameters are in half precision": not formats <= set(EXACT),
+        "its parameters are not on the CPU, and nobody has tried it elsewhere": {p.type for p in places} != {"cpu"},
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
