@@ -101,8 +101,7 @@ def _bias(hidden: Tensor, columns: int, width: int, dtype: torch.dtype) -> Tenso
         return None
     place = torch.arange(width, device=hidden.device)
     here = place[width - columns :, None]
-    # A column left of a row's first token sees itself: with nothing to see, it would be nan, and nan spreads.
-    sees = ((place >= hidden[:, None, None]) & (place <= here)) | (place == here)
+    sees = (place >= hidden[:, None, None]) & (place <= here)
     return torch.zeros(sees.shape, dtype=dtype, device=hidden.device).masked_fill_(~sees, -torch.inf)[:, None]
 
 

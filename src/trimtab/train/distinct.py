@@ -13,8 +13,6 @@ from torch import Tensor
 from trimtab.rollout.rows import Rows
 
 Numbers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-NOWHERE = -1
-"""No id: what stands to the right of a row's last token."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def distinct(rows: Rows, *, with_last: bool) -> Tree:
     width = ids.shape[1]
     column = np.arange(width)
     # A beginning is named by the cell where it ends, in the first of the rows that share it.
-    name = _first_row(ids, length) * width + column
+    name = _first_row(ids) * width + column
     read = column < (length if with_last else length - 1)[:, None]
     cells = np.unique(name[read])
     number = np.zeros(ids.size, dtype=np.int64)
@@ -70,13 +68,12 @@ def distinct(rows: Rows, *, with_last: bool) -> Tree:
     )
 
 
-def _first_row(ids: Numbers, length: Numbers) -> Numbers:
-    """For each cell the first row, in sorted order, that has the same tokens up to this column."""
-    rows, width = ids.shape
-    real = np.where(np.arange(width) < length[:, None], ids, NOWHERE)
-    order = np.lexsort(real.T[::-1])  # equal beginnings become neighbours
-    ranked = real[order]
-    begins = np.ones((rows, width), dtype=bool)
+def _first_row(ids: Numbers) -> Numbers:
+    """For each cell the first row, in sorted order, that has the same ids up to this column, padding included."""
+    rows = len(ids)
+    order = np.lexsort(ids.T[::-1])  # equal beginnings become neighbours
+    ranked = ids[order]
+    begins = np.ones(ids.shape, dtype=bool)
     begins[1:] = ~np.logical_and.accumulate(ranked[1:] == ranked[:-1], axis=1)
     latest = np.maximum.accumulate(np.where(begins, np.arange(rows)[:, None], 0), axis=0)
     found = np.empty_like(latest)
