@@ -25,7 +25,7 @@ from trimtab.train.study.table import half_width
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 MARK = "<!-- bench.trainer -->"
 TRL_VERSION = "1.16.0"
-WARM = 5
+WARM = 3
 """Steps that each side takes before the first measured one."""
 STALENESS = 2
 """Of the run with a sampler process: enough for the sampler to work while the learner does."""
@@ -50,12 +50,13 @@ class Plan:
 
 def arms(plan: Plan) -> dict[str, tuple[str, list[str], int]]:
     """Each side's module, its last arguments, and the threads of its processes."""
-    two = str(plan.threads)
+    several = str(plan.threads)
     ours = "bench.beside.ours"
+    one = {"Trimtab, inline, 1 thread": (ours, ["inline", "1", "0"], 1)} if plan.threads > 1 else {}
     return {
-        "TRL": ("bench.beside.theirs", [two], plan.threads),
-        "Trimtab, inline": (ours, ["inline", two, "0"], plan.threads),
-        "Trimtab, inline, 1 thread": (ours, ["inline", "1", "0"], 1),
+        "TRL": ("bench.beside.theirs", [several], plan.threads),
+        "Trimtab, inline": (ours, ["inline", several, "0"], plan.threads),
+        **one,
         "Trimtab, processes": (ours, ["processes", "1", str(STALENESS)], 1),
     }
 
@@ -77,6 +78,8 @@ def measure(case: Case, plan: Plan, folder: Path) -> tuple[dict[str, list[list[f
             first = number % len(names)
             for name in names[first:] + names[:first]:
                 found[name].append(sides[name].steps(plan.block))
+                said = f"{case.name}, round {number + 1} of {plan.rounds}: {name}, {1000 * min(found[name][-1]):.1f} ms"
+                print(said, file=sys.stderr, flush=True)
     except BaseException:
         for side in sides.values():
             side.kill()
@@ -129,6 +132,8 @@ def main() -> None:
     chosen = parser.parse_args()
     if find_spec("trl") is None:
         sys.exit(f"bench.trainer compares with TRL, which is not installed: pip install trl=={TRL_VERSION}")
+    if chosen.block < STALENESS + 2:
+        sys.exit(f"--block {chosen.block}: a block begins with {STALENESS + 1} steps that do not count; take more")
     why = "" if chosen.anyway else busy()
     if why:
         print(f"{why}, so no ratios are printed. Wait, or say --anyway.", file=sys.stderr)

@@ -33,9 +33,10 @@ LEARNER = [
     ("pieces:_Heads.backward", "to_weight[:queries].sum(0), to_weight[queries:].sum(0)", "to_weight[0], to_weight[queries:].sum(0)"),
     ("pieces:_Attention.forward", "triu_(1)", "triu_(2)"),
     ("pieces:_Attention.backward", ".mul_(query.shape[-1] ** -0.5)", ""),
+    ("pieces:_Attention.forward", "query * size**-0.5", "query * size**-1.0"),
     ("pieces:_Attention.backward", "torch.bmm(share.transpose(1, 2), flat)", "torch.bmm(share, flat)"),
-    ("pieces:_Gated.backward", "functional.silu(gate)", "gate"),
-    ("pieces:_Gated.backward", "silu_backward(grad * up, gate)", "silu_backward(grad, gate)"),
+    ("pieces:_Gated.backward", "torch.mul(grad, opened, out=to_up)", "torch.mul(grad, gate, out=to_up)"),
+    ("pieces:_Gated.backward", "grad_input(grad * up, gate,", "grad_input(grad, gate,"),
 ]  # fmt: skip
 SAMPLER = [
     ("Lean.forward", "values.view(rows, columns, -1)[:, -1]", "values.view(rows, columns, -1)[:, 0]"),

@@ -123,39 +123,39 @@ class _Attention(Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         rows, heads, columns, size = query.shape
-        flat = [one.reshape(rows * heads, columns, size) for one in (query, key, value)]
-        scale = size**-0.5
-        hidden = torch.full((columns, columns), -torch.inf, dtype=query.dtype).triu_(1).expand(rows * heads, -1, -1)
-        share = torch.softmax(torch.baddbmm(hidden, flat[0], flat[1].transpose(1, 2), alpha=scale), -1)
+        flat = [one.reshape(rows * heads, columns, size) for one in (query * size**-0.5, key, value)]
+        hidden = torch.full((columns, columns), -torch.inf, dtype=query.dtype).triu_(1)
+        share = torch.softmax(torch.bmm(flat[0], flat[1].transpose(1, 2)).add_(hidden), -1)
         ctx.save_for_backward(*flat, share)
         ctx.shape = query.shape
         return torch.bmm(share, flat[2]).view(query.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        query, key, value, share = ctx.saved_tensors
+        query, key, value, share = ctx.saved_tensors  # the query with its scale: the table is passed over less often
         flat = grad.reshape(query.shape)
         to_value = torch.bmm(share.transpose(1, 2), flat)
-        # d softmax: the sum over a row of (gradient x probability) is the same as (output x its gradient).
         to_share = torch.bmm(flat, value.transpose(1, 2))
-        to_scores = torch._softmax_backward_data(to_share, share, -1, share.dtype).mul_(query.shape[-1] ** -0.5)
-        to_query, to_key = torch.bmm(to_scores, key), torch.bmm(to_scores.transpose(1, 2), query)
+        to_scores = torch._softmax_backward_data(to_share, share, -1, share.dtype)
+        to_query = torch.bmm(to_scores, key).mul_(query.shape[-1] ** -0.5)
+        to_key = torch.bmm(to_scores.transpose(1, 2), query)
         return to_query.view(ctx.shape), to_key.view(ctx.shape), to_value.view(ctx.shape)
 
 
 class _Gated(Function):
     @staticmethod
     def forward(ctx: Any, joined: Tensor) -> Tensor:
-        ctx.save_for_backward(joined)
         gate, up = joined.chunk(2, -1)
-        return functional.silu(gate).mul_(up)
+        opened = functional.silu(gate)
+        ctx.save_for_backward(joined, opened)
+        return opened * up
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (joined,) = ctx.saved_tensors
+        joined, opened = ctx.saved_tensors
         gate, up = joined.chunk(2, -1)
         out = torch.empty_like(joined)
         to_gate, to_up = out.chunk(2, -1)
-        torch.mul(grad, functional.silu(gate), out=to_up)
-        to_gate.copy_(torch.ops.aten.silu_backward(grad * up, gate))
+        torch.mul(grad, opened, out=to_up)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=to_gate)
         return out
