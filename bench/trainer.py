@@ -106,7 +106,9 @@ def table(case: Case, found: dict[str, list[list[float]]], right: dict[str, floa
         if ratios and name != "TRL":
             shown = [f"{of['TRL'] / of[name]:.2f}" for of in (least, middle)]
         accurate = f"{right[name]:.3f}" if right else "–"
-        lines.append(f"| {name} | {1000 * least[name]:.1f} | {1000 * middle[name]:.1f} | {' | '.join(shown)} | {accurate} |")
+        lines.append(
+            f"| {name} | {1000 * least[name]:.1f} | {1000 * middle[name]:.1f} | {' | '.join(shown)} | {accurate} |"
+        )
     if ratios:
         lines.append(f"| better inline / processes | | | | {overlap(kept)} | |")
     return lines

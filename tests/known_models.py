@@ -49,9 +49,7 @@ KNOWN: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2, biases, one key head": lambda: qwen2(num_key_value_heads=1),
     "llama, all biases, tied": lambda: llama(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "llama, other angles": lambda: llama(rope_parameters={"rope_type": "default", "rope_theta": 37.0}),
-    "llama, linear angles": lambda: llama(
-        rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}
-    ),
+    "llama, linear angles": lambda: llama(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}),
     "llama 3 angles": lambda: llama(rope_parameters=LLAMA3),
 }
 
@@ -88,7 +86,7 @@ UNKNOWN: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     ),
     "experts": (
         lambda: Qwen3MoeForCausalLM(
-            Qwen3MoeConfig(**SIZES, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8)
+            Qwen3MoeConfig(**SIZES, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2)
         ),
         "Qwen3MoeForCausalLM is not one of",
     ),

@@ -32,7 +32,9 @@ def at_gate(folder: Path, settings: Mapping[str, object]) -> AtGate:
     return AtGate()
 
 
-def settings_of(case_name: str, start: Path, out: Path, steps: int, runtime: str, threads: int, staleness: int) -> TrainSettings:
+def settings_of(
+    case_name: str, start: Path, out: Path, steps: int, runtime: str, threads: int, staleness: int
+) -> TrainSettings:
     case = CASES[case_name]
     return TrainSettings(
         seed=case.seed, run_dir=out, task=case.task, model=ModelSettings(path=start), runtime=runtime,  # pyright: ignore[reportArgumentType]

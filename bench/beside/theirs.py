@@ -2,7 +2,6 @@
 learns this task, and a callback that stops at the gate."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +32,9 @@ def rewards(case: Case, eos_id: int) -> Any:
     task = case.open_task()
     problems: dict[str, Any] = {}
 
-    def reward(prompts: list[str], completions: list[str], completion_ids: list[list[int]], ticket: list[int], **_: Any) -> list[float]:
+    def reward(
+        prompts: list[str], completions: list[str], completion_ids: list[list[int]], ticket: list[int], **_: Any
+    ) -> list[float]:
         for number in set(ticket) - set(problems):
             problems[number] = task.train(number)
         return [
@@ -57,8 +58,8 @@ def trainer(case: Case, start: str, out: str, steps: int, gate: Gate) -> Any:
         per_device_train_batch_size=CHUNK, gradient_accumulation_steps=PROMPTS * ANSWERS // CHUNK,
         num_generations=ANSWERS, max_completion_length=case.max_new_tokens, temperature=1.0, top_p=1.0, top_k=0,
         loss_type="dapo", scale_rewards="group", beta=0.0, num_iterations=1, mask_truncated_completions=False,
-        learning_rate=case.lr, lr_scheduler_type="constant", optim="adamw_torch_fused", adam_beta1=0.9, adam_beta2=0.999,
-        weight_decay=0.0, max_grad_norm=1.0, warmup_steps=0, gradient_checkpointing=False, disable_dropout=True,
+        learning_rate=case.lr, lr_scheduler_type="constant", optim="adamw_torch_fused", adam_beta1=0.9,
+        adam_beta2=0.999, weight_decay=0.0, max_grad_norm=1.0, warmup_steps=0, gradient_checkpointing=False, disable_dropout=True,
         logging_steps=20, report_to=[], save_strategy="no", disable_tqdm=True, dataloader_num_workers=0,
     )  # fmt: skip
     return GRPOTrainer(

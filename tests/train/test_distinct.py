@@ -37,9 +37,7 @@ def test_a_tree_is_the_set_of_beginnings(seed: int, with_last: bool) -> None:
     flat = tree.node.reshape(-1)
     assert torch.equal(flat[tree.cell], torch.arange(len(tree.ids)))
     width = tree.node.shape[1]
-    named = [
-        tuple(tree.ids[tree.node[cell // width, : cell % width + 1]].tolist()) for cell in tree.cell.tolist()
-    ]
+    named = [tuple(tree.ids[tree.node[cell // width, : cell % width + 1]].tolist()) for cell in tree.cell.tolist()]
     assert len(named) == len(set(named))
     assert set(named) == wanted
     assert tree.position.tolist() == [len(one) - 1 for one in named]

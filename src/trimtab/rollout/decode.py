@@ -123,9 +123,7 @@ def _blank(rows: int, how: Sampling | Greedy, device: torch.device) -> Answers:
     )
 
 
-def _prefill(
-    forward: Forward, requests: Sequence[Request], first: int, pad_id: int, device: torch.device
-) -> Batch:
+def _prefill(forward: Forward, requests: Sequence[Request], first: int, pad_id: int, device: torch.device) -> Batch:
     """Run the prompts as new rows. Neighbours with equal prompts share a row."""
     from trimtab.rollout.cache import RowCache
 

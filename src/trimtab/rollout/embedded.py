@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from trimtab.errors import EngineError, StaleWeights
 from trimtab.rollout.decode import Answers, Forward, decode
 from trimtab.rollout.engine import Greedy, Request, Sample, Sampling
-from trimtab.rollout.forward import Own, fastest_forward
 from trimtab.rollout.formats import Format, check_format, linear_weights, rounded_state
+from trimtab.rollout.forward import Own, fastest_forward
 from trimtab.rollout.weights import digest as digest_of
 
 if TYPE_CHECKING:

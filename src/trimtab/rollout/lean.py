@@ -96,7 +96,7 @@ def _laid_together(parts: "list[Tensor | None]") -> Tensor | None:
 
 
 def _bias(hidden: Tensor, columns: int, width: int, dtype: torch.dtype) -> Tensor | None:
-    """0 where a row may look and -inf where not, `[rows, 1, columns, width]`; None if only what is to come is hidden."""
+    """0 where a row may look, else -inf, `[rows, 1, columns, width]`; None if only what is to come is hidden."""
     if not bool(hidden.any()):
         return None
     place = torch.arange(width, device=hidden.device)

@@ -126,7 +126,11 @@ def _strange_modules(model: "PreTrainedModel", kind: str) -> str:
     own = type(model).__module__
     for name, module in model.named_modules():
         exact = type(module).__module__ == own or type(module) in (nn.Linear, nn.Embedding, nn.ModuleList)
-        if not exact and not type(module).__module__.startswith("transformers.activations") and type(module) is not nn.SiLU:
+        if (
+            not exact
+            and not type(module).__module__.startswith("transformers.activations")
+            and type(module) is not nn.SiLU
+        ):
             return f"{name or kind} is a {type(module).__name__}"
         watched = cast(Any, module)
         if watched._forward_hooks or watched._forward_pre_hooks or watched._backward_hooks or "forward" in vars(module):

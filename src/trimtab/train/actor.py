@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
-from trimtab.rollout.rows import Rows
 from trimtab.rollout.plain import Plain
+from trimtab.rollout.rows import Rows
 from trimtab.train.lean import checked_plain
 from trimtab.train.logp import token_pass
 
@@ -41,6 +41,13 @@ class Actor(nn.Module):
         self.temperature: float = temperature
         self.float32_head: bool = float32_head
         self._read: Plain | str | None = None
+
+    @property
+    def path(self) -> str:
+        """How passes are computed: `lean Qwen3`, or `transformers` and why; empty before the first one."""
+        if self._read is None:
+            return ""
+        return f"transformers ({self._read})" if isinstance(self._read, str) else f"lean {self._read.kind}"
 
     @property
     def plain(self) -> Plain | None:

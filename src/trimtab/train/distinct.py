@@ -19,8 +19,9 @@ Numbers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 class Tree:
     """The distinct beginnings of some rows. Each that is computed is a node, and is named by its last token.
 
-    Rows `[p, a, b]`, `[p, a, c]` and `[p, a, c]`, whose last tokens are only predicted: two nodes, `p` and `pa`, for six
-    cells; one row holds them both, so attention needs one row of two columns; two targets, `b` and `c`, for three tokens.
+    Rows `[p, a, b]`, `[p, a, c]` and `[p, a, c]`, whose last tokens are only predicted: two nodes, `p` and `pa`, for
+    six cells. One row holds both, so attention needs one row of two columns. There are two targets, `b` and `c`, for
+    three tokens.
     """
 
     ids: Tensor

@@ -66,8 +66,10 @@ def token_pass(
     Undefined when a trainable token stands in the first column: nothing precedes it that could predict it.
     """
     check_places(rows)
-    states = _states(model, rows, with_state_after) if plain is None else _distinct_states(plain, rows, with_state_after)
-    here, there = rows.ids.device, model.device
+    states = (
+        _states(model, rows, with_state_after) if plain is None else _distinct_states(plain, rows, with_state_after)
+    )
+    here = rows.ids.device
     head = _head(model, float32=float32_head)
     predicting, of_token = states.predicting, states.of_token
     if rows.support is not None and of_token is not None:  # each token has a support of its own

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 NORM_FORMAT = torch.float32
-"""The models normalise in float32 whatever their own format. Tests set float64, to compare gradients to the last bits."""
+"""The models normalise in float32 whatever their own format. Tests set float64, to compare gradients exactly."""
 LONGEST_TABLE = 160
 """Columns up to which attention keeps its table of probabilities. Beyond, torch's own kernel computes it in tiles: the
 table would be larger than the keys and values by the ratio of columns to head size."""
@@ -26,7 +26,11 @@ def rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def heads(
-    joined: Tensor, norms: tuple[Tensor, Tensor] | None, turn: tuple[Tensor, Tensor], counts: tuple[int, int], eps: float
+    joined: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    turn: tuple[Tensor, Tensor],
+    counts: tuple[int, int],
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values from their joined projections `[tokens, heads, size]`: normed, then turned by position.
 
@@ -136,7 +140,7 @@ class _Attention(Function):
         flat = grad.reshape(query.shape)
         to_value = torch.bmm(share.transpose(1, 2), flat)
         to_share = torch.bmm(flat, value.transpose(1, 2))
-        to_scores = torch._softmax_backward_data(to_share, share, -1, share.dtype)
+        to_scores = torch.ops.aten._softmax_backward_data(to_share, share, -1, share.dtype)
         to_query = torch.bmm(to_scores, key).mul_(query.shape[-1] ** -0.5)
         to_key = torch.bmm(to_scores.transpose(1, 2), query)
         return to_query.view(ctx.shape), to_key.view(ctx.shape), to_value.view(ctx.shape)
