@@ -60,7 +60,7 @@ def trainer(case: Case, start: str, out: str, steps: int, gate: Gate) -> Any:
         loss_type="dapo", scale_rewards="group", beta=0.0, num_iterations=1, mask_truncated_completions=False,
         learning_rate=case.lr, lr_scheduler_type="constant", optim="adamw_torch_fused", adam_beta1=0.9,
         adam_beta2=0.999, weight_decay=0.0, max_grad_norm=1.0, warmup_steps=0, gradient_checkpointing=False,
-        disable_dropout=True, logging_steps=20, report_to=[], save_strategy="no", disable_tqdm=True, dataloader_num_workers=0,
+        disable_dropout=True, logging_steps=20, report_to=[], save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     return GRPOTrainer(
         model=model, processing_class=tokenizer, reward_funcs=rewards(case, tokenizer.eos_token_id), args=config,
