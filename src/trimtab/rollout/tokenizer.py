@@ -72,7 +72,7 @@ def _encoded(tokenizer: "PreTrainedTokenizerFast", text: str, *, special: bool) 
 
 
 def _is_bare(tokenizer: "PreTrainedTokenizerFast") -> bool:
-    """Whether a tokenizer adds nothing to the one behind it, which is asked directly: that takes a tenth of the time."""
+    """Whether a tokenizer adds nothing to the one behind it. That one takes a tenth of the time."""
     from transformers import PreTrainedTokenizerFast
 
     return type(tokenizer) is PreTrainedTokenizerFast
