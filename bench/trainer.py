@@ -27,7 +27,7 @@ MARK = "<!-- bench.trainer -->"
 TRL_VERSION = "1.16.0"
 WARM = 3
 """Steps that each side takes before the first measured one."""
-STALENESS = 2
+STALENESS = 1
 """Of the run with a sampler process: enough for the sampler to work while the learner does."""
 HEAD = (
     "| | least ms per step | median ms | TRL / it, least | TRL / it, median | held-out accuracy |",
