@@ -109,6 +109,16 @@ def test_attention_in_tiles_has_the_same_gradients(wide_norms: None, monkeypatch
     assert worst(table, gradients(model, [rows], plain=read(model))) < 1e-12
 
 
+def test_large_matrices_are_not_stacked_and_have_the_same_gradients(
+    wide_norms: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = built(KNOWN["llama, all biases, tied"]).double()
+    rows = drawn_rows(1, ids=4)
+    stacked = gradients(model, [rows], plain=read(model))
+    monkeypatch.setattr("trimtab.train.lean.STACKED", 0)
+    assert worst(stacked, gradients(model, [rows], plain=read(model))) < 1e-12
+
+
 def test_a_support_of_each_token_is_kept_apart(wide_norms: None) -> None:
     """Equal tokens after equal beginnings, of which one was drawn from fewer ids."""
     model = built(KNOWN["qwen3"]).double()

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 PROBE = ((3, 1, 4, 1, 5, 9, 2, 6), (3, 1, 4, 2, 7, 1, 8, 2), (3, 1, 4, 1, 0, 0, 0, 0))
 LAST = (7, 7, 3)
 """Ids on which both passes must agree, and the last column of each row: three rows with a common beginning."""
+STACKED = 2**20
+"""Parameters up to which matrices with the same input are copied together: one product is faster than three. The copies
+live until the backward pass, so that of a large model they would take half as much memory as the model."""
 APART = 1e-4
 """How far the states of the two passes may be apart, of the largest. Rounding in float32 gives 1e-6; another rotary
 angle, scale or norm gives 1e-2."""
@@ -61,11 +64,11 @@ def _layer(plain: Plain, layer: Layer, hidden: Tensor, turn: tuple[Tensor, Tenso
     normed = rms_norm(hidden, layer.attention_norm, plain.eps)
     hidden = _add_linear(hidden, _attend(plain, layer, normed, turn, tree), layer.output)
     normed = rms_norm(hidden, layer.feed_norm, plain.eps)
-    return _add_linear(hidden, gated(_linear(normed, _stacked(layer.gate, layer.up))), layer.down)
+    return _add_linear(hidden, gated(_linears(normed, layer.gate, layer.up)), layer.down)
 
 
 def _attend(plain: Plain, layer: Layer, normed: Tensor, turn: tuple[Tensor, Tensor], tree: Tree) -> Tensor:
-    joined = _linear(normed, _stacked(layer.query, layer.key, layer.value)).view(len(normed), -1, plain.head_size)
+    joined = _linears(normed, layer.query, layer.key, layer.value).view(len(normed), -1, plain.head_size)
     norms = None if layer.query_norm is None or layer.key_norm is None else (layer.query_norm, layer.key_norm)
     found = heads(joined, norms, turn, (plain.heads, plain.key_heads), plain.eps)
     query, key, value = (_laid_out(one, tree.node) for one in found)
@@ -80,13 +83,12 @@ def _laid_out(values: Tensor, node: Tensor) -> Tensor:
     return functional.embedding(node, values.flatten(1)).view(*node.shape, *values.shape[1:]).transpose(1, 2)
 
 
-def _stacked(*parts: Linear) -> Linear:
+def _linears(values: Tensor, *parts: Linear) -> Tensor:
+    """What each of these layers makes of the values, side by side."""
+    if sum(part.weight.numel() for part in parts) > STACKED:
+        return torch.cat([functional.linear(values, *part) for part in parts], -1)
     biases = [part.bias for part in parts if part.bias is not None]
-    return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
-
-
-def _linear(values: Tensor, layer: Linear) -> Tensor:
-    return functional.linear(values, layer.weight, layer.bias)
+    return functional.linear(values, torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
 
 
 def _add_linear(values: Tensor, more: Tensor, layer: Linear) -> Tensor:
