@@ -72,3 +72,14 @@ def test_messages_without_a_chat_template_are_refused() -> None:
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
         _ = encode_prompt(tokenizer, CHAT)
+
+
+def test_a_bare_tokenizer_is_asked_directly_and_says_the_same() -> None:
+    from trimtab.rollout.tokenizer import character_tokenizer, decode, encode, encode_prompt
+
+    tokenizer = character_tokenizer("0123456789= ")
+    for text in ("58213=", "", "1 2  3", "<eos>7", "x9", "4<pad><unk>5"):
+        assert encode(tokenizer, text) == list(tokenizer.encode(text, add_special_tokens=False))
+        assert encode_prompt(tokenizer, text) == list(tokenizer.encode(text))
+        ids = list(tokenizer.encode(text))
+        assert decode(tokenizer, ids) == tokenizer.decode(ids, skip_special_tokens=False)

@@ -70,6 +70,7 @@ def test_host_synchronisations_of_the_model_do_not_grow_with_its_tokens(policy: 
     rollouts = sampled(policy, MIXED)
     few, many = (lay_out(rollouts, torch.arange(count), pad_id=policy.pad_id) for count in (2, 12))
     counts: list[Counter[str]] = []
+    assert learner.actor.plain is not None  # reading the model checks it, once
     for rows in (few, many):
         with Asked() as asked:
             passed = learner.actor(rows, with_value=True)

@@ -75,7 +75,8 @@ def episode(reward: float, *, ended: bool = True, logp: float = -1.0, status: st
 
 def test_one_nan_in_an_answer_without_reward_costs_that_answer_alone(policy: Policy) -> None:
     lost = episode(float("nan"), logp=float("nan"), status="error")
-    batch = gather(0, "", [episode(1.0), lost, episode(0.0)])
+    # Another answer: two equal ones with opposite advantages cancel exactly, because they are computed once.
+    batch = gather(0, "", [episode(1.0), lost, replace(episode(0.0), ids=torch.tensor([3, 5, 1]))])
     assert batch.token_counts.tolist() == [2, 0, 2]
     learned = Learner(policy, recipe("grpo"), TrainSettings()).learn(batch, version=0)
     assert learned.moved_updates == 1

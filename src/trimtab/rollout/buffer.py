@@ -34,6 +34,7 @@ class Buffer:
     waiting: set[int] = field(default_factory=set[int])
     """Admitted tickets whose groups are not here yet."""
     ready: dict[int, Rollouts] = field(default_factory=dict[int, Rollouts])
+    """For each ticket that is here, what it arrived in: its group, alone or with others that are all here."""
     dropped: dict[int, int] = field(default_factory=dict[int, int])
     """Groups dropped so far for each batch that is not yet taken."""
 
@@ -48,32 +49,50 @@ class Buffer:
 
     def put(self, rollouts: Rollouts) -> None:
         """Take groups that have arrived. One that teaches nothing is dropped while its batch may still refill."""
-        for group in rollouts.groups():
-            self._put(group.tickets[0], group)
+        for portion in rollouts.groups() if self.refills else [rollouts]:
+            for ticket in portion.tickets:
+                self._expect(ticket)
+            if not self._drops(portion):
+                self.ready |= dict.fromkeys(portion.tickets, portion)
 
-    def _put(self, ticket: int, group: Rollouts) -> None:
+    def _expect(self, ticket: int) -> None:
         if ticket not in self.waiting:
             raise EngineError(
                 f"Buffer.put: ticket {ticket} is not expected, so a group would train twice. "
                 "Put each admitted ticket once."
             )
         self.waiting.remove(ticket)
-        if self.refills and self.teaches_nothing(group):
-            batch = self._batch_of(ticket)
-            if self.dropped.get(batch, 0) < self.refills * self.groups_per_batch:
-                self.dropped[batch] = self.dropped.get(batch, 0) + 1
-                return
-        self.ready[ticket] = group
+
+    def _drops(self, group: Rollouts) -> bool:
+        """Drop a group that teaches nothing, while its batch may still refill."""
+        if not self.refills or not self.teaches_nothing(group):
+            return False
+        batch = self._batch_of(group.tickets[0])
+        if self.dropped.get(batch, 0) >= self.refills * self.groups_per_batch:
+            return False
+        self.dropped[batch] = self.dropped.get(batch, 0) + 1
+        return True
 
     def take(self) -> tuple[Rollouts, int] | None:
         """The next batch and how many groups were dropped for it; None while one of its groups has not arrived."""
         order = sorted([*self.waiting, *self.ready])[: self.groups_per_batch]
         if len(order) < self.groups_per_batch or any(ticket in self.waiting for ticket in order):
             return None
-        groups = [self.ready.pop(ticket) for ticket in order]
+        taken = self._together(order)
+        for ticket in order:
+            del self.ready[ticket]
         dropped = self.dropped.pop(self.batches_taken, 0)
         self.batches_taken += 1
-        return join(groups), dropped
+        return taken, dropped
+
+    def _together(self, order: list[int]) -> Rollouts:
+        """The groups of these tickets, in this order. What arrived together and leaves together is not taken apart."""
+        portions = list({id(portion): portion for portion in map(self.ready.__getitem__, order)}.values())
+        if [ticket for portion in portions for ticket in portion.tickets] != order:
+            groups = {group.tickets[0]: group for portion in portions for group in portion.groups()}
+            self.ready |= groups
+            portions = [groups[ticket] for ticket in order]
+        return join(portions)
 
     def _batch_of(self, ticket: int) -> int:
         ahead = sum(other < ticket for other in (*self.waiting, *self.ready))
@@ -82,11 +101,12 @@ class Buffer:
     @property
     def size(self) -> tuple[int, int]:
         """Groups that are ready, and their bytes. Admission bounds both: what is admitted and not taken yet."""
-        return len(self.ready), sum(group.num_bytes for group in self.ready.values())
+        portions = {id(portion): portion for portion in self.ready.values()}
+        return len(self.ready), sum(portion.num_bytes for portion in portions.values())
 
     def ready_rollouts(self) -> Rollouts | None:
         """The groups that are ready, in the order of their tickets; None where there are none."""
-        return join([self.ready[ticket] for ticket in sorted(self.ready)]) if self.ready else None
+        return self._together(sorted(self.ready)) if self.ready else None
 
     def state(self) -> dict[str, Any]:
         """All but the ready groups, as JSON."""

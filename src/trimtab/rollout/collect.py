@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from trimtab.rollout.engine import Engine, Greedy, Request, Sample, Sampling
 from trimtab.rollout.episode import Episode
-from trimtab.rollout.join import gather, join
+from trimtab.rollout.join import gather_groups
 from trimtab.rollout.reward import Attempt, Scorer, Verdict
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.seed import stream_seed
@@ -73,12 +72,7 @@ class Collector:
         )
         verdicts = self.scorer.score([one.attempt for one in played])
         episodes = [_episode(one, verdict) for one, verdict in zip(played, verdicts, strict=True)]
-        return join(
-            [
-                gather(ticket, problem.text, episodes[place * len(numbers) : (place + 1) * len(numbers)])
-                for place, (ticket, problem) in enumerate(zip(tickets, problems, strict=True))
-            ]
-        )
+        return gather_groups(tickets, [problem.text for problem in problems], episodes)
 
     def play(self, problems: Sequence[Problem], seeds: Sequence[int], how: Sampling | Greedy) -> list[Played]:
         """One attempt at each problem, turn after turn, all attempts side by side."""
@@ -119,24 +113,23 @@ class Collector:
 
 
 def _episode(one: Played, verdict: Verdict) -> Episode:
-    versions = [version for sample in one.samples for version in sample.version]
-    turns = [number for number, sample in enumerate(one.samples) for _ in sample.ids]
+    samples = one.samples
     return Episode(
-        ids=torch.tensor(one.ids),
-        trainable=torch.tensor(one.trainable),
-        logp=torch.cat([sample.logp for sample in one.samples]).float().cpu(),
-        version=torch.tensor(versions),
-        turn=torch.tensor(turns),
+        ids=one.ids,
+        trainable=one.trainable,
+        logp=samples[0].logp if len(samples) == 1 else torch.cat([sample.logp for sample in samples]),
+        version=[version for sample in samples for version in sample.version],
+        turn=[number for number, sample in enumerate(samples) for _ in sample.ids],
         ended=one.ended,
         reward=verdict.reward,
         status=verdict.status,
         message=verdict.message,
-        support=_support(one.samples),
+        support=_support(samples),
     )
 
 
-def _support(samples: Sequence[Sample]) -> tuple[Tensor, Tensor] | None:
+def _support(samples: Sequence[Sample]) -> tuple[list[int], list[int]] | None:
     if any(sample.support is None for sample in samples):
         return None
     tokens = [ids for sample in samples for ids in sample.support or ()]
-    return torch.tensor([token for ids in tokens for token in ids]), torch.tensor([len(ids) for ids in tokens])
+    return [token for ids in tokens for token in ids], [len(ids) for ids in tokens]

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.errors import EngineError, StaleWeights
-from trimtab.rollout.decode import Answers, decode
+from trimtab.rollout.decode import Answers, Forward, decode
 from trimtab.rollout.engine import Greedy, Request, Sample, Sampling
 from trimtab.rollout.formats import Format, check_format, linear_weights, rounded_state
+from trimtab.rollout.forward import Own, fastest_forward
 from trimtab.rollout.weights import digest as digest_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,13 @@ class Embedded:
         self._vocabulary: int = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0]
         self._max_rows: int = max_rows
         self._version: int = -1
+        self._forward: Forward = Own(self._model)
+        self._decode: str = ""
+
+    @property
+    def decode(self) -> str:
+        """How tokens are computed: `lean Qwen3`, or `transformers` and why; empty before the first load."""
+        return self._decode
 
     @property
     def version(self) -> int:
@@ -68,6 +76,8 @@ class Embedded:
             new = rounded_state(held, self._matrices, self._format)
             for name, tensor in own.items():
                 tensor.copy_(new[source[name]])
+        if not self._decode:
+            self._forward, self._decode = fastest_forward(self._model)
         self._version = version
 
     def sample(self, requests: Sequence[Request], how: Sampling | Greedy) -> list[Sample]:
@@ -78,7 +88,13 @@ class Embedded:
         self._check(requests, how)
         with torch.inference_mode():
             answers = decode(
-                self._model, requests, how, pad_id=self._pad_id, eos_id=self._eos_id, max_rows=self._max_rows
+                self._forward,
+                requests,
+                how,
+                device=self._model.device,
+                pad_id=self._pad_id,
+                eos_id=self._eos_id,
+                max_rows=self._max_rows,
             )
         return self._cut(answers, how)
 

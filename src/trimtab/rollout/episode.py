@@ -1,5 +1,6 @@
 """One attempt at a prompt, as an engine and an environment produced it, before it becomes part of `Rollouts`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,6 +8,8 @@ from torch import Tensor
 
 Status = Literal["ok", "error", "timeout", "abstain"]
 """The status of a reward. Only an `ok` episode has a reward; the others neither vote in their group nor train."""
+Numbers = Sequence[int] | Tensor
+"""Whole numbers or booleans. A list costs less than a tensor where there is one for each of many episodes."""
 STATUSES: tuple[Status, ...] = ("ok", "error", "timeout", "abstain")
 
 
@@ -18,18 +21,18 @@ class Episode:
     fields below it have one entry for each true cell: `turn` is 0 in the first five and 1 in the last three.
     """
 
-    ids: Tensor
-    trainable: Tensor
+    ids: Numbers
+    trainable: Numbers
     logp: Tensor
     """float32; of the distribution that the engine sampled from."""
-    version: Tensor
+    version: Numbers
     """Of the parameters that chose the token."""
-    turn: Tensor
+    turn: Numbers
     ended: bool
     """The policy closed its last turn itself."""
     reward: float
     """nan unless `status` is ok."""
     status: Status
     message: str = ""
-    support: tuple[Tensor, Tensor] | None = None
+    support: "tuple[Numbers, Numbers] | None" = None
     """Where top-p or top-k left fewer tokens: their ids, flat, and how many for each trainable token."""

@@ -1,52 +1,58 @@
 """The only place that makes `Rollouts`: from the episodes of one prompt, and from several of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.rollout.episode import STATUSES, Episode
+from trimtab.rollout.episode import STATUSES, Episode, Numbers
 from trimtab.rollout.rollouts import FINISHES, OPTIONAL, SUPPORT, WHOLE, Level, Rollouts
 
 
 def gather(ticket: int, prompt: str, episodes: Sequence[Episode]) -> Rollouts:
-    """One group: the episodes of one prompt.
+    """One group: the episodes of one prompt."""
+    return gather_groups([ticket], [prompt], episodes)
+
+
+def gather_groups(tickets: Sequence[int], prompts: Sequence[str], episodes: Sequence[Episode]) -> Rollouts:
+    """One group for each prompt: as many episodes for each of them, one group after the other.
 
     An episode without a reward does not train. A log-prob in it that is not finite must not end the run: then none of
     its tokens is trainable.
     """
+    size = len(episodes) // max(1, len(tickets))
+    assert size * len(tickets) == len(episodes), "groups of one size"
     readable = [e.status == "ok" or bool(e.logp.isfinite().all()) for e in episodes]
     kept = [e for e, is_readable in zip(episodes, readable, strict=True) if is_readable]
-    supports = [e.support for e in kept if e.support is not None]
-    has_support = len(supports) == len(kept) > 0
-    prompts = [int(e.trainable.int().argmax()) if bool(e.trainable.any()) else len(e.ids) for e in episodes]
-    columns = {
-        "ids": [e.ids for e in episodes],
-        "trainable": [e.trainable & ok for e, ok in zip(episodes, readable, strict=True)],
-        "logp_rollout": [e.logp for e in kept],
-        "version": [e.version for e in kept],
-        "turn": [e.turn for e in kept],
+    columns: dict[str, Iterable[Any]] = {
+        "ids": _chained(e.ids for e in episodes),
+        "trainable": _chained(
+            e.trainable if ok else [False] * len(e.ids) for e, ok in zip(episodes, readable, strict=True)
+        ),
+        "version": _chained(e.version for e in kept),
+        "turn": _chained(e.turn for e in kept),
+        "length": (len(e.ids) for e in episodes),
+        "prompt_length": (_prompt_length(e.trainable) for e in episodes),
+        "finish": (FINISHES.index("eos" if e.ended else "length") for e in episodes),
+        "episode": range(len(episodes)),
+        "reward": (e.reward if e.status == "ok" else float("nan") for e in episodes),
+        "status": (STATUSES.index(e.status) for e in episodes),
+        "ticket": (ticket for ticket in tickets for _ in range(size)),
+        "sample": (number for _ in tickets for number in range(size)),
     }
-    numbers: dict[str, list[Any]] = {
-        "length": [len(e.ids) for e in episodes],
-        "prompt_length": prompts,
-        "finish": [FINISHES.index("eos" if e.ended else "length") for e in episodes],
-        "episode": list(range(len(episodes))),
-        "reward": [e.reward if e.status == "ok" else float("nan") for e in episodes],
-        "status": [STATUSES.index(e.status) for e in episodes],
-        "ticket": [ticket] * len(episodes),
-        "sample": list(range(len(episodes))),
-    }
-    held: dict[str, Any] = {name: _joined(parts, WHOLE[name][1]) for name, parts in columns.items()}
-    held |= {name: torch.tensor(values, dtype=WHOLE[name][1]) for name, values in numbers.items()}
+    held: dict[str, Any] = {name: _column(values, WHOLE[name][1]) for name, values in columns.items()}
+    held["logp_rollout"] = _joined([e.logp for e in kept], WHOLE["logp_rollout"][1])
+    if kept and all(e.support is not None for e in kept):
+        for place, name in enumerate(SUPPORT):
+            held[name] = _column(_chained((e.support or ((), ()))[place] for e in kept), torch.int32)
     return Rollouts(
         **held,
-        prompts={ticket: prompt},
+        prompts=dict(zip(tickets, prompts, strict=True)),
         messages={place: e.message for place, e in enumerate(episodes) if e.message},
-        support_ids=_joined([ids for ids, _ in supports], torch.int32) if has_support else None,
-        support_counts=_joined([counts for _, counts in supports], torch.int32) if has_support else None,
     )
 
 
@@ -87,5 +93,19 @@ def _or_nan(values: Tensor | None, part: Rollouts) -> Tensor:
     return torch.full((part.num_tokens,), float("nan")) if values is None else values
 
 
+def _chained(parts: Iterable[Iterable[Any]]) -> Iterable[Any]:
+    return chain.from_iterable(parts)
+
+
+def _column(values: Iterable[Any], dtype: torch.dtype) -> Tensor:
+    """Numbers as one tensor, without a tensor or an array for each of its parts."""
+    return torch.from_numpy(np.fromiter(values, dtype=str(dtype).removeprefix("torch.")))
+
+
+def _prompt_length(trainable: Numbers) -> int:
+    """Tokens before the first trainable one; all of them where none is."""
+    return next((place for place, trains in enumerate(trainable) if trains), len(trainable))
+
+
 def _joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    return torch.cat(list(parts)).to(dtype) if parts else torch.zeros(0, dtype=dtype)
+    return torch.cat(list(parts)).to(dtype).cpu() if parts else torch.zeros(0, dtype=dtype)

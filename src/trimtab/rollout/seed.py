@@ -15,6 +15,6 @@ def stream_seed(*parts: int | str) -> int:
     >>> stream_seed(0, "rollout", 7) == stream_seed(0, "rollout", 8)
     False
     """
-    name = "/".join(repr(part) for part in parts)
+    name = "/".join(map(repr, parts))
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1  # torch takes signed 64-bit seeds

@@ -46,7 +46,7 @@ def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
 def encode_prompt(tokenizer: "PreTrainedTokenizerFast", prompt: Prompt) -> list[int]:
     """The ids of a prompt: text with the tokenizer's opening token, if it has one; messages by its chat template."""
     if isinstance(prompt, str):
-        ids = list(tokenizer.encode(prompt))
+        ids = _encoded(tokenizer, prompt, special=True)
         # Some tokenizers add the end token to every text; after it, the policy would have nothing to say.
         while ids and ids[-1] == tokenizer.eos_token_id and not prompt.endswith(str(tokenizer.eos_token)):
             del ids[-1]
@@ -62,9 +62,24 @@ def encode_prompt(tokenizer: "PreTrainedTokenizerFast", prompt: Prompt) -> list[
 
 def encode(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
     """The ids of `text`, without special tokens."""
-    return list(tokenizer.encode(text, add_special_tokens=False))
+    return _encoded(tokenizer, text, special=False)
+
+
+def _encoded(tokenizer: "PreTrainedTokenizerFast", text: str, *, special: bool) -> list[int]:
+    if _is_bare(tokenizer) and tokenizer.backend_tokenizer.truncation is tokenizer.backend_tokenizer.padding is None:
+        return list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=special).ids)
+    return list(tokenizer.encode(text, add_special_tokens=special))
+
+
+def _is_bare(tokenizer: "PreTrainedTokenizerFast") -> bool:
+    """Whether a tokenizer adds nothing to the one behind it. That one takes a tenth of the time."""
+    from transformers import PreTrainedTokenizerFast
+
+    return type(tokenizer) is PreTrainedTokenizerFast
 
 
 def decode(tokenizer: "PreTrainedTokenizerFast", ids: list[int]) -> str:
     """The text of `ids`; special tokens stay visible, so that an answer with one in its middle is never right."""
+    if _is_bare(tokenizer) and not tokenizer.clean_up_tokenization_spaces:
+        return str(tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False))
     return str(tokenizer.decode(ids, skip_special_tokens=False))

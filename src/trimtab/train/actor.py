@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
+from trimtab.rollout.plain import Plain
 from trimtab.rollout.rows import Rows
+from trimtab.train.lean import checked_plain
 from trimtab.train.logp import token_pass
 
 if TYPE_CHECKING:
@@ -38,6 +40,21 @@ class Actor(nn.Module):
         self.critic: nn.Linear = critic
         self.temperature: float = temperature
         self.float32_head: bool = float32_head
+        self._read: Plain | str | None = None
+
+    @property
+    def path(self) -> str:
+        """How passes are computed: `lean Qwen3`, or `transformers` and why; empty before the first one."""
+        if self._read is None:
+            return ""
+        return f"transformers ({self._read})" if isinstance(self._read, str) else f"lean {self._read.kind}"
+
+    @property
+    def plain(self) -> Plain | None:
+        """The model as plain matrices, if it is a known one. Read at the first pass: sharding comes before it."""
+        if self._read is None:
+            self._read = checked_plain(self.model)
+        return None if isinstance(self._read, str) else self._read
 
     def forward(
         self, rows: Rows, *, entropy_graph: bool = False, with_value: bool = False, with_value_after: bool = False
@@ -51,6 +68,7 @@ class Actor(nn.Module):
             with_state=with_value,
             entropy_graph=entropy_graph,
             with_state_after=with_value_after,
+            plain=self.plain,
         )
         return Passed(passed.logp, passed.entropy, self.value(passed.state), self.value(passed.state_after))
 

@@ -63,6 +63,8 @@ def _summarise(run: Run, lead: Lead, outcome: Outcome, stopped_by: str) -> Summa
         eval_samples=settings.eval_samples,
         avg_at_k=None if repeated is None else repeated.avg_at_k,
         pass_at_k=None if repeated is None else repeated.pass_at_k,
+        decode=lead.runtime.decode,
+        learn=run.learner.actor.path,
         stopped_by=stopped_by if outcome == "interrupted" else "",
     )
     lead.record.write_json("summary.json", summary.to_json())

@@ -15,8 +15,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from trimtab.errors import SignalError
+from trimtab.rollout.plain import Plain
 from trimtab.rollout.rows import Rows
 from trimtab.signal import logp_from_hidden
+from trimtab.train.distinct import distinct
+from trimtab.train.lean import hidden_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,6 +52,7 @@ def token_pass(
     with_state_after: bool = False,
     entropy_graph: bool = False,
     logits_bytes: int = LOGITS_BYTES,
+    plain: Plain | None = None,
 ) -> TokenPass:
     """Log-prob and entropy of every trainable token of `rows`.
 
@@ -56,36 +60,74 @@ def token_pass(
 
     Where `rows.support` says which tokens the sampler drew from, the softmax is over those alone. `logits_bytes`
     bounds memory; another value changes the numbers by rounding only (1e-5 at most in float32). The entropy carries a
-    gradient only with `entropy_graph`: its graph is as large as that of the log-probs.
+    gradient only with `entropy_graph`: its graph is as large as that of the log-probs. With `plain`, the model as plain
+    matrices, each distinct beginning of the rows is computed once; without it, the model's own forward pass runs.
 
     Undefined when a trainable token stands in the first column: nothing precedes it that could predict it.
     """
     check_places(rows)
-    target = rows.ids[rows.row_of_token, rows.column_of_token]
-    # No attention mask: padding stands to the right of every real token, where causal attention cannot see it.
-    # The last column predicts nothing in these rows, so it is computed only for the state after it.
-    ids = rows.ids if with_state_after else rows.ids[:, :-1]
-    here, there = rows.ids.device, model.device
-    out = model.base_model(input_ids=ids.to(there), use_cache=False)
-    hidden = cast(Tensor, out.last_hidden_state)
-    state = hidden[rows.row_of_token.to(there), rows.column_of_token.to(there) - 1]
+    states = (
+        _states(model, rows, with_state_after) if plain is None else _distinct_states(plain, rows, with_state_after)
+    )
+    here = rows.ids.device
     head = _head(model, float32=float32_head)
-    target = target.to(there)
+    predicting, of_token = states.predicting, states.of_token
+    if rows.support is not None and of_token is not None:  # each token has a support of its own
+        predicting, of_token = states.each(predicting), None
+    target = states.target if of_token is states.of_token else states.target[states.of_token]
     if rows.support is None and _is_wide(head):  # the same in one pass that computes its gradient by hand
         chunk = max(1, logits_bytes // 4)
         logp, entropy = logp_from_hidden(
-            state, head.weight, target, bias=head.bias, temperature=temperature, chunk=chunk
+            predicting, head.weight, target, bias=head.bias, temperature=temperature, chunk=chunk
         )
         entropy = entropy if entropy_graph else entropy.detach()
     else:
-        logp, entropy = _chunked(head, state, target, temperature, logits_bytes, rows.support, entropy_graph)
-    after = hidden[torch.arange(len(ids), device=there), rows.last_column.to(there)] if with_state_after else None
+        logp, entropy = _chunked(head, predicting, target, temperature, logits_bytes, rows.support, entropy_graph)
+    if of_token is not None:
+        logp, entropy = logp.index_select(0, of_token), entropy.index_select(0, of_token)
     return TokenPass(
         logp=logp.to(here),
         entropy=entropy.to(here),
-        state=wide(state).to(here) if with_state else None,
-        state_after=None if after is None else wide(after).to(here),
+        state=wide(states.each(states.predicting)).to(here) if with_state else None,
+        state_after=None if states.after is None else wide(states.after).to(here),
     )
+
+
+@dataclass(frozen=True)
+class _States:
+    """Last hidden states of one pass, on the model's device."""
+
+    predicting: Tensor
+    """The states that predict trainable tokens: one for each token, or for each distinct beginning and token."""
+    target: Tensor
+    """The ids that they predict."""
+    of_token: Tensor | None
+    """Which of them belongs to each trainable token; None: its own."""
+    after: Tensor | None
+
+    def each(self, values: Tensor) -> Tensor:
+        """One for each trainable token."""
+        return values if self.of_token is None else values.index_select(0, self.of_token)
+
+
+def _states(model: "PreTrainedModel", rows: Rows, with_after: bool) -> _States:
+    """By the model's own forward pass over the rectangle."""
+    # No attention mask: padding stands to the right of every real token, where causal attention cannot see it.
+    # The last column predicts nothing in these rows, so it is computed only for the state after it.
+    there = model.device
+    ids = rows.ids if with_after else rows.ids[:, :-1]
+    hidden = cast(Tensor, model.base_model(input_ids=ids.to(there), use_cache=False).last_hidden_state)
+    row, column = rows.row_of_token.to(there), rows.column_of_token.to(there)
+    after = hidden[torch.arange(len(ids), device=there), rows.last_column.to(there)] if with_after else None
+    return _States(hidden[row, column - 1], rows.ids[rows.row_of_token, rows.column_of_token].to(there), None, after)
+
+
+def _distinct_states(plain: Plain, rows: Rows, with_after: bool) -> _States:
+    """By the lean forward pass: each distinct beginning once."""
+    tree = distinct(rows, with_last=with_after)
+    hidden = hidden_states(plain, tree)
+    after = hidden.index_select(0, tree.last) if with_after else None
+    return _States(hidden.index_select(0, tree.target_node), tree.target, tree.target_of_token, after)
 
 
 def check_places(rows: Rows) -> None:

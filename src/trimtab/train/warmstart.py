@@ -62,11 +62,11 @@ def _shown(policy: Policy, task: Task, problem: Problem) -> Episode:
         ids += observed
         trainable += [False] * len(observed)
     return Episode(
-        ids=torch.tensor(ids),
-        trainable=torch.tensor(trainable),
+        ids=ids,
+        trainable=trainable,
         logp=torch.zeros(len(turns)),
-        version=torch.zeros(len(turns), dtype=torch.int64),
-        turn=torch.tensor(turns),
+        version=[0] * len(turns),
+        turn=turns,
         ended=True,
         reward=1.0,
         status="ok",

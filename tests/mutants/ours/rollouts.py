@@ -120,8 +120,10 @@ def _answer_length(ids: list[int], eos_id: int) -> int:
         return 0
     how = Greedy(len(ids))
     answers, none = _blank(1, how, torch.device("cpu")), torch.zeros(1, dtype=torch.int64)
-    batch = Batch(none, none, none, none.bool(), torch.zeros(1, 1), cache=None)  # type: ignore[arg-type]
+    batch = Batch(none, none, none, none, torch.zeros(1, 1), cache=None)  # type: ignore[arg-type]
     for token in ids:
+        if not len(batch.request):
+            break
         said = torch.nn.functional.one_hot(torch.tensor([token]), max(*ids, eos_id) + 1).float()
         _, batch = _draw(replace(batch, logits=said), how, torch.zeros(1, len(ids) + 1), answers, eos_id)
     return int(answers.length[0])

@@ -38,8 +38,8 @@ plant(
     "critic_reads_tempered_states",
     hidden,
     "train.logp:token_pass",
-    "state=wide(state).to(",
-    "state=wide(state / temperature).to(",
+    "state=wide(states.each(states.predicting)).to(",
+    "state=wide(states.each(states.predicting) / temperature).to(",
 )
 plant(
     "temperature_consistency",
@@ -81,7 +81,7 @@ plant(
     "alignment",
     "answer_reversed_inside_its_row",
     rows,
-    "rollout.join:gather",
+    "rollout.join:gather_groups",
     "[e.logp for e in kept]",
     "[e.logp.flip(0) for e in kept]",
 )
@@ -102,32 +102,32 @@ plant(
     "end_token_is_dropped",
     ends,
     "rollout.decode:_draw",
-    "batch.count[ends] + 1",
-    "batch.count[ends]",
+    "= count[ends]",
+    "= count[ends] - 1",
 )
 plant(
     "eos_semantics",
     "cut_at_the_last_end_token",
     ends,
     "rollout.decode:_draw",
-    "(chosen == eos_id) & ~batch.finished",
-    "chosen == eos_id",
+    "~(ends | (count >= how.max_new_tokens))",
+    "~(count >= how.max_new_tokens)",
 )
 plant(
     "eos_semantics",
     "one_token_after_the_end",
     ends,
     "rollout.decode:_draw",
-    "batch.count[ends] + 1",
-    "batch.count[ends] + 2",
+    "= count[ends]",
+    "= count[ends] + 1",
 )
 plant(
     "eos_semantics",
     "never_cuts",
     ends,
     "rollout.decode:_draw",
-    "(chosen == eos_id) & ~batch.finished",
-    "batch.finished & ~batch.finished",
+    "ends = chosen == eos_id",
+    "ends = chosen != chosen",
 )
 plant(
     "eos_semantics",
@@ -144,7 +144,7 @@ plant(
     "value_fidelity",
     "reward_of_zero_is_no_reward",
     rows,
-    "rollout.join:gather",
+    "rollout.join:gather_groups",
     """e.reward if e.status == "ok" else float("nan")""",
     "e.reward or -1.0",
 )
@@ -152,7 +152,7 @@ plant(
     "value_fidelity",
     "log_prob_of_zero_is_missing",
     rows,
-    "rollout.join:gather",
+    "rollout.join:gather_groups",
     "[e.logp for e in kept]",
     "[torch.where(e.logp == 0, -1.0, e.logp) for e in kept]",
 )

@@ -82,6 +82,10 @@ class Summary:
     """Mean accuracy of `eval_samples` sampled answers to each test prompt."""
     pass_at_k: float | None = None
     """Share of test prompts for which at least one of these is right."""
+    decode: str = ""
+    """How the sampler computed tokens: `lean Qwen3`, or `transformers` and why; empty for an engine of your own."""
+    learn: str = ""
+    """How the learner computed log-probs, in the same words."""
     stopped_by: str = ""
     """The signal that asked an interrupted run to stop: SIGINT (Ctrl-C), SIGTERM, SIGHUP."""
 

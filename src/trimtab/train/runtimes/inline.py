@@ -10,6 +10,7 @@ from typing import Protocol
 
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
+from trimtab.rollout.engine import Engine
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.train.publish import Publication
 
@@ -55,6 +56,11 @@ class Runtime(Protocol):
     @property
     def buffer(self) -> Buffer: ...
 
+    @property
+    def decode(self) -> str:
+        """How the engine computes tokens, in its own words; empty where it does not say."""
+        ...
+
     def publish(self, publication: Publication) -> None:
         """Hand new parameters to the engine; it may use them a little later, but no batch is ever too stale."""
         ...
@@ -83,6 +89,10 @@ class Inline:
     def buffer(self) -> Buffer:
         return self._buffer
 
+    @property
+    def decode(self) -> str:
+        return decode_of(self._collector.engine)
+
     def publish(self, publication: Publication) -> None:
         began = time.perf_counter()
         self._collector.engine.load(publication.state, publication.version, publication.digest)
@@ -107,6 +117,11 @@ class Inline:
 
     def close(self) -> None:
         self._collector.scorer.close()
+
+
+def decode_of(engine: Engine) -> str:
+    """How an engine computes tokens. Engines of other people need not say."""
+    return str(getattr(engine, "decode", ""))
 
 
 def in_batches(tickets: Sequence[int], size: int) -> list[list[int]]:

@@ -46,6 +46,7 @@ class Processes:
         self._arrived: list[Rollouts] = []
         self._error: str = ""
         self._engine_version: int = -1
+        self._decode: str = ""
         self._learner_version: int = -1
         self._published: dict[int, float] = {}
         self._outbox: Publication | None = None
@@ -65,6 +66,10 @@ class Processes:
     @property
     def buffer(self) -> Buffer:
         return self._buffer
+
+    @property
+    def decode(self) -> str:
+        return self._decode
 
     def publish(self, publication: Publication) -> None:
         """Copy the parameters now, so that the learner may change its own; another thread hashes and sends the copy."""
@@ -198,6 +203,7 @@ class Processes:
         self._heard = time.monotonic()
         if head["say"] == "loaded":
             self._engine_version = int(head["version"])
+            self._decode = str(head.get("decode", ""))
             published = self._published.pop(self._engine_version, None)
             self._published = {v: at for v, at in self._published.items() if v > self._engine_version}
             if published is not None:

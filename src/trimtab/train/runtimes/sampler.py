@@ -48,6 +48,7 @@ def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
 def _serve(pipe_in: BinaryIO, pipe_out: BinaryIO) -> None:
     """Answer messages: first the opening, then `load` and `collect` in the order in which they come."""
     from trimtab.train.policy import load
+    from trimtab.train.runtimes.inline import decode_of
     from trimtab.train.setup import new_collector
 
     opening = receive(pipe_in)
@@ -63,7 +64,8 @@ def _serve(pipe_in: BinaryIO, pipe_out: BinaryIO) -> None:
             began = time.perf_counter()
             if head["do"] == "load":
                 collector.engine.load(message[1], int(head["version"]), str(head["digest"]))
-                send(pipe_out, {"say": "loaded", "version": int(head["version"])})
+                told = {"version": int(head["version"]), "decode": decode_of(collector.engine)}
+                send(pipe_out, {"say": "loaded", **told})
             elif head["do"] == "collect":
                 rollouts = collector.collect([int(ticket) for ticket in head["tickets"]])
                 said = {"say": "rollouts", "head": rollouts.head(), "seconds": time.perf_counter() - began}
