@@ -46,6 +46,7 @@ def test_the_run_folder_holds_what_it_promises(ppo_run: Summary) -> None:
     assert summary == json.loads(json.dumps(ppo_run.to_json()))
     assert (summary["steps"], summary["seed"], summary["outcome"]) == (5, 0, "finished")
     assert summary["reward_status"] == {"ok": 80}
+    assert summary["signal"].startswith("fast; fused: policy_loss.clipped")
     assert summary["staleness"] == {"mean": pytest.approx(1.4, abs=0.3), "max": 2.0}
     assert 0 <= summary["avg_at_k"] <= summary["pass_at_k"] <= 1
     config = json.loads((folder / "config.json").read_text())

@@ -1,6 +1,7 @@
 """The only place that ends a run: the last measurements, the policy, the summary, the report."""
 
 from trimtab.rollout.engine import Sampling
+from trimtab.signal.fast import shortcuts_of
 from trimtab.train.checks.cautions import cautions
 from trimtab.train.evaluate import Repeated, answer_greedily, evaluate_and_keep, evaluate_repeated
 from trimtab.train.policy import save
@@ -65,6 +66,7 @@ def _summarise(run: Run, lead: Lead, outcome: Outcome, stopped_by: str) -> Summa
         pass_at_k=None if repeated is None else repeated.pass_at_k,
         decode=lead.runtime.decode,
         learn=run.learner.actor.path,
+        signal=shortcuts_of(run.learner.recipe),
         stopped_by=stopped_by if outcome == "interrupted" else "",
     )
     lead.record.write_json("summary.json", summary.to_json())

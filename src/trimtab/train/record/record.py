@@ -86,6 +86,8 @@ class Summary:
     """How the sampler computed tokens: `lean Qwen3`, or `transformers` and why; empty for an engine of your own."""
     learn: str = ""
     """How the learner computed log-probs, in the same words."""
+    signal: str = ""
+    """Which path the signal took: `reference`, or `fast` with the formulas that were fused or run once per sequence."""
     stopped_by: str = ""
     """The signal that asked an interrupted run to stop: SIGINT (Ctrl-C), SIGTERM, SIGHUP."""
 
