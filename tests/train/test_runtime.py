@@ -1,5 +1,6 @@
 """Both runtimes keep their promises: staleness within the limit, versions true, no batch lost, processes that end."""
 
+import json
 import os
 import re
 import signal
@@ -67,6 +68,9 @@ def test_processes_without_staleness_give_the_numbers_of_inline(small: TrainSett
         _ = train(settings.model_copy(update=changed), "start_async", progress=Silent())
     assert timeless(tmp_path / "inline") == timeless(tmp_path / "processes")
     assert not (tmp_path / "processes" / ".sampler").exists()
+    for runtime in ("inline", "processes"):
+        told = json.loads((tmp_path / runtime / "summary.json").read_text())
+        assert (told["decode"], told["learn"]) == ("lean Qwen3", "lean Qwen3")
 
 
 @pytest.mark.slow

@@ -44,10 +44,9 @@ class Actor(nn.Module):
 
     @property
     def path(self) -> str:
-        """How passes are computed: `lean Qwen3`, or `transformers` and why; empty before the first one."""
-        if self._read is None:
-            return ""
-        return f"transformers ({self._read})" if isinstance(self._read, str) else f"lean {self._read.kind}"
+        """How passes are computed: `lean Qwen3`, or `transformers` and why."""
+        plain = self.plain
+        return f"transformers ({self._read})" if plain is None else f"lean {plain.kind}"
 
     @property
     def plain(self) -> Plain | None:
