@@ -1,6 +1,7 @@
 """Faults planted into the fast parts alone: each shows in a value or a gradient, and not only as a crash."""
 
 import importlib
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,12 @@ def plant(monkeypatch: pytest.MonkeyPatch, module: str, path: str, old: str, new
             monkeypatch.setattr(known, name, now)
 
 
+def some(faults: list[tuple[str, str, str]]) -> list[Any]:
+    """By default every fourth fault; all of them in `make test-all`."""
+    slow = pytest.mark.slow
+    return [pytest.param(*fault, marks=() if place % 4 == 0 else slow) for place, fault in enumerate(faults)]
+
+
 def learner_error() -> float:
     """The largest difference of a number or gradient from the model's own pass, on two models and many rows."""
     errors: list[float] = []
@@ -81,7 +88,7 @@ def learner_error() -> float:
     return max(errors)
 
 
-@pytest.mark.parametrize(("place", "old", "new"), LEARNER)
+@pytest.mark.parametrize(("place", "old", "new"), some(LEARNER))
 def test_a_fault_in_the_lean_pass_shows(
     place: str, old: str, new: str, wide_norms: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +101,7 @@ def test_without_a_fault_the_lean_pass_is_right(wide_norms: None) -> None:
     assert learner_error() < 1e-11
 
 
-@pytest.mark.parametrize(("path", "old", "new"), SAMPLER)
+@pytest.mark.parametrize(("path", "old", "new"), some(SAMPLER))
 def test_a_fault_in_the_lean_decode_step_shows(path: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, "trimtab.rollout.lean", path, old, new)
     assert max(apart(name) for name in ("qwen3", "llama, all biases, tied")) > 1e-8

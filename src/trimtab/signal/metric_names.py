@@ -5,6 +5,7 @@ A test holds every recipe to it.
 
 import fnmatch
 from dataclasses import dataclass
+from functools import cache
 
 from trimtab.errors import SignalError, unknown_name
 
@@ -110,6 +111,7 @@ WATCH = {
 """The metrics worth watching first, and what to look for; `trimtab catalog` shows them on top."""
 
 
+@cache
 def declared(name: str) -> MetricSpec | None:
     """The declaration behind a metric's name, None for a name that is not ours."""
     return next((spec for spec in METRICS if fnmatch.fnmatchcase(name, spec.name)), None)
