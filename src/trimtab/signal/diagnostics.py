@@ -16,7 +16,7 @@ from trimtab.signal.ratio import Ratio, bounded_factor
 from trimtab.signal.reduce import LOG_BOUND, bounded_exp
 from trimtab.signal.stages import Decisions, Seen, conjunction
 from trimtab.signal.tally import Tally
-from trimtab.signal.tensors import Number, library
+from trimtab.signal.tensors import Number, as_plain, library
 
 
 def drift(ratios: Mapping[str, Ratio], segments: Segments) -> Metrics:
@@ -66,7 +66,8 @@ def _products(ratio: Ratio) -> tuple[Number, ...]:
         low, high = lib.where(segments.filled, product, torch.inf), lib.where(segments.filled, product, -torch.inf)
     mean = total / segments.num_filled
     apart = (product - mean) * counted
-    return logs.sum(), counted.sum(), total, product * counted @ product, mean, apart @ apart, -low.min(), high.max()
+    found = logs.sum(), counted.sum(), total, product * counted @ product, mean, apart @ apart, -low.min(), high.max()
+    return tuple(as_plain(number) for number in found)
 
 
 def _extremes(low: Number, high: Number) -> tuple[Number, Number, Number]:

@@ -50,7 +50,7 @@ class Mean:
     def merge(self, other: "Mean") -> "Mean":
         return Mean(self.total + other.total, self.count + other.count, self.absent)
 
-    def value(self) -> tuple[Number, Number]:
+    def value(self) -> tuple[Number, "bool | Tensor"]:
         """The number, and whether there is one."""
         count = self.count
         divisor = count.clamp(min=1) if isinstance(count, Tensor) else count if count > 1 else 1.0
@@ -70,7 +70,7 @@ class Sum:
     def merge(self, other: "Sum") -> "Sum":
         return Sum(self.total + other.total)
 
-    def value(self) -> tuple[Number, Number]:
+    def value(self) -> tuple[Number, "bool | Tensor"]:
         return self.total, True
 
 
@@ -91,7 +91,7 @@ class Extremum:
     def merge(self, other: "Extremum") -> "Extremum":
         return Extremum(_larger(self.extreme, other.extreme), self.sign)
 
-    def value(self) -> tuple[Number, Number]:
+    def value(self) -> tuple[Number, "bool | Tensor"]:
         return self.sign * self.extreme, self.extreme != -math.inf
 
 
@@ -116,7 +116,7 @@ class Spread:
         delta, share = other.mean - self.mean, other.count / _larger(count, 1.0)
         return Spread(count, self.mean + delta * share, self.m2 + other.m2 + delta * delta * self.count * share)
 
-    def value(self) -> tuple[Number, Number]:
+    def value(self) -> tuple[Number, "bool | Tensor"]:
         return (self.m2 / _larger(self.count, 1.0)) ** 0.5, self.count > 0
 
 
@@ -136,7 +136,7 @@ class SampleSize:
     def merge(self, other: "SampleSize") -> "SampleSize":
         return SampleSize(self.total + other.total, self.square + other.square, self.count + other.count)
 
-    def value(self) -> tuple[Number, Number]:
+    def value(self) -> tuple[Number, "bool | Tensor"]:
         return self.total * self.total / _larger(self.count * self.square, 1e-300), self.count > 0
 
 

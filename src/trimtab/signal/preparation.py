@@ -34,7 +34,7 @@ from trimtab.signal.reward import token_rewards
 from trimtab.signal.stages import conjunction, product, run_stages
 from trimtab.signal.state import SignalState, drift_warning
 from trimtab.signal.tally import Tally
-from trimtab.signal.tensors import as_count, as_tensor, as_torch, host, library
+from trimtab.signal.tensors import as_count, as_plain, as_tensor, as_torch, host, library
 from trimtab.signal.update import Update, updates_of
 from trimtab.signal.vote import constant_groups, ended_episodes, votes_and_trains
 
@@ -420,7 +420,7 @@ def _token_spread(values: Field, among: Field) -> Spread:
     times = values.segments.measures[:, 0] * among.values
     exact, count = host(as_torch(values.values).double()), times.sum()
     mean = exact @ times / library(times).clip(count, 1, None)
-    return Spread(count, mean, (exact - mean) ** 2 @ times)
+    return Spread(as_plain(count), as_plain(mean), as_plain((exact - mean) ** 2 @ times))
 
 
 def _shaping_metrics(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> dict[str, Metric]:

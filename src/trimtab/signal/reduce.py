@@ -94,7 +94,11 @@ def sequence_any(flags: Keep, segments: Segments) -> Bool[Tensor, " sequences"]:
 
 
 def _reduced(
-    how: np.ufunc, values: Tensor, segments: Segments, nothing: float, dtype: type[np.generic] | None = None
+    how: np.ufunc,
+    values: Tensor,
+    segments: Segments,
+    nothing: float | int | bool,
+    dtype: type[np.generic] | None = None,
 ) -> Tensor:
     """Each sequence's tokens joined by `how`; `nothing` where there are none."""
     array, (filled, starts) = values.numpy(), segments.starts

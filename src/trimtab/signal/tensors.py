@@ -81,6 +81,11 @@ Number = float | Tensor
 """A plain number, or a number that is still on its device."""
 
 
+def as_plain(number: Array) -> Number:
+    """A number of an array: Python's own where it is numpy's."""
+    return number if isinstance(number, Tensor) else float(number)
+
+
 def read_if_plain(number: Tensor) -> Number:
     """A single number, read where reading costs nothing; in float64 where it stays."""
     return cast("float", number.numpy().item()) if is_plain(number) else number.double()
