@@ -11,7 +11,7 @@ from torch import Tensor
 from trimtab.signal.fast.choice import is_all_watched
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import PerToken, Segments
-from trimtab.signal.metrics import Extremum, Mean, Metric, Metrics, SampleSize, Spread
+from trimtab.signal.metrics import Extremum, Histogram, Mean, Metric, Metrics, SampleSize, Spread
 from trimtab.signal.ratio import Ratio, bounded_factor
 from trimtab.signal.reduce import LOG_BOUND, bounded_exp
 from trimtab.signal.stages import Decisions, Seen, conjunction
@@ -28,8 +28,11 @@ def drift(ratios: Mapping[str, Ratio], segments: Segments) -> Metrics:
     if not ratios:
         return Metrics.empty()
     entries: dict[str, Metric] = {}
+    histograms: dict[str, Histogram] = {}
     count = float(segments.num_tokens)
     for name, ratio in ratios.items():
+        if is_all_watched():
+            histograms[f"logratio_{name}"] = ratio.histogram
         total, sequences, product, square, mean, m2, lowest, highest = _products(ratio)
         far, moved, around = ratio.sums.far, ratio.sums.moved, ratio.sums.around
         farthest, least, most = _extremes(ratio.sums.low, ratio.sums.high)
@@ -50,9 +53,8 @@ def drift(ratios: Mapping[str, Ratio], segments: Segments) -> Metrics:
             f"k1_{name}/token_mean": Mean(-total, count),
             f"k3_{name}/token_mean": Mean(moved - total, count),
         }
-    if not is_all_watched():
-        return Metrics(entries, {})
-    return Metrics(entries, {f"logratio_{name}": one.histogram for name, one in ratios.items()})
+        ratio.forget()
+    return Metrics(entries, histograms)
 
 
 def _products(ratio: Ratio) -> tuple[Number, ...]:

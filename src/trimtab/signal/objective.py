@@ -117,10 +117,12 @@ def token_loss(
 
 def _ratios(part: Slice, available: Mapping[str, Any]) -> dict[str, Ratio]:
     """The ratios of the current policy to the earlier ones, as far as they were recorded."""
+    now, fields = available["logp_current"], part.fields
+    pairs = (("update", "logp_old"), ("total", "logp_rollout"))
     return {
-        name: Ratio(available["logp_current"] - part.fields[earlier], part.segments)
-        for name, earlier in (("update", "logp_old"), ("total", "logp_rollout"))
-        if earlier in part.fields
+        name: Ratio(lambda earlier=earlier: now - fields[earlier], part.segments)
+        for name, earlier in pairs
+        if earlier in fields
     }
 
 

@@ -4,19 +4,25 @@ Stages ask for sums and extremes per sequence, losses for the ratio itself, metr
 taken in float64: beside a large number, the small ones of float32 would vanish.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from trimtab.signal.layout import PerToken, Segments
 from trimtab.signal.metrics import Histogram
 from trimtab.signal.reduce import LOG_BOUND, bounded_exp, sequence_extremes, sequence_sum
 from trimtab.signal.tensors import Array, Number, as_torch, host, is_plain, library, read_if_plain
 
-BLOCK = 2**17
+BLOCK = 2**19
 """Tokens that are walked over together, so that what is needed on the way stays small."""
+
+
+LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,19 @@ class RatioSums:
 class Ratio:
     """logratio = later - earlier policy, at every token; ratio = exp of it, bounded."""
 
-    def __init__(self, logratio: PerToken, segments: Segments) -> None:
-        self.logratio: PerToken = logratio.detach()
+    def __init__(self, logratio: PerToken | Callable[[], PerToken], segments: Segments) -> None:
+        self._given: PerToken | Callable[[], PerToken] = logratio
         self.segments: Segments = segments
+
+    @cached_property
+    def logratio(self) -> PerToken:
+        """Made when somebody asks for it, and let go by `forget`."""
+        given = self._given
+        return (given if isinstance(given, Tensor) else given()).detach()
+
+    def forget(self) -> None:
+        """Let go of the tokens; what was asked for stays."""
+        _ = self.__dict__.pop("logratio", None)
 
     @cached_property
     def total(self) -> Array:
@@ -102,9 +118,11 @@ class Ratio:
             far += read_if_plain(block.abs().sum(dtype=torch.float64))
             if size >= count and "total" not in self.__dict__:  # while it is at hand
                 self.__dict__["total"] = host(sequence_sum(exact, self.segments))
-            _ = (exact if self.is_within else exact.clamp_(-LOG_BOUND, LOG_BOUND)).exp_()
-            if value is not None:
-                _ = (value if size >= count else value[start : start + size]).copy_(exact)
+            exact = exact if self.is_within else exact.clamp_(-LOG_BOUND, LOG_BOUND)
+            if value is None:
+                _ = exact.mul_(LOG2_E).exp2_()  # a quarter faster; nobody compares its last bit
+            else:
+                _ = (value if size >= count else value[start : start + size]).copy_(exact.exp_())
             here = read_if_plain(exact.sum()) - num
             _ = exact.sub_(1 + here / num)
             # What lies between this block and those before it: Chan et al. 1979.
