@@ -1,6 +1,7 @@
 """The stages that are timed: Trimtab's calls, as a user of the library would write them, beside those of its peers."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,7 @@ from trimtab.signal import (
 from trimtab.signal import correction as corrections
 from trimtab.signal.layout import Segments
 from trimtab.signal.reduce import to_tokens
+from trimtab.signal.tensors import as_on_a_device, is_plain
 
 ROWS, VOCABULARY, WIDTH = 1024, 32_000, 512
 """The shape of logits and hidden states: a micro-batch of 1,024 tokens."""
@@ -56,9 +58,11 @@ def full(work: Workload) -> dict[str, Maker]:
         return run
 
     def steps() -> Timed:
-        prepared, _ = prepare(work.batch(), full_recipe())
-        current = work.flat["logp_current"].clone().requires_grad_()
-        return lambda: run_steps(prepared, current)
+        current, prepared = work.flat["logp_current"].clone().requires_grad_(), {}
+        for here in (nullcontext(), as_on_a_device()):  # what is counted runs as on a device
+            with here:
+                prepared[is_plain(current.detach())] = prepare(work.batch(), full_recipe())[0]
+        return lambda: run_steps(prepared[is_plain(current.detach())], current)
 
     mine: dict[str, Maker] = {
         "Trimtab": lambda: whole("all"),
@@ -138,7 +142,7 @@ def gae(work: Workload) -> dict[str, Maker]:
         )
 
         def run() -> Tensor:
-            segments = Segments(built.token_counts, built.sequence_of_token) if anew else built
+            segments = Segments(built.token_counts, built.num_tokens) if anew else built
             credit, _ = advantage.gae(
                 work.flat["token_reward"], work.flat["value_old"], after, ended, segments, gamma=0.99, lam=0.95
             )

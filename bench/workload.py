@@ -77,7 +77,7 @@ class Workload:
         out[self.mask] = tokens
         return out
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return int(self.lengths.sum())
 
