@@ -1,5 +1,6 @@
 """The fast path gives what the formulas give as they are written, on the processor and as on a device."""
 
+import numpy as np
 import pytest
 import torch
 from tests.signal.paths import batch_of, on, recipes, run, worst_difference
@@ -195,3 +196,21 @@ def test_a_loss_that_is_not_fused_is_refused_by_name() -> None:
     for name in ("cross_entropy", "covariance_clipped"):
         with pytest.raises(SignalError, match=f"policy_loss.{name} cannot run by itself"):
             fused_loss(part(f"policy_loss.{name}"), tokens, tokens, tokens, tokens)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_numpy_is_as_quiet_as_torch_where_nothing_is_kept_or_nobody_votes() -> None:
+    """A division by zero is an outcome here, counted and named; a warning of numpy would say nothing more."""
+    before = np.geterr()
+    nothing = (Stage(part("keep.geometric_band", band=(1 - 1e-12, 1 + 1e-12)), ratio="engine"),)
+    unscored = {**batch_of(), "scored": torch.zeros(8, dtype=torch.bool)}
+    for one in ALL:
+        run(one, batch_of())
+    for weighting in ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum"):
+        run(
+            recipe("grpo", kl=None, correction=nothing, weighting=part(f"weighting.{weighting}", over="kept")),
+            batch_of(),
+        )
+    for normalize in ("mean_std", "leave_one_out"):
+        run(recipe("grpo", kl=None, normalize=part(f"normalize.{normalize}")), unscored)
+    assert np.geterr() == before

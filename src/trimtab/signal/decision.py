@@ -22,10 +22,11 @@ from trimtab.signal.fields import Field, everything
 from trimtab.signal.layout import PerToken
 from trimtab.signal.parts import run
 from trimtab.signal.stages import Decisions, conjunction, run_stages, stage_inputs
-from trimtab.signal.tensors import as_tensor
+from trimtab.signal.tensors import as_tensor, quiet
 from trimtab.signal.update import Decided, Slice, Update, with_fields
 
 
+@quiet
 @torch.no_grad()
 def decide(
     update: Update,

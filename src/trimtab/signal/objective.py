@@ -28,7 +28,7 @@ from trimtab.signal.parts import Part, run
 from trimtab.signal.ratio import Ratio
 from trimtab.signal.stages import Decisions, Seen, conjunction, observations, product, run_stages, stage_inputs
 from trimtab.signal.tally import Tally
-from trimtab.signal.tensors import Number, host, read_if_plain
+from trimtab.signal.tensors import Number, host, quiet, read_if_plain
 from trimtab.signal.update import MicroBatch, Slice, weight_sums
 
 
@@ -75,6 +75,7 @@ class StepResult:
         return float(self.kept_weight) == 0
 
 
+@quiet
 def token_loss(
     micro: MicroBatch, logp_current: PerToken, *, entropy: PerToken | None = None, value: PerToken | None = None
 ) -> TokenLoss:

@@ -34,7 +34,7 @@ from trimtab.signal.reward import token_rewards
 from trimtab.signal.stages import conjunction, product, run_stages
 from trimtab.signal.state import SignalState, drift_warning
 from trimtab.signal.tally import Tally
-from trimtab.signal.tensors import as_count, as_plain, as_tensor, as_torch, host, library
+from trimtab.signal.tensors import as_count, as_plain, as_tensor, as_torch, host, library, quiet
 from trimtab.signal.update import Update, updates_of
 from trimtab.signal.vote import constant_groups, ended_episodes, votes_and_trains
 
@@ -105,6 +105,7 @@ class Prepared:
         return updates_of(self, num, together)
 
 
+@quiet
 @torch.no_grad()
 def prepare(
     batch: SignalBatch,

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from trimtab.signal.layout import Keep, PerSequence, PerToken, Segments, SequenceIndex
-from trimtab.signal.tensors import is_plain
+from trimtab.signal.tensors import is_plain, quiet
 
 LOG_BOUND = 20.0
 """A log-ratio is bounded here just before it is exponentiated: e^20 is 5e8, far past any truncation in use,
@@ -34,6 +34,7 @@ def segment_sum(
     return values.new_zeros(num_segments).index_add(0, index, values)
 
 
+@quiet
 def segment_extreme(
     values: Float[Tensor, " items"], index: Int[Tensor, " items"], num_segments: int, how: Literal["amin", "amax"]
 ) -> Float[Tensor, " segments"]:
@@ -93,6 +94,7 @@ def sequence_any(flags: Keep, segments: Segments) -> Bool[Tensor, " sequences"]:
     return sequence_tally(flags, segments) > 0
 
 
+@quiet
 def _reduced(
     how: np.ufunc,
     values: Tensor,

@@ -6,7 +6,8 @@ It knows names and kinds of numbers; it knows nothing of layouts, levels or form
 import hashlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -70,6 +71,21 @@ def host(values: Array) -> Array:
 def as_torch(values: Array) -> Tensor:
     """The way back."""
     return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+
+
+Taken = ParamSpec("Taken")
+Given = TypeVar("Given")
+
+
+def quiet(function: Callable[Taken, Given]) -> Callable[Taken, Given]:
+    """numpy warns of a division by zero and torch does not: whoever computes with `Array` is quiet on both."""
+
+    @wraps(function)
+    def run(*given: Taken.args, **named: Taken.kwargs) -> Given:
+        with np.errstate(all="ignore"):
+            return function(*given, **named)
+
+    return run
 
 
 def library(values: Array) -> Any:

@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from trimtab.errors import SignalError, unknown_word
 from trimtab.signal.composition import Recipe
@@ -13,6 +13,7 @@ from trimtab.signal.fast.per_sequence import PER_SEQUENCE
 
 Path = Literal["fast", "reference"]
 Watch = Literal["all", "few"]
+Word = TypeVar("Word")
 VARIABLE = "TRIMTAB_PATH"
 """The environment variable that chooses for a whole process."""
 
@@ -35,16 +36,11 @@ def _path() -> str:
     return said
 
 
-@contextmanager
-def use_path(path: Path) -> Generator[None]:
+def use_path(path: Path) -> AbstractContextManager[None]:
     """Run the signal on this path inside the block: `with use_path("reference"): …`."""
     if path not in get_args(Path):
         raise SignalError(unknown_word("use_path", "path", path, get_args(Path)))
-    before = _chosen.set(path)
-    try:
-        yield
-    finally:
-        _chosen.reset(before)
+    return _set(_chosen, path)
 
 
 def is_all_watched() -> bool:
@@ -52,16 +48,20 @@ def is_all_watched() -> bool:
     return _watched.get() == "all"
 
 
-@contextmanager
-def use_metrics(watch: Watch) -> Generator[None]:
+def use_metrics(watch: Watch) -> AbstractContextManager[None]:
     """Compute fewer metrics inside the block: `few` leaves out histograms, and the ratios of the current policy."""
     if watch not in get_args(Watch):
         raise SignalError(unknown_word("use_metrics", "watch", watch, get_args(Watch)))
-    before = _watched.set(watch)
+    return _set(_watched, watch)
+
+
+@contextmanager
+def _set(variable: ContextVar[Word], word: Word) -> Generator[None]:
+    before = variable.set(word)
     try:
         yield
     finally:
-        _watched.reset(before)
+        variable.reset(before)
 
 
 def shortcuts_of(recipe: Recipe) -> str:

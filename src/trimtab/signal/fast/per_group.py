@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trimtab.signal.layout import EpisodeFlag, EpisodeIndex, PerEpisode
 from trimtab.signal.parts import Part
-from trimtab.signal.tensors import Array, is_plain
+from trimtab.signal.tensors import Array, is_plain, quiet
 
 
 class Voters:
@@ -36,8 +36,7 @@ class Voters:
     def average(self, values: Array) -> Array:
         # Around the lowest vote, so that the mean of equal rewards is that reward exactly.
         lowest = self.extreme(values, np.minimum, np.inf)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return lowest + self.total(values - lowest) / self.voters
+        return lowest + self.total(values - lowest) / self.voters
 
 
 def mean_std(
@@ -50,9 +49,8 @@ def mean_std(
     result = reward - levels[mean].average(reward) if mean != "none" else reward
     if std != "none":
         around = result if mean == std else reward - levels[std].average(reward)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            spread = np.sqrt(levels[std].total(around * around) / (levels[std].voters - ddof))
-            scaled = cast("Array", np.where(spread > 0, result / (spread + eps), result))
+        spread = np.sqrt(levels[std].total(around * around) / (levels[std].voters - ddof))
+        scaled = cast("Array", np.where(spread > 0, result / (spread + eps), result))
         low, high = levels[std].extreme(scaled, np.minimum, np.inf), levels[std].extreme(scaled, np.maximum, -np.inf)
         result = np.minimum(np.maximum(scaled, low), high)
     enough = levels["group" if "group" in levels else "batch"].voters >= 2
@@ -63,9 +61,8 @@ def leave_one_out(reward: Array, votes: Array, group: Array, num_groups: int) ->
     voters = Voters(votes, group, num_groups)
     values = reward - voters.average(reward)
     enough = voters.voters >= 2
-    with np.errstate(invalid="ignore", divide="ignore"):
-        others = (voters.total(values) - np.where(votes, values, 0.0)) / (voters.voters - votes)
-        return np.where(enough, values - others, 0.0), enough
+    others = (voters.total(values) - np.where(votes, values, 0.0)) / (voters.voters - votes)
+    return np.where(enough, values - others, 0.0), enough
 
 
 PER_GROUP: dict[str, Callable[..., tuple[Array, Array]]] = {
@@ -75,6 +72,7 @@ PER_GROUP: dict[str, Callable[..., tuple[Array, Array]]] = {
 """Every formula that is worked out here, by its name."""
 
 
+@quiet
 def normalized(
     part: Part, reward: PerEpisode, votes: EpisodeFlag, group: EpisodeIndex, num_groups: int
 ) -> tuple[Tensor, Tensor] | None:
