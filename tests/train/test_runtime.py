@@ -15,6 +15,7 @@ from tests.train.conftest import lines, timeless
 from trimtab.config.train import TrainSettings
 from trimtab.errors import EngineError
 from trimtab.rollout.buffer import Buffer
+from trimtab.rollout.publication import Publication
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.weights import digest
 from trimtab.signal import recipe
@@ -23,7 +24,6 @@ from trimtab.train.interrupt import LISTENED
 from trimtab.train.learner import Learner
 from trimtab.train.opening import cautions
 from trimtab.train.policy import published, save
-from trimtab.train.publish import Publication
 from trimtab.train.runtimes.inline import Inline, Runtime, Wait
 from trimtab.train.setup import new_buffer, new_collector, open_runtime, task_and_policy
 from trimtab.train.show.progress import Lines, Silent

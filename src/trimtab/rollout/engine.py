@@ -9,7 +9,10 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-Finish = Literal["eos", "length"]
+from trimtab.rollout.publication import Publication
+
+Finish = Literal["eos", "length", "abort"]
+"""Why an answer ended: the policy closed it, it was long enough, or the engine was told to stop it."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Sample:
 
     Prompt `58213=` answered by `31285<eos>`: six ids, six log-probs, six versions, finish "eos".
     One token, cut off: `Sample(ids=(6,), logp=tensor([-0.5]), version=(3,), finish="length")`.
+    One that was stopped for new parameters has finish "abort": what it holds is good, and the rest is asked for anew.
     """
 
     ids: tuple[int, ...]
@@ -88,3 +92,34 @@ class Engine(Protocol):
     def sample(self, requests: Sequence[Request], how: Sampling | Greedy) -> list[Sample]:
         """One answer for each request, in their order."""
         ...
+
+
+class AsyncEngine(Protocol):
+    """An engine that answers many requests at once, each when it is done.
+
+    `load` stops what is being answered: those samples come back with finish "abort" and the tokens drawn so far, each
+    with the version that chose it. Keys and values of old parameters are never used again.
+    """
+
+    @property
+    def version(self) -> int:
+        """The version that was proven to be in use; -1 before the first."""
+        ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def slots(self) -> int:
+        """How many requests it answers at once; whoever asks for more waits."""
+        ...
+
+    async def generate(self, request: Request, how: Sampling | Greedy) -> Sample:
+        """One answer. Cancelling the call ends it on the engine too."""
+        ...
+
+    async def load(self, publication: Publication) -> int:
+        """Take over the parameters, all of them or nothing, prove it, and say which version is in use."""
+        ...
+
+    async def close(self) -> None: ...

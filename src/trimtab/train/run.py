@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from trimtab.config.train import TrainSettings
 from trimtab.rollout.collect import Collector
+from trimtab.rollout.publication import Publication
 from trimtab.rollout.task import Task
 from trimtab.train.learner import Learner
 from trimtab.train.policy import Policy
-from trimtab.train.publish import Publication
 from trimtab.train.record.diagnose import Probe
 from trimtab.train.record.record import Record
 from trimtab.train.runtimes.inline import Runtime

@@ -11,8 +11,8 @@ from typing import Protocol
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
 from trimtab.rollout.engine import Engine
+from trimtab.rollout.publication import Publication
 from trimtab.rollout.rollouts import Rollouts
-from trimtab.train.publish import Publication
 
 Arrived = Callable[[Rollouts], Rollouts]
 """What the loop does with rollouts as they arrive, in its own thread: the probe looks at fresh ones."""

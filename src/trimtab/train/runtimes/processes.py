@@ -19,9 +19,9 @@ from typing import IO, Any, BinaryIO, cast
 from trimtab.errors import EngineError
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.join import join
+from trimtab.rollout.publication import Publication
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.wire import receive, send
-from trimtab.train.publish import Publication
 from trimtab.train.runtimes.inline import FOR_EVER, Arrived, Delivered, Wait, in_batches
 
 POLL_SECONDS = 0.2
