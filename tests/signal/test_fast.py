@@ -1,5 +1,7 @@
 """The fast path gives what the formulas give as they are written, on the processor and as on a device."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -8,16 +10,21 @@ from tests.signal.paths import batch_of, on, recipes, run, worst_difference
 from trimtab.errors import SignalError
 from trimtab.signal import Recipe, Stage, fused_loss, names, part, recipe, use_metrics, use_path
 from trimtab.signal.fast import is_fast, shortcuts_of
+from trimtab.signal.fast.choice import of_process
 from trimtab.signal.fast.fused import zero_where
-from trimtab.signal.layout import group_index, renumbered
+from trimtab.signal.layout import Segments, group_index, renumbered
+from trimtab.signal.ratio import Ratio
 
 PATHS = ("fast", "device")
 ALL = recipes()
 
 
 @pytest.fixture(autouse=True)
-def default_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def default_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("TRIMTAB_PATH", raising=False)
+    of_process.cache_clear()
+    yield
+    of_process.cache_clear()
 
 
 def both(path: str, one: Recipe, dtype: torch.dtype = torch.float64, **how: object) -> float:
@@ -132,8 +139,10 @@ def test_the_path_is_named_and_a_wrong_name_is_refused(monkeypatch: pytest.Monke
         assert not is_fast()
     assert is_fast()
     monkeypatch.setenv("TRIMTAB_PATH", "reference")
+    of_process.cache_clear()
     assert not is_fast()
     monkeypatch.setenv("TRIMTAB_PATH", "quick")
+    of_process.cache_clear()
     with pytest.raises(SignalError, match="TRIMTAB_PATH"):
         is_fast()
     with pytest.raises(SignalError, match="slow"), use_path("slow"):  # type: ignore[arg-type]
@@ -214,3 +223,13 @@ def test_numpy_is_as_quiet_as_torch_where_nothing_is_kept_or_nobody_votes() -> N
     for normalize in ("mean_std", "leave_one_out"):
         run(recipe("grpo", kl=None, normalize=part(f"normalize.{normalize}")), unscored)
     assert np.geterr() == before
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-5, 0.02, 1.0])
+@pytest.mark.parametrize("shift", [0.0, 0.3])
+def test_the_spread_of_a_ratio_is_exact_however_narrow_it_is(scale: float, shift: float) -> None:
+    logs = shift + scale * torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    segments = Segments(torch.tensor([400, 0, 600]), 1000)
+    ratio = logs.exp()
+    apart = (ratio - ratio.mean()).square().sum()
+    assert Ratio(logs, segments).sums.around == pytest.approx(float(apart), rel=1e-6 if scale < 1e-8 else 1e-9)

@@ -247,6 +247,21 @@ class Recipe:
         return not AFTER_THE_VOTE.isdisjoint(stage.part.formula.inputs)
 
     @cached_property
+    def stages_before_the_vote(self) -> dict[str, Stage]:
+        """Correction stages that need neither the vote nor the current policy, by label."""
+        return {name: one for name, one in self.labelled.items() if not self.is_late(one) and not self.votes_first(one)}
+
+    @cached_property
+    def stages_after_the_vote(self) -> dict[str, Stage]:
+        """Correction stages that need the vote and not the current policy, by label."""
+        return {name: one for name, one in self.labelled.items() if not self.is_late(one) and self.votes_first(one)}
+
+    @cached_property
+    def late_stages(self) -> dict[str, Stage]:
+        """Correction stages that need the current policy, by label."""
+        return {name: one for name, one in self.labelled.items() if self.is_late(one)}
+
+    @cached_property
     def with_given_advantage(self) -> "Recipe":
         """What is left of the recipe where the caller has computed the advantage: everything that comes after it."""
         return replace(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.catalogue import INPUTS
-from trimtab.signal.composition import Recipe, Stage
+from trimtab.signal.composition import Recipe
 from trimtab.signal.counts import Counts, share_of
 from trimtab.signal.door import FLOATS, check_floats
 from trimtab.signal.fast.choice import is_fast
@@ -53,7 +53,7 @@ def decide(
     if recipe.needs_logp_now:
         entropy = None if entropy_now is None else entropy_now.detach()
         available = available_now(whole, _now(update, logp_now).detach(), entropy)
-        late = run_stages(late_stages(recipe), available, StageShortcuts({}) if is_fast() else None)
+        late = run_stages(recipe.late_stages, available, StageShortcuts({}) if is_fast() else None)
         keep = conjunction(keep, late.keeps)
         whole = with_fields(whole, **_settled(late, whole))
         selector = recipe.loss.part.selector
@@ -83,11 +83,6 @@ def _now(update: Update, logp_now: PerToken | None) -> PerToken:
         f"decide: recipe {update.whole.recipe.name!r} decides about the current policy across sequences, "
         "so it needs logp_now. Run the model over update.sequences without gradient and pass the log-probs."
     )
-
-
-def late_stages(recipe: Recipe) -> dict[str, Stage]:
-    """Correction stages that need the current policy, by label."""
-    return {label: stage for label, stage in recipe.labelled.items() if recipe.is_late(stage)}
 
 
 def _weights(whole: Slice, recipe: Recipe, keep: Field, share: float) -> dict[str, Field]:

@@ -12,11 +12,11 @@ from trimtab.signal.fast.choice import is_all_watched
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import PerToken, Segments
 from trimtab.signal.metrics import Extremum, Histogram, Mean, Metric, Metrics, SampleSize, Spread
-from trimtab.signal.ratio import Ratio, bounded_factor
+from trimtab.signal.ratio import Ratio
 from trimtab.signal.reduce import LOG_BOUND, bounded_exp
 from trimtab.signal.stages import Decisions, Seen, conjunction
 from trimtab.signal.tally import Tally
-from trimtab.signal.tensors import Number, as_plain, library
+from trimtab.signal.tensors import Number, library
 
 
 def drift(ratios: Mapping[str, Ratio], segments: Segments) -> Metrics:
@@ -62,14 +62,18 @@ def _products(ratio: Ratio) -> tuple[Number, ...]:
     logs, segments = ratio.total, ratio.segments
     if not segments.num_tokens:
         return (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -math.inf, -math.inf)
-    product, counted, lib = bounded_factor(logs), segments.counted, library(logs)
-    total, low, high = product @ counted, product, product
+    lib, count = library(logs), segments.num_filled
+    product = low = high = lib.exp(lib.clip(logs, -LOG_BOUND, LOG_BOUND))
     if not segments.all_filled:
-        low, high = lib.where(segments.filled, product, torch.inf), lib.where(segments.filled, product, -torch.inf)
-    mean = total / segments.num_filled
-    apart = (product - mean) * counted
-    found = logs.sum(), counted.sum(), total, product * counted @ product, mean, apart @ apart, -low.min(), high.max()
-    return tuple(as_plain(number) for number in found)
+        filled = segments.filled
+        product = lib.where(filled, product, 0.0)
+        low, high = lib.where(filled, low, torch.inf), lib.where(filled, high, -torch.inf)
+    total = product.sum()
+    mean = total / count
+    apart = product - mean if segments.all_filled else lib.where(segments.filled, product - mean, 0.0)
+    found = logs.sum(), total, product @ product, mean, apart @ apart, -low.min(), high.max()
+    log, total, square, mean, m2, lowest, highest = found if lib is torch else map(float, found)
+    return log, count, total, square, mean, m2, lowest, highest
 
 
 def _extremes(low: Number, high: Number) -> tuple[Number, Number, Number]:
@@ -143,14 +147,17 @@ def stage_metrics(tally: Tally, decisions: Decisions, trains: Population, *, bef
     """What each correction stage saw and did: alone, and on top of the others and of earlier rejections."""
     start = trains.tokens if before is None else trains.tokens & before
     for label, keep in decisions.keeps.items():
-        others = {other: decision for other, decision in decisions.keeps.items() if other != label}
-        rejected = ~keep if trains.is_everything else trains.tokens & ~keep
-        left = (keep if trains.is_everything else trains.tokens & keep).sequences
-        tally.share(f"{label}/rejected_tokens", rejected, trains.among, within=True)
-        tally.share_of_sequences(f"{label}/rejected_sequences", ~left, trains.tokens.sequences)
+        rejected, others = ~keep, {other: one for other, one in decisions.keeps.items() if other != label}
+        left = keep if keep.is_shared or trains.is_everything else trains.tokens & keep
+        tally.share(f"{label}/rejected_tokens", rejected, trains.among)
+        tally.share_of_sequences(
+            f"{label}/rejected_sequences",
+            rejected.values if keep.is_shared else ~left.sequences,
+            trains.tokens.sequences,
+        )
         by_sign(tally, label, "rejected", rejected, trains)
         tally.same(f"{label}/alone", f"{label}/rejected_tokens")
-        tally.share(f"{label}/on_top", rejected & conjunction(start, others), trains.among, within=True)
+        tally.share(f"{label}/on_top", rejected, conjunction(start, others), of=trains.tokens)
     kept = conjunction(start, decisions.keeps) if decisions.importances else None
     for label, importance in decisions.importances.items():
         effect = importance.map(lambda factor: abs(factor - 1))
@@ -164,8 +171,8 @@ def stage_metrics(tally: Tally, decisions: Decisions, trains: Population, *, bef
 def kept_share(tally: Tally, kept: Population, trains: Population) -> None:
     """What is left of the update after every correction; what is kept trains."""
     effective = kept.tokens & kept.advantage.map(lambda values: values != 0)
-    tally.share("kept/token_fraction", kept.tokens, trains.among, within=True)
-    tally.share_of_sequences("kept/sequence_fraction", kept.tokens.sequences, trains.tokens.sequences, within=True)
+    tally.share("kept/token_fraction", kept.tokens, of=trains.among)
+    tally.share_of_sequences("kept/sequence_fraction", kept.tokens.sequences, trains.tokens.sequences)
     tally.sum_of_count("effective_batch/tokens", effective)
     tally.sum_of_sequences("effective_batch/sequences", effective.sequences)
-    tally.share("effective_batch/token_fraction", effective, trains.among, within=True)
+    tally.share("effective_batch/token_fraction", effective, of=trains.among)

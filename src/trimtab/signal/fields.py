@@ -25,7 +25,7 @@ class Field:
     __slots__ = ("_sequences", "_tally", "_tokens", "is_shared", "segments", "values")
 
     def __init__(self, values: Array, segments: Segments, is_shared: bool = False) -> None:
-        self.values: Array = host(values) if is_shared else values
+        self.values: Array = host(values) if is_shared and type(values) is Tensor else values
         self.segments: Segments = segments
         self.is_shared: bool = is_shared
         self._tokens: Tensor | None = None

@@ -6,9 +6,10 @@ would have given. What each name means stands in `metric_names`.
 """
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,12 +30,11 @@ class Mergeable(Protocol):
 Merging = TypeVar("Merging", bound=Mergeable)
 
 
-@dataclass(frozen=True)
-class Mean:
+class Mean(NamedTuple):
     """total / count. `absent`: leave it out when there is nothing to average; a fraction of nothing is 0 instead."""
 
     total: Number
-    count: Number
+    count: Number  # pyright: ignore[reportIncompatibleMethodOverride] - no tuple.count is meant
     absent: bool = True
 
     @classmethod
@@ -57,8 +57,7 @@ class Mean:
         return self.total / divisor, count > 0 if self.absent else True
 
 
-@dataclass(frozen=True)
-class Sum:
+class Sum(NamedTuple):
     """A plain sum: counts, and weighted losses."""
 
     total: Number
@@ -74,8 +73,7 @@ class Sum:
         return self.total, True
 
 
-@dataclass(frozen=True)
-class Extremum:
+class Extremum(NamedTuple):
     """The largest value (sign = 1) or the smallest (sign = -1)."""
 
     extreme: Number
@@ -95,21 +93,16 @@ class Extremum:
         return self.sign * self.extreme, self.extreme != -math.inf
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """Standard deviation (ddof 0) from count, mean and M2; merged as Chan et al. 1979 do, without cancellation."""
 
-    count: Number
+    count: Number  # pyright: ignore[reportIncompatibleMethodOverride] - no tuple.count is meant
     mean: Number
     m2: Number
 
     @classmethod
     def of(cls, values: Array, among: Array | None = None) -> "Spread":
-        total, count = _sums(values, among)
-        mean = total / _larger(count, 1.0)
-        exact = cast("Array", values.astype(np.float64) if isinstance(values, np.ndarray) else values.detach().double())
-        m2, _ = _sums((exact - mean) ** 2, among)
-        return cls(count, mean, m2)
+        return cls(*moments(values, among)[1:])
 
     def merge(self, other: "Spread") -> "Spread":
         count = self.count + other.count
@@ -120,13 +113,12 @@ class Spread:
         return (self.m2 / _larger(self.count, 1.0)) ** 0.5, self.count > 0
 
 
-@dataclass(frozen=True)
-class SampleSize:
+class SampleSize(NamedTuple):
     """Effective sample size as a share: (sum w)^2 / (n * sum w^2); 1 when all weights agree, 1/n when one has all."""
 
     total: Number
     square: Number
-    count: Number
+    count: Number  # pyright: ignore[reportIncompatibleMethodOverride] - no tuple.count is meant
 
     @classmethod
     def of(cls, weights: Tensor, among: Tensor | None = None) -> "SampleSize":
@@ -145,7 +137,7 @@ class Histogram:
     """Counts in fixed bins of the log-ratio, so that histograms of different batches add up.
 
     Bins mirror at 0; a value on an edge belongs to the bin farther out. Edges have at most eight significant bits, so
-    the upper half of a float32 says in which bin it lies, and a large batch is counted without comparing anything.
+    the upper half of a float32 says in which bin it lies, and nothing is compared.
     Of more than LARGE values, every k-th is counted, k times: extremes are metrics of their own, and exact.
     """
 
@@ -153,37 +145,19 @@ class Histogram:
 
     OUTER = (0.010009765625, 0.030029296875, 0.10009765625, 0.30078125, 1.0, 3.0, 10.0)
     EDGES = (*(-edge for edge in OUTER[::-1]), *OUTER)
-    SMALL = 8192
-    """Fewer values than this are compared with the edges."""
     LARGE = 16_384
     """More values than this are sampled."""
 
     @classmethod
     def of(cls, logratio: Tensor) -> "Histogram":
         every = max(1, logratio.numel() // cls.LARGE)
-        if every > 1:
-            return cls(cls.of(logratio.detach()[::every][: logratio.numel() // every]).counts * every)
-        values = logratio.detach().float().contiguous()
-        if is_plain(values) and values.numel() >= cls.SMALL:
-            return cls(cls._by_bits(values))
-        # Each edge as the least number beyond it, so that a negative value on an edge lies outside too.
-        if is_plain(values):
-            place = np.searchsorted(BEYOND, values.numpy(), side="right")
-            return cls(torch.from_numpy(np.bincount(place, minlength=len(cls.EDGES) + 1)))
-        place = torch.bucketize(values, torch.from_numpy(BEYOND).to(values.device), right=True)
-        blank = torch.zeros(len(cls.EDGES) + 1, dtype=torch.long, device=values.device)
-        return cls(blank.index_add(0, place, torch.ones_like(place)))
-
-    @classmethod
-    def _by_bits(cls, values: Tensor) -> Tensor:
-        """The upper 16 bits are counted; each sign has 2**15 of them, in the order of the magnitude."""
-        half = 2**15
-        upper = (values.view(torch.int32) >> 16).add_(half)  # negative numbers first
-        counts = torch.bincount(upper, minlength=2 * half).numpy()
-        edges = (np.array(cls.OUTER, dtype=np.float32).view(np.int32) >> 16).tolist()
-        bins = np.add.reduceat(counts, [0, *edges, half, *(half + edge for edge in edges)])
-        below, above = bins[: len(edges) + 1], bins[len(edges) + 1 :]
-        return torch.from_numpy(np.concatenate([below[:0:-1], below[:1] + above[:1], above[1:]]))
+        chosen = logratio.detach()[::every][: logratio.numel() // every].float()
+        if is_plain(chosen):
+            upper = np.ascontiguousarray(chosen.numpy()).view(np.uint16)[UPPER::2]
+            return cls(torch.from_numpy(np.bincount(BIN_OF_UPPER[upper], minlength=len(cls.EDGES) + 1)) * every)
+        place = torch.bucketize(chosen, torch.from_numpy(BEYOND).to(chosen.device), right=True)
+        blank = torch.zeros(len(cls.EDGES) + 1, dtype=torch.long, device=chosen.device)
+        return cls(blank.index_add(0, place, torch.full_like(place, every)))
 
     def merge(self, other: "Histogram") -> "Histogram":
         return Histogram(self.counts + other.counts)
@@ -191,6 +165,10 @@ class Histogram:
 
 _EDGES = np.array(Histogram.EDGES, dtype=np.float32)
 BEYOND = np.where(_EDGES < 0, np.nextafter(_EDGES, np.float32(0)), _EDGES)
+"""Each edge as the least number beyond it, so that a negative value on an edge lies outside too."""
+UPPER = 1 if sys.byteorder == "little" else 0
+BIN_OF_UPPER = np.searchsorted(BEYOND, (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32), side="right")
+"""The bin of a float32, by its upper half."""
 
 
 Metric = Mean | Sum | Extremum | Spread | SampleSize
@@ -236,7 +214,7 @@ def _read(entries: Mapping[str, Metric]) -> Mapping[str, Metric]:
     there = [
         (name, field, value)
         for name, one in entries.items()
-        for field, value in vars(one).items()
+        for field, value in one._asdict().items()
         if isinstance(value, Tensor)
     ]
     if not there:
@@ -245,7 +223,7 @@ def _read(entries: Mapping[str, Metric]) -> Mapping[str, Metric]:
     plain: dict[str, dict[str, float]] = {}
     for (name, field, _), number in zip(there, read, strict=True):
         plain.setdefault(name, {})[field] = number
-    return {name: replace(one, **plain[name]) if name in plain else one for name, one in entries.items()}
+    return {name: one._replace(**plain[name]) if name in plain else one for name, one in entries.items()}
 
 
 KINDS: dict[str, type] = {one.__name__: one for one in (Mean, Sum, Extremum, Spread, SampleSize, Histogram)}
@@ -266,12 +244,12 @@ def from_data(data: Mapping[str, Mapping[str, list[Any]]]) -> Metrics:
     )
 
 
-def _fields(metric: object) -> list[Any]:
+def _fields(metric: Metric | Histogram) -> list[Any]:
     held: dict[str, Any] = {}
-    for one in fields(metric):  # type: ignore[arg-type]
-        value = getattr(metric, one.name)
+    for name in ("counts",) if isinstance(metric, Histogram) else metric._fields:
+        value = getattr(metric, name)
         is_tensor = isinstance(value, Tensor)
-        held[one.name] = [str(value.dtype).removeprefix("torch."), value.tolist()] if is_tensor else value
+        held[name] = [str(value.dtype).removeprefix("torch."), value.tolist()] if is_tensor else value
     return [type(metric).__name__, held]
 
 
@@ -290,6 +268,14 @@ def _merged(first: Mapping[str, Merging], second: Mapping[str, Merging]) -> dict
     for name, metric in second.items():
         joined[name] = joined[name].merge(metric) if name in joined else metric
     return joined
+
+
+def moments(values: Array, among: Array | None = None) -> tuple[Number, Number, Number, Number]:
+    """Sum, count, mean, and the sum of squares around the mean, of what is chosen."""
+    total, count = _sums(values, among)
+    mean = total / _larger(count, 1.0)
+    exact = cast("Array", values.astype(np.float64) if isinstance(values, np.ndarray) else values.detach().double())
+    return total, count, mean, _sums((exact - mean) ** 2, among)[0]
 
 
 def _sums(values: Array, among: Array | None) -> tuple[Number, Number]:

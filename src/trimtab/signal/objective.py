@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.composition import KL, RATIO_TO, Recipe, Term
-from trimtab.signal.decision import available_now, check_given, late_stages
+from trimtab.signal.decision import available_now, check_given
 from trimtab.signal.diagnostics import Population, by_sign, drift, kept_share, observe, stage_metrics
 from trimtab.signal.fast.choice import is_all_watched, is_fast
 from trimtab.signal.fast.fused import FUSED, Given, policy_term, zero_where
@@ -129,7 +129,7 @@ def _ratios(part: Slice, available: Mapping[str, Any]) -> dict[str, Ratio]:
 
 def _late_decisions(part: Slice, available: Mapping[str, Any], ratios: Mapping[str, Ratio]) -> Decisions:
     """Late decisions: what `decide` settled for the whole update is kept as it is; the other stages run here."""
-    stages = late_stages(part.recipe)
+    stages = part.recipe.late_stages
     if not stages:
         return Decisions({}, {}, {})
     settled = {label: part.fields.held(f"decided:{label}") for label in stages if f"decided:{label}" in part.fields}

@@ -6,7 +6,7 @@ that what they reject moves nobody.
 """
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,28 +15,29 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
+from trimtab.signal.batch_metrics import batch_metrics, by_age, shaping_metrics
 from trimtab.signal.catalogue import INPUTS
-from trimtab.signal.composition import Recipe, Stage
-from trimtab.signal.diagnostics import Population, drift, drift_by_age, stage_metrics
+from trimtab.signal.composition import Recipe
+from trimtab.signal.diagnostics import Population, drift, stage_metrics
 from trimtab.signal.door import check_floats, check_tokens
 from trimtab.signal.fast.choice import is_fast
 from trimtab.signal.fast.per_group import normalized
 from trimtab.signal.fast.per_sequence import StageShortcuts
 from trimtab.signal.fields import Field, Fields, everything
 from trimtab.signal.layout import EpisodeFlag, Keep, PerEpisode, PerSequence, PerToken, SequenceFlag, places
-from trimtab.signal.metrics import Mean, Metric, Metrics, Spread
+from trimtab.signal.metrics import Metrics
 from trimtab.signal.normalize import whiten
 from trimtab.signal.parts import run
 from trimtab.signal.ratio import Ratio
 from trimtab.signal.recipes import recipe as named
-from trimtab.signal.reduce import segment_extreme, segment_sum, sequence_any, to_tokens
+from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
 from trimtab.signal.reward import token_rewards
 from trimtab.signal.stages import conjunction, product, run_stages
 from trimtab.signal.state import SignalState, drift_warning
 from trimtab.signal.tally import Tally
-from trimtab.signal.tensors import as_count, as_plain, as_tensor, as_torch, host, library, quiet
+from trimtab.signal.tensors import as_count, as_tensor, as_torch, library, quiet
 from trimtab.signal.update import Update, updates_of
-from trimtab.signal.vote import constant_groups, ended_episodes, votes_and_trains
+from trimtab.signal.vote import constant_groups, ended_episodes, episode_lengths, votes_and_trains
 
 RESERVED = frozenset(name for names in INPUTS.values() for name in names)
 """Names the pipeline makes itself."""
@@ -127,7 +128,7 @@ def prepare(
     segments, levels = batch.segments, batch.levels
     available, ratios = _available(batch), _engine_ratio(batch)
     shortcut = StageShortcuts(ratios) if is_fast() else None
-    early = run_stages(_stages(recipe, votes_first=False), available, shortcut)
+    early = run_stages(recipe.stages_before_the_vote, available, shortcut)
     keep = conjunction(everything(segments), early.keeps)
     votes, trains = votes_and_trains(batch, recipe, keep)
     constant = constant_groups(batch, votes)
@@ -146,12 +147,12 @@ def prepare(
     if recipe.loss.part.formula.constant_advantage and not credit.is_shared:
         _refuse_varying(credit.tokens, batch, recipe)
     known = ChainMap({"trains": trains}, cast("Any", Fields(segments, {"advantage": credit, "returns": returns})))
-    after = run_stages(_stages(recipe, votes_first=True), ChainMap(*known.maps, available), shortcut)
+    after = run_stages(recipe.stages_after_the_vote, ChainMap(*known.maps, available), shortcut)
     stages = early.merge(after)
     tally, population = Tally(segments), Population(training, credit)
-    entries = _batch_metrics(tally, batch, votes, training, has_signal, constant, credit, kl)
+    entries = batch_metrics(tally, batch, votes, training, has_signal, constant, credit, kl)
     stage_metrics(tally, stages, population)
-    entries |= tally.entries() | _shaping_metrics(batch, recipe, votes) | _by_age(batch, ratios, version)
+    entries |= tally.entries() | shaping_metrics(batch, recipe, votes) | by_age(batch, ratios, version)
     metrics = Metrics(entries, {}).merge(drift(ratios, segments))
     numbers = metrics.numbers()
     state, said = (state or SignalState()).observe(numbers)
@@ -250,22 +251,8 @@ def _shaped(batch: SignalBatch, recipe: Recipe) -> PerEpisode:
     """Task rewards after shaping; unscored ones are set to 0 so that nothing undefined travels on."""
     reward = torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward))
     for step in recipe.reward:
-        reward = run(step, {"reward": reward, "ended": ended_episodes(batch), "length": _lengths(batch)})
+        reward = run(step, {"reward": reward, "ended": ended_episodes(batch), "length": episode_lengths(batch)})
     return reward
-
-
-def _lengths(batch: SignalBatch) -> PerEpisode:
-    levels = batch.levels
-    return segment_sum(batch.length.to(batch.reward.dtype), levels.episode_of_sequence, levels.num_episodes)
-
-
-def _stages(recipe: Recipe, *, votes_first: bool) -> dict[str, Stage]:
-    """Correction stages that do not need the current policy: those before the vote, or those after it."""
-    return {
-        label: stage
-        for label, stage in recipe.labelled.items()
-        if not recipe.is_late(stage) and recipe.votes_first(stage) == votes_first
-    }
 
 
 def _token_fields(batch: SignalBatch) -> dict[str, Any]:
@@ -311,7 +298,7 @@ def _episode_fields(batch: SignalBatch, votes: EpisodeFlag) -> dict[str, Any]:
     levels = batch.levels
     return {
         "votes": votes, "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups,
-        "length": _lengths(batch), "ended": ended_episodes(batch),
+        "length": episode_lengths(batch), "ended": ended_episodes(batch),
     }  # fmt: skip
 
 
@@ -381,57 +368,3 @@ def _engine_ratio(batch: SignalBatch) -> dict[str, Ratio]:
     if batch.logp_old is None or batch.logp_rollout is None:
         return {}
     return {"engine": Ratio(batch.logp_old - batch.logp_rollout, batch.segments)}
-
-
-def _by_age(batch: SignalBatch, ratios: Mapping[str, Ratio], version: int | None) -> dict[str, Metric]:
-    if version is None or batch.version is None or "engine" not in ratios:
-        return {}
-    return drift_by_age(ratios["engine"].logratio, batch.version, version)
-
-
-def _batch_metrics(
-    tally: Tally, batch: SignalBatch, votes: EpisodeFlag, training: Field, has_signal: EpisodeFlag,
-    constant: Tensor, advantage: Field, kl: PerToken | None,
-) -> dict[str, Metric]:  # fmt: skip
-    """What the batch is made of. Those about tokens and sequences are left to the tally."""
-    group, num = batch.levels.group_of_episode, batch.levels.num_groups
-    voted, signalled = (
-        host(segment_extreme(flags.double(), group, num, "amax")) > 0 for flags in (votes, has_signal & votes)
-    )
-    tally.share_of_sequences("trains/sequence_fraction", training.values)
-    tally.mean("advantage/token_mean", advantage, training)
-    if batch.ended is not None:
-        tally.share_of_sequences("ended/sequence_fraction", host(batch.ended))
-    if kl is not None:
-        tally.mean("kl_ref/token_mean", Field(kl, batch.segments), training)
-    return {
-        "reward/episode_mean": Mean.of(host(batch.reward), host(batch.scored)),
-        "reward/episode_std": Spread.of(host(batch.reward), host(batch.scored)),
-        "votes/episode_fraction": Mean.fraction(host(votes)),
-        "groups_without_signal/group_fraction": Mean.fraction(~signalled),
-        "constant_groups/group_fraction": Mean.fraction(host(constant), voted),
-        "advantage/token_std": _token_spread(advantage, training),
-    }
-
-
-def _token_spread(values: Field, among: Field) -> Spread:
-    """The spread over tokens; of values held per sequence, each counts as often as the sequence has tokens."""
-    if not (values.is_shared and among.is_shared):
-        return Spread.of(values.tokens, among.tokens)
-    times = values.segments.measures[:, 0] * among.values
-    exact, count = host(as_torch(values.values).double()), times.sum()
-    mean = exact @ times / library(times).clip(count, 1, None)
-    return Spread(as_plain(count), as_plain(mean), as_plain((exact - mean) ** 2 @ times))
-
-
-def _shaping_metrics(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> dict[str, Metric]:
-    """How much each step of the reward shaping moves the reward of an episode that votes."""
-    entries: dict[str, Metric] = {}
-    if not recipe.reward:
-        return entries
-    reward = torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward))
-    for step in recipe.reward:
-        shaped = run(step, {"reward": reward, "ended": ended_episodes(batch), "length": _lengths(batch)})
-        entries[f"{step.formula.name}/effect"] = Mean.of((shaped - reward).abs(), votes)
-        reward = shaped
-    return entries

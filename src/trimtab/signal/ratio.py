@@ -23,6 +23,8 @@ BLOCK = 2**19
 
 
 LOG2_E = math.log2(math.e)
+WIDE = 1e-4
+"""A variance above this share of the squared mean is the difference of two sums; below, too many digits cancel."""
 
 
 @dataclass(frozen=True)
@@ -124,12 +126,22 @@ class Ratio:
             else:
                 _ = (value if size >= count else value[start : start + size]).copy_(exact.exp_())
             here = read_if_plain(exact.sum()) - num
-            _ = exact.sub_(1 + here / num)
             # What lies between this block and those before it: Chan et al. 1979.
             apart = (here / num - moved / done) ** 2 * (num * done / (num + done)) if done else 0.0
-            around += read_if_plain(torch.dot(exact, exact)) + apart
+            around += _around_mean(exact, 1 + here / num) + apart
             moved, done = moved + here, done + num
         return RatioSums(far, *self._bounds, moved, around)
+
+
+def _around_mean(ratio: Tensor, mean: Number) -> Number:
+    """The sum of squares around the mean; the ratio is lost."""
+    if isinstance(mean, float):
+        squares, count = read_if_plain(torch.dot(ratio, ratio)), len(ratio)
+        around = cast("float", squares) - count * mean * mean
+        if around > WIDE * count * mean * mean:  # of 16 digits, 12 are left
+            return around
+    _ = ratio.sub_(mean)
+    return read_if_plain(torch.dot(ratio, ratio))
 
 
 def bounded_factor(exponent: Array) -> Array:

@@ -34,6 +34,17 @@ def segment_sum(
     return values.new_zeros(num_segments).index_add(0, index, values)
 
 
+def segment_any(
+    flags: Bool[Tensor, " items"], index: Int[Tensor, " items"], num_segments: int
+) -> Bool[Tensor, " segments"]:
+    """Whether any item of each segment is flagged."""
+    if is_plain(flags) and is_plain(index):
+        found = np.zeros(num_segments, np.bool_)
+        found[index.numpy()[flags.numpy()]] = True
+        return torch.from_numpy(found)
+    return flags.new_zeros(num_segments).index_put((index,), flags, accumulate=True)
+
+
 @quiet
 def segment_extreme(
     values: Float[Tensor, " items"], index: Int[Tensor, " items"], num_segments: int, how: Literal["amin", "amax"]

@@ -1,11 +1,11 @@
 """Counts and sums of many fields at once: the only place that turns fields into the totals that metrics are made of.
 
-What is held per sequence is counted by the number of its tokens, in one product for all of it. However many metrics are
-asked for, a few operations compute them.
+What is held per sequence is a row of one table. The product of the table with itself holds the sum of every row among
+every other, so however many metrics are asked for, a few operations compute them.
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +16,10 @@ from trimtab.signal.layout import Segments
 from trimtab.signal.metrics import Mean, Metric, Sum
 from trimtab.signal.tensors import Array, Number, is_plain, library, read_if_plain
 
-Slot = tuple[int, int]
-"""Where a total will stand: among the flags or the values that are held per sequence, or the numbers; and its place."""
+Slot = tuple[int, int, int]
+"""Where a total will stand: what a sequence counts for, and two rows; or NUMBERS, 0, and the place of a number."""
 
-FLAGS, VALUES, NUMBERS = range(3)
-BY_TOKENS, BY_SEQUENCES = range(2)
+BY_TOKENS, BY_SEQUENCES, NUMBERS = range(3)
 
 
 class Tally:
@@ -28,26 +27,25 @@ class Tally:
 
     def __init__(self, segments: Segments) -> None:
         self._segments: Segments = segments
-        self._rows: tuple[list[Array], list[Array]] = ([], [])
+        self._rows: list[Array] = [segments.measures[:, 1]]
+        """The first is 1 everywhere: a sum among all."""
+        self._places: dict[int, int] = {}
         self._numbers: list[Number] = []
-        self._counted: dict[tuple[int, int], tuple[Array, Slot]] = {}
         self._asked: dict[str, tuple[Callable[..., Metric], tuple[Slot, ...]]] = {}
 
-    def share(self, name: str, flags: Field, among: Field | None = None, *, within: bool = False) -> None:
-        """The share of flagged tokens, of all or among some; `within`: what is flagged is among them already."""
-        total = self.count(flags) if within or among is None else self._count_among(flags, among)
-        self._asked[name] = _share, (total, self._all(BY_TOKENS) if among is None else self.count(among))
+    def share(self, name: str, flags: Field, among: Field | None = None, of: Field | None = None) -> None:
+        """The share of flagged tokens: of all, or among some; `of`: these are what the share is of."""
+        total = self._flagged(flags, among)
+        self._asked[name] = _share, (total, self.count(among if of is None else of))
 
-    def share_of_sequences(self, name: str, flags: Array, among: Array | None = None, *, within: bool = False) -> None:
+    def share_of_sequences(self, name: str, flags: Array, among: Array | None = None) -> None:
         """The share of flagged sequences."""
-        chosen = flags if within or among is None else flags & among
-        count = self._all(BY_SEQUENCES) if among is None else self._count(among, BY_SEQUENCES)
-        self._asked[name] = _share, (self._count(chosen, BY_SEQUENCES), count)
+        place = 0 if among is None else self._row(among)
+        self._asked[name] = _share, ((BY_SEQUENCES, self._row(flags), place), (BY_SEQUENCES, place, place))
 
     def mean(self, name: str, values: Field, among: Field | None = None) -> None:
         """The mean over tokens, of all or among some."""
-        count = self._all(BY_TOKENS) if among is None else self.count(among)
-        self._asked[name] = Mean, (self._sum(values, among), count)
+        self._asked[name] = Mean, (self._sum(values, among), self.count(among))
 
     def sum(self, name: str, values: Field, among: Field | None = None) -> None:
         self._asked[name] = Sum, (self._sum(values, among),)
@@ -56,7 +54,7 @@ class Tally:
         self._asked[name] = Sum, (self.count(flags),)
 
     def sum_of_sequences(self, name: str, flags: Array) -> None:
-        self._asked[name] = Sum, (self._count(flags, BY_SEQUENCES),)
+        self._asked[name] = Sum, ((BY_SEQUENCES, self._row(flags), 0),)
 
     def number(self, name: str, kind: Callable[..., Metric], *numbers: Number) -> None:
         """A metric whose numbers are known already."""
@@ -66,56 +64,60 @@ class Tally:
         """A second name for what was asked for before."""
         self._asked[name] = self._asked[other]
 
-    def count(self, flags: Field) -> Slot:
-        """How many tokens are flagged; the same flags are counted once."""
-        if flags.is_shared:
-            return self._count(flags.values, BY_TOKENS)
-        key = id(flags.values), NUMBERS
-        if key not in self._counted:
-            self._counted[key] = flags.values, self._known(_count_of(flags.values))
-        return self._counted[key][1]
-
-    def _count_among(self, flags: Field, among: Field) -> Slot:
-        if flags.is_shared or not among.is_shared:
-            return self.count(flags & among)
-        self._rows[VALUES].append(flags.tally * among.values)  # token flags are counted once, whoever asks
-        return VALUES, 2 * len(self._rows[VALUES]) - 2 + BY_SEQUENCES
+    def count(self, flags: Field | None) -> Slot:
+        """How many tokens are flagged; without flags, how many there are."""
+        if flags is None:
+            return BY_TOKENS, 0, 0
+        return self._flagged(flags, None)
 
     def entries(self) -> dict[str, Metric]:
         """Every metric that was asked for, in that order."""
-        found = (*map(self._totals, self._rows), self._numbers)
-        return {name: kind(*(found[what][at] for what, at in slots)) for name, (kind, slots) in self._asked.items()}
+        found = self._products()
+        return {
+            name: kind(*[found[what][first][second] for what, first, second in slots])
+            for name, (kind, slots) in self._asked.items()
+        }
 
-    def _count(self, flags: Array, by: int) -> Slot:
-        key = id(flags), by
-        if key not in self._counted:
-            self._rows[FLAGS].append(flags)
-            slot = FLAGS, 2 * len(self._rows[FLAGS]) - 2 + by
-            self._counted[key] = flags, slot  # held, so that its id stays its own
-        return self._counted[key][1]
+    def _flagged(self, flags: Field, among: Field | None) -> Slot:
+        """How many tokens have both flags. Flags of tokens are counted per sequence once, whoever asks."""
+        if flags.is_shared and (among is None or among.is_shared):
+            return BY_TOKENS, self._row(flags.values), 0 if among is None else self._row(among.values)
+        if among is None:
+            return self._known(_count_of(flags.values))
+        if among.is_shared:
+            return BY_SEQUENCES, self._row(flags.tally), self._row(among.values)
+        if flags.is_shared:
+            return BY_SEQUENCES, self._row(among.tally), self._row(flags.values)
+        return self._known(_count_of(flags.values & among.values))
 
     def _sum(self, values: Field, among: Field | None) -> Slot:
-        chosen = values if among is None else values.where(among)
-        if not chosen.is_shared:
+        if not values.is_shared:
+            chosen = values if among is None else values.where(among)
             return self._known(read_if_plain(chosen.values.sum(dtype=torch.float64)))
-        self._rows[VALUES].append(chosen.values)
-        return VALUES, 2 * len(self._rows[VALUES]) - 2 + BY_TOKENS
+        if among is None or among.is_shared:
+            return BY_TOKENS, self._row(values.values), 0 if among is None else self._row(among.values)
+        return BY_SEQUENCES, self._row(values.values), self._row(among.tally)
 
-    def _all(self, by: int) -> Slot:
-        return self._known(float((self._segments.num_tokens, self._segments.num_sequences)[by]))
+    def _row(self, values: Array) -> int:
+        """The place of an array in the table, which holds it, so that its id stays its own."""
+        place = self._places.get(id(values))
+        if place is None:
+            place = self._places[id(values)] = len(self._rows)
+            self._rows.append(values)
+        return place
 
     def _known(self, number: Number) -> Slot:
         self._numbers.append(number)
-        return NUMBERS, len(self._numbers) - 1
+        return NUMBERS, 0, len(self._numbers) - 1
 
-    def _totals(self, rows: list[Array]) -> list[Number]:
-        """Each row summed over tokens, then over sequences: one product for all rows."""
-        if not rows:
-            return []
-        table, measures = library(rows[0]).stack(rows), self._segments.measures
+    def _products(self) -> list[Any]:
+        """[what][row][row]: the sum of one row among another, by tokens and by sequences; then the numbers."""
+        segments, lib = self._segments, library(self._rows[0])
+        table = lib.concatenate(self._rows).reshape(len(self._rows), segments.num_sequences)
+        pairs = [(table * segments.measures[:, 0]) @ table.T, table @ table.T]
         if isinstance(table, Tensor):
-            return list((table.double() @ measures).flatten().unbind())
-        return cast("list[Number]", (table.astype(np.float64) @ measures).ravel().tolist())
+            return [*([row.unbind() for row in one] for one in pairs), [self._numbers]]
+        return [*(one.tolist() for one in pairs), [self._numbers]]
 
 
 def _share(total: Number, count: Number) -> Mean:

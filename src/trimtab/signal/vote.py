@@ -6,7 +6,7 @@ from torch import Tensor
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.composition import Recipe
 from trimtab.signal.fields import Field
-from trimtab.signal.layout import EpisodeFlag, SequenceFlag
+from trimtab.signal.layout import EpisodeFlag, PerEpisode, SequenceFlag
 from trimtab.signal.reduce import segment_extreme, segment_sum
 from trimtab.signal.tensors import as_torch
 
@@ -17,6 +17,12 @@ def ended_episodes(batch: SignalBatch) -> EpisodeFlag | None:
         return batch.ended
     cut = segment_sum((~batch.ended).to(torch.long), batch.levels.episode_of_sequence, batch.levels.num_episodes)
     return cut == 0
+
+
+def episode_lengths(batch: SignalBatch) -> PerEpisode:
+    """Generated length of each episode: of all its sequences."""
+    levels = batch.levels
+    return segment_sum(batch.length.to(batch.reward.dtype), levels.episode_of_sequence, levels.num_episodes)
 
 
 def votes_and_trains(batch: SignalBatch, recipe: Recipe, keep: Field) -> tuple[EpisodeFlag, SequenceFlag]:

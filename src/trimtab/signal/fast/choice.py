@@ -4,6 +4,7 @@ import os
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Literal, TypeVar, get_args
 
 from trimtab.errors import SignalError, unknown_word
@@ -23,13 +24,12 @@ _watched: ContextVar[str] = ContextVar("watch", default="all")
 
 def is_fast() -> bool:
     """Whether shortcuts are taken where there are any."""
-    return _path() == "fast"
+    return (_chosen.get() or of_process()) == "fast"
 
 
-def _path() -> str:
-    path = _chosen.get()
-    if path is not None:
-        return path
+@cache
+def of_process() -> str:
+    """What the environment says, read once."""
     said = os.environ.get(VARIABLE) or "fast"
     if said not in get_args(Path):
         raise SignalError(unknown_word("environment", VARIABLE, said, get_args(Path)))

@@ -50,9 +50,10 @@ def mean_std(
     if std != "none":
         around = result if mean == std else reward - levels[std].average(reward)
         spread = np.sqrt(levels[std].total(around * around) / (levels[std].voters - ddof))
-        scaled = cast("Array", np.where(spread > 0, result / (spread + eps), result))
-        low, high = levels[std].extreme(scaled, np.minimum, np.inf), levels[std].extreme(scaled, np.maximum, -np.inf)
-        result = np.minimum(np.maximum(scaled, low), high)
+        result = cast("Array", np.where(spread > 0, result / (spread + eps), result))
+        if not votes.all():  # who does not vote stays within the voters
+            low = levels[std].extreme(result, np.minimum, np.inf)
+            result = np.minimum(np.maximum(result, low), levels[std].extreme(result, np.maximum, -np.inf))
     enough = levels["group" if "group" in levels else "batch"].voters >= 2
     return np.where(enough, result, 0.0), enough
 
