@@ -167,8 +167,10 @@ _EDGES = np.array(Histogram.EDGES, dtype=np.float32)
 BEYOND = np.where(_EDGES < 0, np.nextafter(_EDGES, np.float32(0)), _EDGES)
 """Each edge as the least number beyond it, so that a negative value on an edge lies outside too."""
 UPPER = 1 if sys.byteorder == "little" else 0
-BIN_OF_UPPER = np.searchsorted(BEYOND, (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32), side="right")
-"""The bin of a float32, by its upper half."""
+BIN_OF_UPPER = np.searchsorted(
+    BEYOND, (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32), side="right"
+).astype(np.uint8)
+"""The bin of a float32, by its upper half; in bytes, so that it stays in the processor's cache."""
 
 
 Metric = Mean | Sum | Extremum | Spread | SampleSize
