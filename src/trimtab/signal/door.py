@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.layout import Cells, Levels, Segments, places
-from trimtab.signal.tensors import Numbers, as_flags, as_integers, as_names, as_tensor
+from trimtab.signal.tensors import Numbers, as_flags, as_integers, as_names, as_tensor, read_all
 
 TokenField = Numbers
 """One number per token, in the layout of `trainable`."""
@@ -218,9 +218,8 @@ def check_values(
     for name, values in fields.items():
         check_floats("SignalBatch", name, values)
     wrong = (~(reward.abs() <= LARGEST) & scored).any()
-    bounds = [bound.double() for values in fields.values() if values.numel() for bound in torch.aminmax(values)]
-    decides = torch.cat([torch.stack([wrong.double(), *bounds]), facts.double()])
-    is_wrong, *numbers, num, lone = cast("list[float]", decides.tolist())
+    bounds = [bound for values in fields.values() if values.numel() for bound in torch.aminmax(values)]
+    is_wrong, *numbers, num, lone = read_all([wrong, *bounds], facts)
     if is_wrong:
         _refuse_reward(reward, scored)
     filled = [name for name, values in fields.items() if values.numel()]

@@ -272,14 +272,25 @@ def group_index(group: Tensor) -> tuple[Tensor, Int[Tensor, " 2"]]:
     if not group.numel():
         return group.clone(), torch.zeros(2, dtype=torch.long, device=group.device)
     if is_plain(group):
-        names, index, sizes = np.unique(group.numpy(), return_inverse=True, return_counts=True)
-        return torch.from_numpy(index), torch.tensor([len(names), bool((sizes == 1).any())])
+        index, sizes = _numbered(group.numpy())
+        return torch.from_numpy(index), torch.tensor([len(sizes), bool((sizes == 1).any())])
     ordered, order = group.sort()
     begins = torch.ones_like(ordered, dtype=torch.bool)
     begins[1:] = ordered[1:] != ordered[:-1]
     rank = begins.cumsum(0)
     ends = begins.roll(-1)  # the last one ends where the first begins
     return torch.empty_like(order).scatter_(0, order, rank - 1), torch.stack([rank[-1], (begins & ends).any().long()])
+
+
+def _numbered(group: Array) -> tuple[Array, Array]:
+    """Group names as 0, 1, … in their order, and the size of each; names that ascend already need no sorting."""
+    before, after = group[:-1], group[1:]
+    if (after < before).any():
+        _, index, sizes = np.unique(group, return_inverse=True, return_counts=True)
+        return index, sizes
+    index = np.zeros(len(group), np.int64)
+    _ = np.cumsum(after != before, out=index[1:])
+    return index, np.bincount(index)
 
 
 def known_company(index: Tensor, lone: int) -> Tensor:
@@ -322,7 +333,7 @@ def token_cells(token_counts: SequenceIndex) -> tuple[Cells, Segments]:
 def packed_cells(trainable: Bool[Tensor, " packed"], cu_seqlens: Int[Tensor, " boundaries"]) -> tuple[Cells, Segments]:
     """Cells of one packed row; cu_seqlens = [0, end of sequence 0, …, end of the last]."""
     ends, width = cu_seqlens, trainable.shape[0]
-    counts, num_tokens = ends.diff(), width
+    counts, num_tokens = ends[1:] - ends[:-1], width
     covers = ends.shape[0] > 0
     if covers:  # everything that decides is read in one go
         first, last, least, num_tokens = _facts(ends, counts, trainable)

@@ -150,12 +150,15 @@ class Histogram:
 
     @classmethod
     def of(cls, logratio: Tensor) -> "Histogram":
-        every = max(1, logratio.numel() // cls.LARGE)
-        chosen = logratio.detach()[::every][: logratio.numel() // every].float()
-        if is_plain(chosen):
-            upper = np.ascontiguousarray(chosen.numpy()).view(np.uint16)[UPPER::2]
-            return cls(torch.from_numpy(np.bincount(BIN_OF_UPPER[upper], minlength=len(cls.EDGES) + 1)) * every)
-        place = torch.bucketize(chosen, torch.from_numpy(BEYOND).to(chosen.device), right=True)
+        num = logratio.numel()
+        every = max(1, num // cls.LARGE)
+        values = logratio.detach()
+        if is_plain(values):
+            chosen = np.ascontiguousarray(values.numpy()[::every][: num // every], dtype=np.float32)
+            place = BIN_OF_UPPER[chosen.view(np.uint16)[UPPER::2]]
+            return cls(torch.from_numpy(np.bincount(place, minlength=len(cls.EDGES) + 1) * every))
+        chosen = values[::every][: num // every].float()
+        place = torch.bucketize(chosen.contiguous(), torch.from_numpy(BEYOND).to(chosen.device), right=True)
         blank = torch.zeros(len(cls.EDGES) + 1, dtype=torch.long, device=chosen.device)
         return cls(blank.index_add(0, place, torch.full_like(place, every)))
 
@@ -167,9 +170,9 @@ _EDGES = np.array(Histogram.EDGES, dtype=np.float32)
 BEYOND = np.where(_EDGES < 0, np.nextafter(_EDGES, np.float32(0)), _EDGES)
 """Each edge as the least number beyond it, so that a negative value on an edge lies outside too."""
 UPPER = 1 if sys.byteorder == "little" else 0
-BIN_OF_UPPER = np.searchsorted(
-    BEYOND, (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32), side="right"
-).astype(np.uint8)
+BIN_OF_UPPER = np.searchsorted(BEYOND, (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32), side="right").astype(
+    np.uint8
+)
 """The bin of a float32, by its upper half; in bytes, so that it stays in the processor's cache."""
 
 

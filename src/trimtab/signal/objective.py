@@ -39,13 +39,15 @@ class TokenLoss:
     loss: Scalar
     metrics: Metrics
     fields: Fields
-    """What was decided in the end: keep and importance; and -advantage * importance of what is kept: pull."""
+    """What was decided in the end: keep and importance; and the advantage that it was decided about."""
     policy: Callable[[PerToken], PerToken]
 
     @property
     def token_loss(self) -> PerToken:
         """The policy term of each token before weighting; detached, and computed where somebody asks."""
-        return self.policy(self.fields["pull"])
+        fields = self.fields
+        pull = fields.held("advantage").map(operator.neg).where(fields.held("keep")) * fields.held("importance")
+        return self.policy(pull.tokens)
 
     @property
     def keep(self) -> Keep:
@@ -104,15 +106,17 @@ def token_loss(
     terms = {"policy": policy.loss}
     others, value_seen = _regularisers(part, available, keep, kl, logp_current, entropy, value)
     terms |= others
-    loss = micro.data_parallel * (torch.stack(list(terms.values())).sum() if others else policy.loss)
+    loss = torch.stack(list(terms.values())).sum() if others else policy.loss
+    loss = loss if micro.data_parallel == 1 else micro.data_parallel * loss
     weights = weight_sums(part)
     _watch(loss, sum(weights.values()), micro)
     entries = _entries(part, terms, weights, keep, importance, policy, late) | value_seen | _means(kl, entropy)
     metrics = Metrics(entries, {})
     if is_all_watched():
         metrics = metrics.merge(drift(ratios, part.segments))
-    pull = part.fields.held("advantage").map(operator.neg).where(keep) * importance
-    decided = Fields(part.segments, {"keep": keep, "importance": importance, "pull": pull})
+    decided = Fields(
+        part.segments, {"keep": keep, "importance": importance, "advantage": part.fields.held("advantage")}
+    )
     return TokenLoss(loss, metrics, decided, policy.tokens)
 
 
@@ -305,4 +309,5 @@ def step(losses: Iterable[TokenLoss]) -> StepResult:
     metrics = joined[0].metrics
     for other in joined[1:]:
         metrics = metrics.merge(other.metrics)
-    return StepResult(torch.stack([one.loss.detach() for one in joined]).sum(), metrics)
+    parts = [one.loss.detach() for one in joined]
+    return StepResult(torch.stack(parts).sum() if len(parts) > 1 else parts[0], metrics)

@@ -50,10 +50,13 @@ def segment_extreme(
     values: Float[Tensor, " items"], index: Int[Tensor, " items"], num_segments: int, how: Literal["amin", "amax"]
 ) -> Float[Tensor, " segments"]:
     """The smallest or the largest item of each segment; without any, an infinity that bounds nothing."""
-    blank = values.new_full((num_segments,), torch.inf if how == "amin" else -torch.inf)
+    bound = torch.inf if how == "amin" else -torch.inf
     if is_plain(values) and is_plain(index):
-        (np.minimum if how == "amin" else np.maximum).at(blank.numpy(), index.numpy(), values.numpy())
-        return blank
+        items = values.numpy()
+        found = np.full(num_segments, bound, items.dtype)
+        (np.minimum if how == "amin" else np.maximum).at(found, index.numpy(), items)
+        return torch.from_numpy(found)
+    blank = values.new_full((num_segments,), bound)
     return blank.scatter_reduce(0, index, values, how)
 
 

@@ -4,6 +4,7 @@ It knows names and kinds of numbers; it knows nothing of layouts, levels or form
 """
 
 import hashlib
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -82,10 +83,23 @@ def quiet(function: Callable[Taken, Given]) -> Callable[Taken, Given]:
 
     @wraps(function)
     def run(*given: Taken.args, **named: Taken.kwargs) -> Given:
-        with np.errstate(all="ignore"):
+        if _Here.is_quiet:  # inside another one
             return function(*given, **named)
+        _Here.is_quiet = True
+        try:
+            with np.errstate(all="ignore"):
+                return function(*given, **named)
+        finally:
+            _Here.is_quiet = False
 
     return run
+
+
+class _Thread(threading.local):
+    is_quiet: bool = False
+
+
+_Here = _Thread()
 
 
 def library(values: Array) -> Any:
@@ -105,6 +119,13 @@ def as_plain(number: Array) -> Number:
 def read_if_plain(number: Tensor) -> Number:
     """A single number, read where reading costs nothing; in float64 where it stays."""
     return cast("float", number.numpy().item()) if is_plain(number) else number.double()
+
+
+def read_all(numbers: Sequence[Tensor], more: Tensor) -> list[float]:
+    """Single numbers and those of a list; a device is asked once for all of them."""
+    if is_plain(more):
+        return [number.numpy().item() for number in numbers] + cast("list[float]", more.tolist())
+    return cast("list[float]", torch.cat([torch.stack([one.double() for one in numbers]), more.double()]).tolist())
 
 
 def exceeds(first: Tensor, second: Tensor) -> Tensor:
