@@ -55,9 +55,14 @@ class Workload:
         stream = torch.Generator().manual_seed(self.seed + 1)
         return torch.randint(0, 2, (len(self.lengths),), generator=stream).to(self.device, self.dtype)
 
-    @property
+    @cached_property
     def group(self) -> Tensor:
         return torch.arange(len(self.lengths), device=self.device) // GROUP
+
+    @cached_property
+    def trainable(self) -> Tensor:
+        """Every packed token is trainable."""
+        return torch.ones(self.num_tokens, dtype=torch.bool, device=self.device)
 
     @cached_property
     def mask(self) -> Tensor:
@@ -84,9 +89,10 @@ class Workload:
     def batch(self, *, packed: bool = True) -> SignalBatch:
         """As a user of packed rows would build it."""
         fields = {name: self.flat[name] for name in ("logp_old", "logp_rollout")}
-        trainable = torch.ones(self.num_tokens, dtype=torch.bool, device=self.device)
         if packed:
-            return SignalBatch.from_packed(trainable, self.cu_seqlens, reward=self.reward, group=self.group, **fields)
+            return SignalBatch.from_packed(
+                self.trainable, self.cu_seqlens, reward=self.reward, group=self.group, **fields
+            )
         return SignalBatch.from_tokens(self.lengths, reward=self.reward, group=self.group, **fields)
 
 

@@ -85,8 +85,12 @@ class Segments:
     @cached_property
     def measures(self) -> Array:
         """What a sequence counts for, in float64: its tokens, and itself."""
+        if is_plain(self.token_counts):
+            found = np.ones((self.num_sequences, 2))
+            found[:, 0] = self.token_counts.numpy()
+            return found
         tokens = self.token_counts.double()
-        return host(torch.stack([tokens, torch.ones_like(tokens)], 1))
+        return torch.stack([tokens, torch.ones_like(tokens)], 1)
 
     @cached_property
     def all_filled(self) -> bool:

@@ -57,12 +57,16 @@ class Ratio:
 
     def forget(self) -> None:
         """Let go of the tokens; what was asked for stays."""
-        _ = self.__dict__.pop("logratio", None)
+        for name in ("logratio", "exact"):
+            _ = self.__dict__.pop(name, None)
 
     @cached_property
     def total(self) -> Array:
         """The sum over each sequence: the log of the product of its ratios."""
-        return host(sequence_sum(self.logratio, self.segments, torch.float64))
+        exact = self.logratio.to(torch.float64, copy=True)
+        if len(exact) <= BLOCK:
+            self.__dict__["exact"] = exact  # for the walk
+        return host(sequence_sum(exact, self.segments))
 
     @cached_property
     def mean(self) -> Array:
@@ -119,7 +123,8 @@ class Ratio:
         far, moved, around, done = 0.0, 0.0, 0.0, 0
         for start in range(0, count, size):
             block = self.logratio if size >= count else self.logratio[start : start + size]
-            exact, num = block.to(torch.float64, copy=True), len(block)
+            held = self.__dict__.pop("exact", None)
+            exact, num = block.to(torch.float64, copy=True) if held is None else held, len(block)
             far += read_if_plain(block.abs().sum())  # nothing cancels, so the digits of the log-ratio suffice
             if size >= count and "total" not in self.__dict__:  # while it is at hand
                 self.__dict__["total"] = host(sequence_sum(exact, self.segments))

@@ -8,7 +8,7 @@ from trimtab.signal.composition import Recipe
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import EpisodeFlag, PerEpisode, SequenceFlag
 from trimtab.signal.reduce import segment_extreme, segment_sum
-from trimtab.signal.tensors import as_torch
+from trimtab.signal.tensors import as_torch, host, library
 
 
 def ended_episodes(batch: SignalBatch) -> EpisodeFlag | None:
@@ -41,6 +41,8 @@ def votes_and_trains(batch: SignalBatch, recipe: Recipe, keep: Field) -> tuple[E
 def constant_groups(batch: SignalBatch, votes: EpisodeFlag) -> Tensor:
     """Groups whose voters all have the same raw task reward: comparing their answers teaches nothing."""
     group, num = batch.levels.group_of_episode, batch.levels.num_groups
-    high = segment_extreme(torch.where(votes, batch.reward, -torch.inf), group, num, "amax")
-    low = segment_extreme(torch.where(votes, batch.reward, torch.inf), group, num, "amin")
+    reward, voting = host(batch.reward), host(votes)
+    where = library(reward).where
+    high = segment_extreme(as_torch(where(voting, reward, -torch.inf)), group, num, "amax")
+    low = segment_extreme(as_torch(where(voting, reward, torch.inf)), group, num, "amin")
     return high == low  # without voters, two different infinities
