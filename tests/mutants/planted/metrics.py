@@ -40,8 +40,8 @@ plant(
     "drift_of_the_clamped_ratio",
     drift,
     "signal.ratio:Ratio._walk",
-    "exact, num = block.to(torch.float64, copy=True), len(block)",
-    "exact, num = block.to(torch.float64, copy=True).clamp(-5, 5), len(block)",
+    "exact.clamp_(-LOG_BOUND, LOG_BOUND)",
+    "exact.clamp_(-5, 5)",
 )
 plant(
     "metric_truth",
@@ -112,7 +112,7 @@ plant(
     "metric_reach",
     "deviation_of_the_mean",
     masked_spread(),
-    "signal.metrics:Spread.of",
+    "signal.metrics:moments",
     "(exact - mean) ** 2",
     "(mean - mean) ** 2 * exact",
 )
