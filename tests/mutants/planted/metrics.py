@@ -123,7 +123,7 @@ plant(
     drifting(named=False),
     "signal.diagnostics:drift",
     "Mean(count + moved, count)",
-    "Mean.of(bounded_factor(ratio.mean))",
+    "Mean.of(bounded_exp(ratio.mean))",
 )
 plant(
     "metric_reduction",

@@ -1,0 +1,73 @@
+"""What is measured of a batch while it is prepared: the only place that turns rewards and votes into metrics."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trimtab.signal.batch import SignalBatch
+from trimtab.signal.composition import Recipe
+from trimtab.signal.diagnostics import drift_by_age
+from trimtab.signal.fields import Field
+from trimtab.signal.layout import EpisodeFlag, PerToken
+from trimtab.signal.metrics import Mean, Metric, Spread, moments
+from trimtab.signal.parts import run
+from trimtab.signal.ratio import Ratio
+from trimtab.signal.reduce import segment_any
+from trimtab.signal.tally import Tally
+from trimtab.signal.tensors import as_plain, as_torch, host, library
+from trimtab.signal.vote import ended_episodes, episode_lengths
+
+
+def by_age(batch: SignalBatch, ratios: Mapping[str, Ratio], version: int | None) -> dict[str, Metric]:
+    """How far the sampler was from the trainer, for tokens of the current version and for older ones."""
+    if version is None or batch.version is None or "engine" not in ratios:
+        return {}
+    return drift_by_age(ratios["engine"].logratio, batch.version, version)
+
+
+def batch_metrics(
+    tally: Tally, batch: SignalBatch, votes: EpisodeFlag, training: Field, has_signal: EpisodeFlag,
+    constant: Tensor, advantage: Field, kl: PerToken | None,
+) -> dict[str, Metric]:  # fmt: skip
+    """What the batch is made of. Those about tokens and sequences are left to the tally."""
+    group, num = batch.levels.group_of_episode, batch.levels.num_groups
+    voted, signalled = (host(segment_any(flags, group, num)) for flags in (votes, has_signal & votes))
+    tally.share_of_sequences("trains/sequence_fraction", training.values)
+    tally.mean("advantage/token_mean", advantage, training)
+    if batch.ended is not None:
+        tally.share_of_sequences("ended/sequence_fraction", host(batch.ended))
+    if kl is not None:
+        tally.mean("kl_ref/token_mean", Field(kl, batch.segments), training)
+    total, count, mean, m2 = moments(host(batch.reward), host(batch.scored))
+    return {
+        "reward/episode_mean": Mean(total, count),
+        "reward/episode_std": Spread(count, mean, m2),
+        "votes/episode_fraction": Mean.fraction(host(votes)),
+        "groups_without_signal/group_fraction": Mean.fraction(~signalled),
+        "constant_groups/group_fraction": Mean.fraction(host(constant), voted),
+        "advantage/token_std": _token_spread(advantage, training),
+    }
+
+
+def _token_spread(values: Field, among: Field) -> Spread:
+    """The spread over tokens; of values held per sequence, each counts as often as the sequence has tokens."""
+    if not (values.is_shared and among.is_shared):
+        return Spread.of(values.tokens, among.tokens)
+    times = values.segments.measures[:, 0] * among.values
+    exact, count = host(as_torch(values.values).double()), times.sum()
+    mean = exact @ times / library(times).clip(count, 1, None)
+    return Spread(as_plain(count), as_plain(mean), as_plain((exact - mean) ** 2 @ times))
+
+
+def shaping_metrics(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> dict[str, Metric]:
+    """How much each step of the reward shaping moves the reward of an episode that votes."""
+    entries: dict[str, Metric] = {}
+    if not recipe.reward:
+        return entries
+    reward = torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward))
+    for step in recipe.reward:
+        shaped = run(step, {"reward": reward, "ended": ended_episodes(batch), "length": episode_lengths(batch)})
+        entries[f"{step.formula.name}/effect"] = Mean.of((shaped - reward).abs(), votes)
+        reward = shaped
+    return entries
