@@ -1,6 +1,7 @@
 """`trimtab train --dry-run`: what would happen, what it would take. Nothing is written."""
 
 import time
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -8,6 +9,9 @@ from rich.text import Text
 from trimtab.cli.explain import show_recipe
 from trimtab.config.train import TrainSettings
 from trimtab.signal import Recipe
+
+if TYPE_CHECKING:
+    from trimtab.train.policy import Policy
 
 
 def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None:
@@ -29,7 +33,7 @@ def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None
         "task": f"{task.name}: {problem.text!r} -> {problem.answer!r}",
         "problems": f"train {many}, validation {found.validation:,}, test {found.test:,}",
         "policy": f"{policy.num_parameters:,} parameters, {policy.dtype} on {settings.model.device}; "
-        f"vocabulary {len(policy.tokenizer):,}",
+        f"vocabulary {len(policy.tokenizer):,}" + _adapter(policy, settings),
         "sampler": f"{settings.engine.format}, runtime {settings.runtime}, at most {settings.staleness} updates old",
         "warm start": warm,
         "batch": f"{settings.prompts_per_step} prompts x {settings.samples_per_prompt} answers, at most "
@@ -44,6 +48,15 @@ def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None
     for name, text in [*rows.items(), *(("warning", text) for text in warnings)]:
         style = "yellow" if name == "warning" else "bold"
         console.print(Text.assemble((f"{name:<12}", style), text), soft_wrap=True)
+
+
+def _adapter(policy: "Policy", settings: TrainSettings) -> str:
+    from trimtab.train.adapter import adapter_size
+
+    lora = settings.model.lora
+    if lora is None:
+        return ""
+    return f"; an adapter of rank {lora.rank} with {adapter_size(policy.model, lora):,} parameters is trained"
 
 
 def _copies(copies: dict[str, str]) -> str:

@@ -79,6 +79,17 @@ class TaskSettings(Table):
         return self
 
 
+class LoraSettings(Table):
+    """Train low-rank matrices beside the model's linear layers instead of the model (LoRA). Needs `trimtab[lora]`."""
+
+    rank: Annotated[Count, Field(le=1024)] = 16
+    """Rank of each adapter, 1 to 1024."""
+    alpha: Count | None = None
+    """An adapter is multiplied by alpha / rank; unset: twice the rank."""
+    targets: tuple[str, ...] | Literal["all"] = "all"
+    """Linear layers by their last name, such as q_proj; `all` is every one but the output head."""
+
+
 class ModelSettings(Table):
     """The policy: a folder of yours, or a Qwen3 of these sizes with random parameters (0.13 million by default)."""
 
@@ -98,6 +109,8 @@ class ModelSettings(Table):
     """In which number format the output head computes logits: float32, or the `same` as the parameters."""
     device: str = "cpu"
     """Where the trainer computes: cpu, cuda, cuda:1."""
+    lora: LoraSettings | None = None
+    """Train an adapter and leave the model as it is; its learning rate is usually ten times that of the model."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
 

@@ -50,6 +50,7 @@ def _summarise(run: Run, lead: Lead, outcome: Outcome, stopped_by: str) -> Summa
         tokens=tally.tokens,
         skipped_updates=tally.skipped_updates,
         num_parameters=run.policy.num_parameters,
+        trained_parameters=run.policy.num_trained,
         recipe=run.learner.recipe.name,
         task=run.task.name,
         run_dir=run.folder,

@@ -5,6 +5,7 @@ holds. A config that brings a module of its own is refused, and transformers is 
 """
 
 import json
+import re
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<pad_token>", "<|finetune_right_pad_i
 """What published tokenizers call a padding token that their settings forget to name."""
 WEIGHT_KINDS = ("F32", "BF16", "F16", "F64")
 OWN_PAD = "<|trimtab_pad|>"
+HUB_NAME = re.compile(r"[\w.-]+/([\w.-]+)")
+"""How a hub names a model: owner/name."""
 
 
 def open_folder(folder: Path, settings: "ModelSettings | None") -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
@@ -51,7 +54,16 @@ def open_folder(folder: Path, settings: "ModelSettings | None") -> "tuple[PreTra
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: is not a folder, so there is no model in it. Give the path of a model folder.")
+        name = HUB_NAME.fullmatch(str(folder))
+        hint = (
+            f" If it is a model of a hub, download it first: hf download {folder} --local-dir models/{name[1]}, then "
+            f"train.model=models/{name[1]}."
+            if name
+            else ""
+        )
+        raise ConfigError(
+            f"{folder}: is not a folder, so there is no model in it. Give the path of a model folder.{hint}"
+        )
     if not path.is_file():
         raise ConfigError(
             f"{folder}: holds no config.json, so there is no policy in it. Give a model folder as transformers saves "

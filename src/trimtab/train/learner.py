@@ -32,6 +32,7 @@ from trimtab.signal.fields import Fields
 from trimtab.signal.layout import Segments
 from trimtab.signal.update import Slice
 from trimtab.train.actor import Actor
+from trimtab.train.adapter import adapter_off, has_adapter
 from trimtab.train.optimize import Optimizer, scheduled
 from trimtab.train.passes import Passes, Said
 from trimtab.train.policy import Policy, frozen_copy, layers_of, new_critic
@@ -93,8 +94,10 @@ class Learner:
         self._settings: TrainSettings = settings
         self._has_old: bool = "logp_old" in recipe.needs
         self._has_value: bool = "value_old" in recipe.needs
+        self._has_reference: bool = "logp_ref" in recipe.needs
         self.reference: Actor | None = None
-        if "logp_ref" in recipe.needs:  # before sharding: a sharded module cannot be copied
+        """A frozen copy; None where the policy without its adapter is the reference."""
+        if self._has_reference and not has_adapter(policy.model):  # before sharding: then it cannot be copied
             frozen = replace(policy, model=frozen_copy(policy.model), critic=new_critic(policy.critic.in_features))
             self.reference = self._actor(frozen)
         self.actor: Actor = self._actor(policy)
@@ -143,9 +146,11 @@ class Learner:
             given["logp_old"] = own["logp"]
             if self._has_value:
                 given |= {"value_old": own["value"], "value_after": own["value_after"]}
-        if self.reference is not None:
+        if self._has_reference:
             # Asked in the same way: what differs comes from the parameters and from nothing else.
-            said = self.passes.say(self.reference, rollouts, everything, with_value=self._has_value)
+            with adapter_off(self.policy.model):
+                asked = self.reference or self.actor
+                said = self.passes.say(asked, rollouts, everything, with_value=self._has_value)
             given["logp_ref"] = said["logp"]
         return given
 

@@ -13,6 +13,7 @@ from trimtab.errors import CheckpointError, ConfigError
 from trimtab.rollout.task import Task
 from trimtab.signal import Recipe
 from trimtab.train.actor import Actor
+from trimtab.train.adapter import add_adapter
 from trimtab.train.checks.cautions import cautions
 from trimtab.train.learner import Learner
 from trimtab.train.policy import Policy, frozen_copy, new_critic, parameter_norm, save
@@ -97,6 +98,8 @@ class Opening:
                 save(policy, self.folder / SAMPLER)
         else:
             sampler = None
+        if settings.model.lora is not None:  # after the copies: engines hold the model without an adapter
+            add_adapter(policy.model, settings.model.lora, settings.seed)
         learner = Learner(policy, self.recipe, settings, self.world)
         buffer = new_buffer(settings, self.recipe)
         if saved is not None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trimtab.errors import ConfigError
 from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.tokenizer import character_tokenizer
+from trimtab.train.adapter import adapter_state, has_adapter, merged_state, write_adapter
 from trimtab.train.record.disk import make_folder, whole_folder, write_json, writing
 from trimtab.train.world import World, alone, local, whole
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE = "model.safetensors"
 CRITIC_FILE = "critic.safetensors"
+ADAPTER_FOLDER = "adapter"
 MAX_POSITIONS = 32768
 """The longest sequence that the saved config allows; rotary positions have no table, so it costs nothing."""
 
@@ -58,6 +60,11 @@ class Policy:
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def num_trained(self) -> int:
+        """How many of them training changes."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     @property
     def parameter_bytes(self) -> int:
@@ -155,8 +162,10 @@ def frozen_copy(model: "PreTrainedModel") -> "PreTrainedModel":
 def published(model: "PreTrainedModel") -> dict[str, Tensor]:
     """The parameters, whole, as an engine takes them. One that is tied under several names appears once.
 
-    Every rank of a sharded model must ask.
+    An adapter is merged into a copy of them. Every rank of a sharded model must ask.
     """
+    if has_adapter(model):
+        return merged_state(model)
     state: dict[str, Tensor] = {}
     seen: set[tuple[int, torch.Size]] = set()
     for name, tensor in model.state_dict().items():
@@ -170,10 +179,13 @@ def published(model: "PreTrainedModel") -> dict[str, Tensor]:
 def save(policy: Policy, folder: Path, world: World = alone) -> None:
     """Write a folder that plain transformers loads, all of it or nothing; the critic lies beside the model.
 
+    With an adapter, the model is the merged one, and `adapter/` in it is a peft folder with the adapter alone.
+
     Every rank must ask; rank 0 writes.
     """
     state = published(policy.model)
     critic = {name: whole(tensor) for name, tensor in policy.critic.state_dict().items()}
+    adapter = adapter_state(policy.model)
     if not world.is_first:
         return
     make_folder(folder.parent)
@@ -187,6 +199,9 @@ def save(policy: Policy, folder: Path, world: World = alone) -> None:
         # Not model.save_pretrained: it draws a progress bar of its own on the terminal.
         _save_file(state, draft / WEIGHTS_FILE)
         _save_file(critic, draft / CRITIC_FILE)
+        if adapter:
+            (draft / ADAPTER_FOLDER).mkdir()
+            write_adapter(policy.model, adapter, draft / ADAPTER_FOLDER)
 
 
 def _save_file(state: dict[str, Tensor], path: Path) -> None:

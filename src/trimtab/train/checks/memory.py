@@ -9,6 +9,7 @@ from torch import nn
 
 from trimtab.rollout.rollouts import WHOLE
 from trimtab.signal import Recipe
+from trimtab.train.adapter import adapter_size
 from trimtab.train.logp import LOGITS_BYTES
 from trimtab.train.policy import Policy
 
@@ -37,13 +38,15 @@ def estimate_memory(
     own, length = policy.parameter_bytes, prompt_tokens + settings.max_new_tokens
     chunk = min(LOGITS_BYTES, 4 * _vocabulary(policy) * settings.max_tokens_per_micro_batch)
     copies = model_copies(settings, recipe)
-    masters = 0 if policy.dtype == "float32" else 4 * policy.num_parameters
+    lora = settings.model.lora
+    trained = policy.num_parameters if lora is None else adapter_size(policy.model, lora)
+    masters = 0 if policy.dtype == "float32" or lora is not None else 4 * policy.num_parameters
     sizes = {
         "libraries": LIBRARIES * (1 if inline else 2),
-        "parameters": own,
-        "gradients": own,
+        "parameters": own + (0 if lora is None else 4 * trained),
+        "gradients": own if lora is None else 4 * trained,
         # Two moments and room for one update, in float32; and masters of parameters in half precision.
-        "optimizer": 3 * 4 * policy.num_parameters + masters,
+        "optimizer": 3 * 4 * trained + masters,
         # And the copy that is checked while an engine loads it.
         "engines": (len(copies) - 1 - ("reference" in copies) + 1) * 4 * policy.num_parameters,
         "reference": own if "reference" in copies else 0,
@@ -58,7 +61,7 @@ def estimate_memory(
 def model_copies(settings: "TrainSettings", recipe: Recipe) -> dict[str, str]:
     """Every copy of the model that a run holds, and what it is for. Ranks share the first two, shard by shard."""
     copies = {"policy": "trained"}
-    if "logp_ref" in recipe.needs:
+    if "logp_ref" in recipe.needs and settings.model.lora is None:  # with an adapter, the policy without it
         copies["reference"] = "frozen, for the KL"
     copies |= {"engine": f"samples, {settings.engine.format}", "judge": "answers held-out prompts, fp32"}
     if settings.runtime != "inline":

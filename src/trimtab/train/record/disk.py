@@ -105,8 +105,8 @@ def whole_folder(path: Path) -> Generator[Path]:
         draft.mkdir(parents=True)
     yield draft
     with writing(path):
-        for file in draft.iterdir():
-            sync_file(file)
+        for one in draft.rglob("*"):
+            (sync_folder if one.is_dir() else sync_file)(one)
         sync_folder(draft)
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)

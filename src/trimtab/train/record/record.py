@@ -63,6 +63,8 @@ class Summary:
     recipe: str
     task: str
     run_dir: Path
+    trained_parameters: int = 0
+    """How many of them training changes: all, or those of the adapter."""
     runtime: str = "inline"
     format: str = "fp32"
     """Number format of the sampler's weights."""
