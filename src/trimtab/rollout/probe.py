@@ -30,11 +30,20 @@ TEMPERATURE, SPAN, SLACK = 0.8, 0.1, 0.05
 
 
 @dataclass(frozen=True)
+class Shown:
+    """What a server generated under one label."""
+
+    rows: list[Row]
+    logp: Tensor
+
+
+@dataclass(frozen=True)
 class Probe:
     """The same questions after each load, to one server."""
 
     server: Server
     scores: Scores
+    dtype: torch.dtype
     prompts: tuple[tuple[int, ...], ...]
     tokens: int
 
@@ -42,8 +51,8 @@ class Probe:
         """Put the prefix into the server's cache, computed with the parameters that will be replaced."""
         _ = await self._ask(0, 1)
 
-    async def prove(self, version: int, label: str, old: Path, new: Path, *, must: bool) -> Proof:
-        """Ask, and hold the answers against both folders. `must`: also measure the temperature."""
+    async def show(self, label: str) -> Shown:
+        """Let the server generate. The first answer must find an empty cache; the others find what it left there."""
         first = await self._ask(0, self.tokens)
         if first.cached:
             raise StaleWeights(
@@ -52,39 +61,47 @@ class Probe:
                 "be using the server; give it one alone, or start it with --no-enable-prefix-caching."
             )
         answers = [first, *await asyncio.gather(*(self._ask(row, self.tokens) for row in range(1, len(self.prompts))))]
-        foreign = {label for answer in answers for label in answer.labels} - {label}
+        foreign = {one for answer in answers for one in answer.labels} - {label}
         if foreign:
             raise StaleWeights(
                 f"engine {self.server.url}: was given the label {label!r} and answered under {sorted(foreign)}, so it "
                 "restarted or obeys another trainer. Load again."
             )
         rows = [Row(prompt, answer.ids) for prompt, answer in zip(self.prompts, answers, strict=True)]
-        server = torch.tensor([value for answer in answers for value in answer.logp])
-        return await asyncio.to_thread(self._judge, version, old, new, rows, server, must)
+        return Shown(rows, torch.tensor([value for answer in answers for value in answer.logp]))
+
+    def judge(self, version: int, shown: Shown, old: Path, new: Path, noise: float | None) -> Proof:
+        """Hold what was shown against both folders. The first time, without `noise`, also measure the temperature."""
+        state = self._held(new)
+        ours = self.scores(state, shown.rows, TEMPERATURE)
+        before = self.scores(self._held(old), shown.rows, TEMPERATURE)
+        proof = judge(version, shown.logp, before, ours, [len(row.answer) for row in shown.rows], noise)
+        if noise is None or proof.verdict == "refused":
+            self._check_temperature(shown, state, proof.drift)
+        return proof
 
     async def _ask(self, row: int, tokens: int) -> Answer:
         how = Sampling(tokens, TEMPERATURE)
         return await self.server.generate(self.prompts[row], how, (), stream_seed("probe", row))
 
-    def _judge(self, version: int, old: Path, new: Path, rows: list[Row], server: Tensor, must: bool) -> Proof:
-        state = read_state(new)
-        ours = self.scores(state, rows, TEMPERATURE)
-        before = self.scores(read_state(old), rows, TEMPERATURE)
-        proof = judge(version, server, before, ours, [len(row.answer) for row in rows])
-        if must or proof.verdict == "refused":
-            low, high = TEMPERATURE - SPAN, TEMPERATURE + SPAN
-            lower, upper = self.scores(state, rows, low), self.scores(state, rows, high)
-            found = temperature_between(server, lower, upper, (low, high))
-            if abs(found / TEMPERATURE - 1) > SLACK and found > 0:
-                there = self.scores(state, rows, found)
-                if (server - there).square().mean().sqrt() < proof.drift / 2:
-                    raise EngineError(
-                        f"engine {self.server.url}: was asked for temperature {TEMPERATURE:g} and its log-probs are "
-                        f"those of {found:.2f} (about 1: raw log-probs), so they are not of the distribution that it "
-                        "was asked to sample from. Start it with --logprobs-mode processed_logprobs, and look for a "
-                        "proxy or a logits processor that changes the temperature."
-                    )
-        return proof
+    def _held(self, folder: Path) -> dict[str, Tensor]:
+        """The parameters as the server holds them: rounded to its number format. What rounding does is no error."""
+        state = read_state(folder)
+        return {name: values.to(self.dtype).to(values.dtype) for name, values in state.items()}
+
+    def _check_temperature(self, shown: Shown, state: dict[str, Tensor], drift: float) -> None:
+        low, high = TEMPERATURE - SPAN, TEMPERATURE + SPAN
+        lower, upper = (self.scores(state, shown.rows, end) for end in (low, high))
+        found = temperature_between(shown.logp, lower, upper, (low, high))
+        if not found > 0 or abs(found / TEMPERATURE - 1) <= SLACK:
+            return
+        if float((shown.logp - self.scores(state, shown.rows, found)).square().mean().sqrt()) < drift / 2:
+            raise EngineError(
+                f"engine {self.server.url}: was asked for temperature {TEMPERATURE:g} and its log-probs are those of "
+                f"about {found:.2f}, so they are not of the distribution that it was asked to sample from. Near 1 they "
+                "are raw: start it with --logprobs-mode processed_logprobs. Otherwise look for a proxy or a logits "
+                "processor that changes the temperature."
+            )
 
 
 def new_probe(server: Server, facts: Facts, language: Language, scores: Scores) -> Probe:
@@ -98,5 +115,6 @@ def new_probe(server: Server, facts: Facts, language: Language, scores: Scores) 
             "--max-model-len or a smaller --block-size, or with --no-enable-prefix-caching."
         )
     ids = language.random_ids(length + ROWS)
+    dtype = getattr(torch, facts.dtype, None)
     prompts = tuple((*ids[:length], last) for last in ids[length:])
-    return Probe(server, scores, prompts, tokens)
+    return Probe(server, scores, dtype if isinstance(dtype, torch.dtype) else torch.float32, prompts, tokens)

@@ -16,14 +16,18 @@ from torch import Tensor
 from trimtab.errors import EngineError
 
 Verdict = Literal["proven", "unproven", "refused"]
-NEAR = 0.25
-"""How far from 1 a share may be where it is known exactly. A prefix cache of old parameters gives about a half."""
-SIGMAS = 3.0
-"""Standard errors that a share must be away from a value to rule it out."""
+NEAR = 0.05
+"""How far from 1 a share may be where it is known exactly."""
+SIGMAS, FAR = 3.0, 5.0
+"""Standard errors within which a share is believed to be a value, and beyond which it is not. In between, neither."""
+BLUNT = 0.25
+"""A standard error above which 0 and 1 are too close to each other to be told apart."""
+LOUD = 4.0
+"""How many times more than before a server's log-probs may differ from ours; rounding does not grow like that."""
+QUIET = 1e-4
+"""A drift (in nats) that needs no cause: batches of another size move log-probs in float32 by 1e-5."""
 UNRELATED = 0.5
 """The part of the log-probs' variance that the new parameters must explain; below it they are not the server's."""
-FLOOR = 1e-3
-"""A drift (in nats) that needs no explanation: a policy that is sure of every token has no variance to explain."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,16 @@ class Proof:
         )
 
 
-def judge(version: int, server: Tensor, old: Tensor, new: Tensor, lengths: list[int]) -> Proof:
+def judge(
+    version: int, server: Tensor, old: Tensor, new: Tensor, lengths: list[int], noise: float | None = None
+) -> Proof:
     """Hold the server's log-probs against ours under the old and under the new parameters.
 
     c = <server - old, new - old> / |new - old|^2
 
     Proven: c is near 1 and the old parameters (c = 0) are ruled out. Refused: the new ones (c = 1) are ruled out, or
-    explain less than half of the variance. Unproven: the step is too small to be seen beneath the engine's rounding.
+    explain less than half of the variance, or are much farther from the server than its `noise`, the drift of an
+    earlier proof. Unproven: the step is too small to be seen beneath the engine's rounding.
     `lengths` are the tokens of each answer: errors within one answer go together.
     """
     server, old, new = _checked(server, old, new, lengths)
@@ -70,17 +77,19 @@ def judge(version: int, server: Tensor, old: Tensor, new: Tensor, lengths: list[
     else:
         share = float((server - old) @ step / (step @ step))
         error = _error(server - old, step, share, lengths)
-    return Proof(version, share, error, drift, moved, len(server), _verdict(share, error, drift, server))
+    return Proof(version, share, error, drift, moved, len(server), _verdict(share, error, drift, noise, server))
 
 
-def _verdict(share: float, error: float, drift: float, server: Tensor) -> Verdict:
-    if drift > FLOOR and drift**2 > UNRELATED * float(server.var()):
+def _verdict(share: float, error: float, drift: float, noise: float | None, server: Tensor) -> Verdict:
+    is_loud = noise is not None and drift > LOUD * max(noise, QUIET)
+    if is_loud or (drift > QUIET and drift**2 > UNRELATED * float(server.var())):
         return "refused"
     if math.isnan(share):
         return "unproven"
-    if abs(share - 1) > max(NEAR, SIGMAS * error):
+    off = abs(share - 1)
+    if off > max(NEAR, FAR * error):
         return "refused"
-    return "proven" if share > SIGMAS * error else "unproven"
+    return "proven" if off <= max(NEAR, SIGMAS * error) and error < BLUNT and share > SIGMAS * error else "unproven"
 
 
 def _error(change: Tensor, step: Tensor, share: float, lengths: list[int]) -> float:

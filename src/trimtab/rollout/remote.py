@@ -15,7 +15,7 @@ import torch
 
 from trimtab.errors import EngineError, StaleWeights
 from trimtab.rollout.engine import Greedy, Request, Sample, Sampling
-from trimtab.rollout.http import Facts, Server, Gone
+from trimtab.rollout.http import Facts, Gone, Server
 from trimtab.rollout.meet import Language, meet
 from trimtab.rollout.place import Place, decoy, read_state
 from trimtab.rollout.probe import Probe, new_probe
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 DECOY, DECOY_SCALE = "decoy", 0.02
 """The first version is proven against parameters that are a little beside it: about ten times bf16's rounding."""
+NEAR_OLD = 0.25
+"""A share below this is told as "old parameters" and not as a mixture; both are refused."""
 COLDEST = 0.01
 """vLLM draws no colder than this, whatever it is asked for."""
 
@@ -52,9 +54,10 @@ class Remote:
         self._version_of: dict[str, int] = {}
         self._version: int = -1
         self._base: Path | None = None
+        self._noise: float | None = None
         self._lost: str = "nothing was loaded yet"
         self.proofs: list[Proof] = []
-        """What was shown of each version that was loaded, refused ones included."""
+        """What was shown of each load, decoys and refused versions included."""
 
     @classmethod
     async def connect(
@@ -180,21 +183,40 @@ class Remote:
     async def _deliver(self, publication: Publication, path: Path) -> None:
         is_first = self._base is None
         if self._base is None:
-            near = Publication(publication.version, decoy(read_state(path), DECOY_SCALE))
-            self._base = await asyncio.to_thread(self._place.put, near, DECOY)
-            _ = await self._swap(self._base, DECOY)
+            await self._calibrate(publication.version, path)
+        await self._server.pause()  # what is answered ends here, so that the probe need not wait for a slot
+        await self._server.resume()
         await self._probe.warm()
-        label = await self._swap(path, str(publication.version))
-        proof = await self._probe.prove(publication.version, label, self._base, path, must=is_first)
-        self.proofs.append(proof)
+        label, proof = await self._hand_over(publication.version, str(publication.version), path)
         if proof.verdict == "refused" or (is_first and proof.verdict != "proven"):
             raise StaleWeights(f"engine {self._server.url}: {_refusal(proof)}")
         if proof.verdict == "proven":
-            self._base = path
+            self._base, self._noise = path, proof.drift
         else:
             log.warning("engine %s: version %d is unproven: %s", self._server.url, proof.version, proof.sentence)
         self._version_of[label] = publication.version
         self._version = publication.version
+
+    async def _calibrate(self, version: int, path: Path) -> None:
+        """Load a decoy: an old version to prove the first one against. It also shows how the server rounds."""
+        near = Publication(version, decoy(read_state(path), DECOY_SCALE))
+        self._base, self._noise = path, None
+        put = await asyncio.to_thread(self._place.put, near, DECOY)
+        _, proof = await self._hand_over(version, DECOY, put)
+        if proof.verdict != "proven":
+            raise StaleWeights(
+                f"engine {self._server.url}: was given parameters a little beside version {version}, to see whether it "
+                f"takes any, and {_refusal(proof)}"
+            )
+        self._base, self._noise = put, proof.drift
+
+    async def _hand_over(self, version: int, what: str, path: Path) -> tuple[str, Proof]:
+        label = await self._swap(path, what)
+        shown = await self._probe.show(label)
+        assert self._base is not None
+        proof = await asyncio.to_thread(self._probe.judge, version, shown, self._base, path, self._noise)
+        self.proofs.append(proof)
+        return label, proof
 
     async def _swap(self, path: Path, what: str) -> str:
         """Other parameters under another label, which it returns. Until they are in, tokens carry a third one."""
@@ -218,7 +240,7 @@ def _refusal(proof: Proof) -> str:
     """What a share that is not 1 looks like from inside."""
     if proof.verdict == "unproven":
         what = "it is not clear whether the first version arrived"
-    elif abs(proof.share) <= 0.25:
+    elif abs(proof.share) <= NEAR_OLD:
         what = "it still computes with the old parameters"
     elif 0 < proof.share < 1:
         what = "it computes with a mixture: a prefix cache of old parameters, or some parameters that did not arrive"

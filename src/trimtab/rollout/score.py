@@ -15,7 +15,7 @@ from trimtab.signal.scores import logp
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ROWS = 8
+ROWS = 16
 """Rows that are scored at once; the logits of all of a probe's rows would not fit beside a large model."""
 
 
