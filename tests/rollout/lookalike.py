@@ -6,9 +6,11 @@ tokens are not its own: they are drawn from all ids alike, so that one forward p
 
 import asyncio
 import copy
+import functools
 import json
 import random
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -20,6 +22,16 @@ from transformers import DynamicCache
 from trimtab.train.policy import Policy
 
 BLOCK, LENGTH, SLOTS = 8, 80, 8
+
+
+def asynchronous(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 600))
+
+    return run
 
 
 class Lookalike:

@@ -2,16 +2,14 @@
 
 import asyncio
 import errno
-import functools
 import os
 import re
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.rollout.lookalike import LENGTH, SLOTS, Lookalike
+from tests.rollout.lookalike import LENGTH, SLOTS, Lookalike, asynchronous
 from torch import Tensor
 
 from trimtab.errors import DiskError, EngineError, StaleWeights
@@ -26,14 +24,6 @@ from trimtab.train.policy import Policy, published, save
 
 HOW = Sampling(12, 0.7)
 PROMPT = (3, 4, 5, 6, 7, 8, 9, 10, 11, 3, 4)
-
-
-def asynchronous(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60))
-
-    return run
 
 
 @pytest.fixture(scope="module")

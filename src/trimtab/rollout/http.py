@@ -90,6 +90,7 @@ class Server:
             headers=headers,
             timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
             limits=limits,
+            verify=self.url.startswith("https"),
             trust_env=False,  # a proxy of the environment would see the token, and loopback has none
         )
 
