@@ -43,8 +43,9 @@ def test_every_flag_has_its_reason_and_the_command_is_whole(model: Path) -> None
     (line,) = [line for line in said.splitlines() if line.startswith("command")]
     for words in (
         "VLLM_SERVER_DEV_MODE=1", "--logprobs-mode processed_logprobs", "--generation-config vllm",
-        "--enable-scale-out", "--enable-prompt-tokens-details", "--enable-tokenizer-info-endpoint", "--host 127.0.0.1 --port 8000",
-        "--max-num-seqs 7", "--max-model-len 99", "--tensor-parallel-size 2", "-m vllm.entrypoints.openai.api_server",
+        "--enable-scale-out", "--enable-prompt-tokens-details", "--enable-tokenizer-info-endpoint",
+        "--host 127.0.0.1 --port 8000", "--max-num-seqs 7", "--max-model-len 99", "--tensor-parallel-size 2",
+        "-m vllm.entrypoints.openai.api_server",
     ):  # fmt: skip
         assert words in line
     reasons = [line for line in said.splitlines() if line.startswith("  ")]

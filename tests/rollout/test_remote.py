@@ -13,6 +13,7 @@ from tests.rollout.lookalike import LENGTH, SLOTS, Lookalike, asynchronous
 from torch import Tensor
 
 from trimtab.errors import DiskError, EngineError, StaleWeights
+from trimtab.rollout import probe
 from trimtab.rollout.engine import Greedy, Request, Sampling
 from trimtab.rollout.http import Server
 from trimtab.rollout.meet import Language
@@ -24,6 +25,12 @@ from trimtab.train.policy import Policy, published, save
 
 HOW = Sampling(12, 0.7)
 PROMPT = (3, 4, 5, 6, 7, 8, 9, 10, 11, 3, 4)
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lookalike computes in float32, where fewer tokens tell as much."""
+    monkeypatch.setattr(probe, "ROWS", 6)
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +222,7 @@ BY_A_PROOF = {
     "stale_cache": "took 16 tokens of the next prompt from it",
     "stale_cache_silent": "it computes with a mixture: a prefix cache of old parameters",
     "old_parameters": "it still computes with the old parameters",
-    "half_of_them": "it computes with a mixture|neither the old nor the new",
+    "half_of_them": "it computes with a mixture",
     "reset_refused": "did not empty its prefix cache in 3 attempts",
     "warmer": "asked for temperature 0.8 and its log-probs are those of about 0.9",
 }

@@ -237,12 +237,12 @@ class Remote:
 
 
 def _refusal(proof: Proof) -> str:
-    """What a share that is not 1 looks like from inside."""
+    """What it looks like from inside when the share is not 1, or is 1 with much more noise than before."""
     if proof.verdict == "unproven":
-        what = "it is not clear whether the first version arrived"
+        what = "it is not clear whether they arrived"
     elif abs(proof.share) <= NEAR_OLD:
         what = "it still computes with the old parameters"
-    elif 0 < proof.share < 1:
+    elif 0 < proof.share < 1 + NEAR_OLD:
         what = "it computes with a mixture: a prefix cache of old parameters, or some parameters that did not arrive"
     else:
         what = "it computes with neither the old nor the new parameters"
