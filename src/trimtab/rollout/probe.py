@@ -90,10 +90,14 @@ class Probe:
         return {name: values.to(self.dtype).to(values.dtype) for name, values in state.items()}
 
     def _check_temperature(self, shown: Shown, state: dict[str, Tensor], drift: float) -> None:
-        low, high = TEMPERATURE - SPAN, TEMPERATURE + SPAN
-        lower, upper = (self.scores(state, shown.rows, end) for end in (low, high))
-        found = temperature_between(shown.logp, lower, upper, (low, high))
-        if not found > 0 or abs(found / TEMPERATURE - 1) <= SLACK:
+        found = TEMPERATURE
+        for _ in range(2):  # log-probs are not straight in the temperature: look again where the first look pointed
+            low, high = found - SPAN, found + SPAN
+            lower, upper = (self.scores(state, shown.rows, end) for end in (low, high))
+            found = temperature_between(shown.logp, lower, upper, (low, high))
+            if not found > 2 * SPAN:
+                return
+        if abs(found / TEMPERATURE - 1) <= SLACK:
             return
         if float((shown.logp - self.scores(state, shown.rows, found)).square().mean().sqrt()) < drift / 2:
             raise EngineError(
