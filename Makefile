@@ -39,6 +39,14 @@ test-all: ## run every test, with every extra; more than an hour
 	TRIMTAB_TEST_AS_DEVICE=1 $(PYTEST) -m "" tests/golden tests/signal || status=1; \
 	exit $$status
 
+vllm-env: ## build .vllm-env with vLLM for the CPU; about 4 minutes and 3.5 GB; VLLM_ENV=... is another folder
+	@sh scripts/vllm_env.sh
+
+test-vllm: ## test against real vLLM servers on the CPU; about 7 minutes
+	@sh scripts/setup.sh dev
+	@sh scripts/vllm_env.sh
+	@$(RUN_TESTS) -m vllm tests/vllm $(ARGS)
+
 right: ## check right functions and their wrong twins; about two hours on two cores; ARGS="--sample 90" for some
 	@sh scripts/setup.sh dev
 	@OMP_NUM_THREADS=1 .venv/bin/python -m tests.right $(ARGS)
@@ -64,4 +72,4 @@ format: ## format the code and repair what ruff can
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
 
-.PHONY: help train test test-all right lint package matrix format
+.PHONY: help train test test-all vllm-env test-vllm right lint package matrix format

@@ -183,3 +183,49 @@ def study(
     from trimtab.cli.study import show_study
 
     raise typer.Exit(show_study(protocol, out, jobs, quiet))
+
+
+@app.command(rich_help_panel=PANEL)
+def serve(
+    model: Annotated[Path, typer.Argument(help="A model folder, for example the `model` folder of a run.")],
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(help="After --: flags of vLLM, passed on as they are.", metavar="-- VLLM_FLAGS"),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where it listens.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="The address it listens on. Other than loopback needs TRIMTAB_TOKEN, and a proxy.")
+    ] = "127.0.0.1",
+    slots: Annotated[int, typer.Option(min=1, help="Requests that it computes at once.")] = 64,
+    dtype: Annotated[str, typer.Option(help="Number format of its parameters: auto, float32, bfloat16, …")] = "auto",
+    max_length: Annotated[
+        int, typer.Option(min=0, help="Tokens of the longest sequence, prompt included (0: as the model says).")
+    ] = 0,
+    environment: Annotated[
+        Path | None,
+        typer.Option("--env", help="The environment that vLLM is installed in. Default: $VLLM_ENV, or .vllm-env."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and why; start nothing.")] = False,
+) -> None:
+    """Start a vLLM server that a run can train against, and say why each of its flags is there.
+
+    vLLM lives in an environment of its own: make vllm-env builds one for the CPU. The token that guards the server is
+    read from TRIMTAB_TOKEN, or made and printed; it is handed over in the environment, never in the command. It does
+    not guard every route: docs/engines.md says which, and what to do beyond one host.
+
+    Examples: trimtab serve runs/…/model · trimtab serve my_model --port 8001 --slots 128 --dry-run ·
+    trimtab serve my_model -- --tensor-parallel-size 2
+    """
+    from trimtab.cli.serve import run_server
+
+    run_server(
+        model,
+        list(more or []),
+        host=host,
+        port=port,
+        slots=slots,
+        dtype=dtype,
+        max_length=max_length,
+        environment=environment,
+        dry_run=dry_run,
+    )

@@ -1,0 +1,150 @@
+"""The only place that knows how a vLLM server is started: its flags, its environment, and why each is there."""
+
+import ipaddress
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trimtab.errors import ConfigError
+
+TOKEN, ENVIRONMENT, FOLDER = "TRIMTAB_TOKEN", "VLLM_ENV", ".vllm-env"
+MODULE = "vllm.entrypoints.openai.api_server"
+"""Started as a module: the CPU build's `vllm serve` looks for a package of another name and ends."""
+UNGUARDED = (
+    "The token guards only the routes that answer: whoever reaches this port can pause the server and call "
+    "/collective_rpc, which is code execution. Keep it on loopback; beyond one host put a proxy before it that asks "
+    "for a token on every route and lets through only the routes in docs/engines.md."
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Words of the command or of its environment, and the reason for them."""
+
+    words: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A server as it will be started."""
+
+    python: Path
+    flags: tuple[Part, ...]
+    settings: tuple[Part, ...]
+    """Of the environment, as NAME=VALUE. The token is not among them, so that no list of processes shows it."""
+    token: str
+    is_new_token: bool
+    url: str
+    warning: str
+
+    @property
+    def command(self) -> list[str]:
+        return [str(self.python), "-m", MODULE, *(word for flag in self.flags for word in flag.words)]
+
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        own = dict(part.words[0].split("=", 1) for part in self.settings)
+        return {**given, **own, "VLLM_API_KEY": self.token}
+
+
+def plan(
+    model: Path,
+    *,
+    host: str,
+    port: int,
+    slots: int,
+    dtype: str,
+    max_length: int,
+    environment: Path | None,
+    more: Sequence[str],
+    given: Mapping[str, str],
+) -> Launch:
+    """The command for a model folder; refuses what would not start, or would be open to others."""
+    if not (model / "config.json").is_file():
+        raise ConfigError(
+            f"serve: {model} is no model folder (it holds no config.json), so there is nothing to serve. Give a folder "
+            "as transformers saves it, or the `model` folder of a run; one from a hub is downloaded first: hf download "
+            "ORGANISATION/NAME --local-dir FOLDER."
+        )
+    token = given.get(TOKEN, "")
+    is_local = _is_loopback(host)
+    if not is_local and not token:
+        raise ConfigError(
+            f"serve: --host {host} is reachable from other machines and {TOKEN} is not set, so anybody there could use "
+            f"the server. Set {TOKEN} here and for the trainer, or leave --host out. {UNGUARDED}"
+        )
+    given_by_you = [Part(tuple(more), "given by you")] if more else []
+    address = f"[{host}]" if ":" in host else host
+    return Launch(
+        python=_python(environment, given),
+        flags=(*_flags(model, host, port, slots, dtype, max_length), *given_by_you),
+        settings=_settings(),
+        token=token or secrets.token_urlsafe(24),
+        is_new_token=not token,
+        url=f"http://{address}:{port}",
+        warning="" if is_local else UNGUARDED,
+    )
+
+
+def _flags(model: Path, host: str, port: int, slots: int, dtype: str, max_length: int) -> list[Part]:
+    flags = [
+        Part(("--model", str(model)), "the parameters it starts with; the trainer loads its own at once"),
+        Part(("--host", host, "--port", str(port)), "where it listens; vLLM's own default is every network interface"),
+        Part(("--max-num-seqs", str(slots)), "requests that it computes at once; the trainer sends no more"),
+        Part(("--dtype", dtype), "the number format of its parameters"),
+        Part(
+            ("--logprobs-mode", "processed_logprobs"), "log-probs after temperature and cuts: of what was sampled from"
+        ),
+        Part(("--generation-config", "vllm"), "sampling defaults of the model folder must not act"),
+        Part(("--enable-scale-out",), "the route for token ids, which names the parameters behind every token"),
+        Part(("--enable-prompt-tokens-details",), "says what came from the prefix cache, so that its reset is checked"),
+        Part(("--enable-tokenizer-info-endpoint",), "says its chat template, so that it is compared with ours"),
+        Part(("--disable-uvicorn-access-log",), "a line for every request would bury the others"),
+    ]
+    if max_length:
+        flags.append(Part(("--max-model-len", str(max_length)), "the longest sequence, prompt included"))
+    if shutil.which("nvidia-smi") is None:
+        flags.append(Part(("--enforce-eager",), "there is no GPU: compiling would take longer than it saves"))
+    return flags
+
+
+def _settings() -> tuple[Part, ...]:
+    return (
+        Part(("VLLM_SERVER_DEV_MODE=1",), "opens the routes that change parameters"),
+        Part(("VLLM_NO_USAGE_STATS=1",), "no report to anybody about what runs here"),
+    )
+
+
+def _python(environment: Path | None, given: Mapping[str, str]) -> Path:
+    folder = environment or Path(given.get(ENVIRONMENT, FOLDER))
+    python = folder / "bin" / "python"
+    if not python.is_file():
+        raise ConfigError(
+            f"serve: {folder} holds no Python, so there is no vLLM to start; it has an environment of its own because "
+            f"it needs other versions than Trimtab. Run `make vllm-env`, or name yours: --env FOLDER or {ENVIRONMENT}."
+        )
+    return python
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def without_critic(model: Path) -> Path:
+    """The folder, or one that links to all of it but the critic: vLLM reads every safetensors file as the model's."""
+    if not (model / "critic.safetensors").is_file():
+        return model
+    view = Path(tempfile.mkdtemp(prefix="trimtab-serve-"))
+    for file in model.absolute().iterdir():
+        if file.name != "critic.safetensors":
+            os.symlink(file, view / file.name)
+    return view
