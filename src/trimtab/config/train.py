@@ -61,6 +61,8 @@ class TaskSettings(Table):
     """Processes that run your own reward, 1 to 256."""
     max_turns: Count = 2
     """Turns of an episode at most; read only by tasks that answer back."""
+    episode_seconds: NonNegative = 0.0
+    """Time limit of one episode, all turns; past it, it is counted as a timeout and does not train. 0: none."""
 
     @model_validator(mode="before")
     @classmethod

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
 from trimtab.rollout.embedded import Embedded
-from trimtab.rollout.engine import Engine, Sampling
+from trimtab.rollout.engine import AsyncEngine, Engine, Sampling
 from trimtab.rollout.own import build
 from trimtab.rollout.reward import open_scorer
 from trimtab.rollout.rollouts import Rollouts
@@ -49,7 +49,9 @@ def new_engine(policy: Policy, settings: "TrainSettings", *, exact: bool = False
     )
 
 
-def new_collector(policy: Policy, settings: "TrainSettings", *, engine: Engine | None = None) -> Collector:
+def new_collector(
+    policy: Policy, settings: "TrainSettings", *, engine: Engine | AsyncEngine | None = None
+) -> Collector:
     """Task, reward and engine of one run, ready to answer tickets."""
     task = open_task(settings.task, settings.seed)
     return Collector(
@@ -67,6 +69,7 @@ def new_collector(policy: Policy, settings: "TrainSettings", *, engine: Engine |
         samples_per_prompt=settings.samples_per_prompt,
         max_turns=settings.task.max_turns,
         seed=settings.seed,
+        episode_seconds=settings.task.episode_seconds,
     )
 
 

@@ -14,6 +14,7 @@ import torch
 
 from trimtab.config.train import TrainSettings
 from trimtab.errors import TrimtabError
+from trimtab.rollout.publication import Publication
 from trimtab.rollout.wire import receive, send
 from trimtab.train.interrupt import LISTENED
 
@@ -63,7 +64,7 @@ def _serve(pipe_in: BinaryIO, pipe_out: BinaryIO) -> None:
             head: dict[str, Any] = message[0]
             began = time.perf_counter()
             if head["do"] == "load":
-                collector.engine.load(message[1], int(head["version"]), str(head["digest"]))
+                collector.load(Publication.received(message[1], int(head["version"]), str(head["digest"])))
                 told = {"version": int(head["version"]), "decode": decode_of(collector.engine)}
                 send(pipe_out, {"say": "loaded", **told})
             elif head["do"] == "collect":
@@ -73,7 +74,7 @@ def _serve(pipe_in: BinaryIO, pipe_out: BinaryIO) -> None:
             else:
                 return
     finally:
-        collector.scorer.close()
+        collector.close()
 
 
 if __name__ == "__main__":
