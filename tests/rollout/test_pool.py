@@ -10,7 +10,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from mutants.edit import edited
 
 from trimtab.rollout.buffer import Buffer
@@ -62,7 +69,9 @@ def right_batches(size: int, refills: int, count: int) -> list[tuple[list[int], 
 class Machine(RuleBasedStateMachine):
     """Learner, buffer, pool and engines."""
 
-    @initialize(size=st.integers(1, 3), staleness=st.integers(0, 2), refills=st.integers(0, 2), engines=st.integers(1, 3))
+    @initialize(
+        size=st.integers(1, 3), staleness=st.integers(0, 2), refills=st.integers(0, 2), engines=st.integers(1, 3)
+    )
     def begin(self, size: int, staleness: int, refills: int, engines: int) -> None:
         self.size, self.staleness, self.refills = size, staleness, refills
         self.pool = Pool(Buffer(size, staleness, refills))
@@ -245,9 +254,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("owner", "name", "old", "new"), FAULTS)
-def test_a_planted_fault_is_found(
-    owner: type, name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_fault_is_found(owner: type, name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, name, edited(vars(owner)[name], old, new))
     with pytest.raises(Exception):  # noqa: B017 - an assertion, a refusal, or a group of them
         run_state_machine_as_test(Machine, settings=HUNT)

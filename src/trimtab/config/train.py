@@ -133,7 +133,9 @@ class EngineSettings(Table):
     record_support: bool = False
     """Record which tokens top-p and top-k left, so that the trainer can compute its log-probs over the same ones."""
     max_rows: Natural = 0
-    """Answers sampled at once; as one ends the next enters. 0: all of them."""
+    """Answers sampled at once; as some end the next enter. 0: all of them; in sampler processes, a batch each."""
+    processes: Annotated[Count, Field(le=64)] = 1
+    """Sampler processes of `runtime = "processes"`, 1 to 64; each has a copy of the model and `threads` threads."""
 
     @model_validator(mode="after")
     def _engine_is_known(self) -> "EngineSettings":

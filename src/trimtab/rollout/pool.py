@@ -18,7 +18,7 @@ class Member:
 
     number: int
     room: int
-    """Tickets that it takes at once; those that it cannot start yet wait at the engine, so that it never stands idle."""
+    """Tickets that it takes at once; those that it cannot start yet wait at the engine, so that it is never idle."""
     version: int = -1
     """The version that it has proven; -1 before the first."""
     tickets: set[int] = field(default_factory=set[int])
@@ -36,7 +36,7 @@ class Pool:
     buffer: Buffer
     members: dict[int, Member] = field(default_factory=dict[int, Member])
     again: list[int] = field(default_factory=list[int])
-    """Admitted tickets that nobody samples: lost with an engine, refused as too stale, or restored with a checkpoint."""
+    """Admitted tickets that nobody samples: lost with an engine, too stale, or restored with a checkpoint."""
     ignored: int = 0
     """Groups that arrived from somebody who was not asked for them, or not any more."""
     too_stale: int = 0
@@ -120,5 +120,3 @@ def _only(rollouts: Rollouts, tickets: set[int]) -> Rollouts | None:
         return rollouts
     kept = [group for group in rollouts.groups() if group.tickets[0] in tickets]
     return join(kept) if kept else None
-
-

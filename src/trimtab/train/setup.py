@@ -1,5 +1,6 @@
 """The only place that puts the parts of a run together from its settings: task, policy, engine, collector, runtime."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,17 @@ from trimtab.signal import Recipe
 from trimtab.signal.fields import everything
 from trimtab.signal.vote import constant_groups, votes_and_trains
 from trimtab.train.policy import Policy, frozen_copy, load, new_policy
+from trimtab.train.runtimes.beside import Beside
+from trimtab.train.runtimes.child import Child
 from trimtab.train.runtimes.inline import Inline, Runtime
-from trimtab.train.runtimes.processes import Processes
 
 if TYPE_CHECKING:
     from trimtab.config.train import TrainSettings
 
 
 ENGINE = ("version", "dtype", "load", "sample")
+AHEAD = 2
+"""A sampler process gets this many times the tickets that fill its slots, so that the next are there when some end."""
 
 
 def task_and_policy(settings: "TrainSettings") -> tuple[Task, Policy]:
@@ -33,7 +37,7 @@ def task_and_policy(settings: "TrainSettings") -> tuple[Task, Policy]:
     return task, new_policy(settings.model, task.alphabet, settings.seed)
 
 
-def new_engine(policy: Policy, settings: "TrainSettings", *, exact: bool = False) -> Engine:
+def new_engine(policy: Policy, settings: "TrainSettings", *, exact: bool = False, slots: int | None = None) -> Engine:
     """An engine with a copy of the policy's model; `exact` ones keep the policy's own number format, and are ours."""
     model = frozen_copy(policy.model)
     if ":" in settings.engine.name and not exact:
@@ -45,7 +49,7 @@ def new_engine(policy: Policy, settings: "TrainSettings", *, exact: bool = False
         pad_id=policy.pad_id,
         eos_id=policy.eos_id,
         format="fp32" if exact else settings.engine.format,
-        max_rows=settings.engine.max_rows,
+        max_rows=settings.engine.max_rows if slots is None else slots,
     )
 
 
@@ -88,4 +92,12 @@ def open_runtime(sampler: Collector | None, settings: "TrainSettings", buffer: B
     """Open the runtime, with this sampler or one in a process of its own, which starts from the model in `folder`."""
     if sampler is not None:
         return Inline(sampler, buffer)
-    return Processes({"settings": settings.model_dump(mode="json"), "model": str(folder)}, buffer)
+    slots = engine_slots(settings)
+    opening = {"settings": settings.model_dump(mode="json"), "model": str(folder), "slots": slots}
+    room = AHEAD * max(1, slots // settings.samples_per_prompt)
+    return Beside(partial(Child, opening), buffer, workers=settings.engine.processes, room=room)
+
+
+def engine_slots(settings: "TrainSettings") -> int:
+    """Answers that a sampler process draws at once: what the settings say, or a batch."""
+    return settings.engine.max_rows or settings.prompts_per_step * settings.samples_per_prompt
