@@ -1,4 +1,4 @@
-"""Episodes side by side: parameters that change in the middle of an answer, outcomes, order, and what is not waited for."""
+"""Episodes side by side: parameters that change in the middle of an answer, outcomes, order, no needless waiting."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -121,7 +121,7 @@ def test_parameters_are_not_replaced_under_an_answer(policy: Policy) -> None:
     engine = fresh(policy)
     engine.submit(0, asked(policy)[0], HOW)
     state = published(policy.model)
-    with pytest.raises(EngineError, match="1 answers are being sampled.*Call abort first"):
+    with pytest.raises(EngineError, match=r"1 answers are being sampled.*Call abort first"):
         engine.load(state, 1, Publication(1, state).digest)
 
 
@@ -190,7 +190,7 @@ def test_the_same_events_give_the_same_bits() -> None:
     assert torch.equal(one.logp_rollout, other.logp_rollout)
 
 
-# ------------------------------------------------------------------------------------------------- environments, rewards
+# ------------------------------------------------------------------------------------------------ environments, rewards
 
 
 @dataclass
@@ -325,7 +325,7 @@ def test_rewards_begin_while_others_are_sampled_and_find_their_episodes() -> Non
 
 def test_a_second_turn_does_not_wait_for_the_slowest_first_one() -> None:
     """Fewer steps than two rounds of the longest answers, where every first turn ends at another time."""
-    built, policy = collector(TaskSettings(name="calculator", size=9), max_new_tokens=40, samples_per_prompt=8)
+    built, _ = collector(TaskSettings(name="calculator", size=9), max_new_tokens=40, samples_per_prompt=8)
     engine = built.engine
     assert isinstance(engine, Embedded)
     steps = 0

@@ -72,9 +72,9 @@ def test_tickets_are_shared_by_load_and_given_out_only_after_a_proof() -> None:
     runtime.publish(published(0))
     assert one.orders == two.orders == []
     one.prove()
-    assert one.orders == [[0, 1, 2, 3]]  # as many as it has room for
+    assert one.orders == [[0], [1], [2], [3]]  # as many as it has room for, a quarter of a batch each
     two.prove()
-    assert two.orders == [[4, 5, 6, 7]]
+    assert two.orders == [[4], [5], [6], [7]]
     one.answer(0)
     assert taken(runtime) == [0, 1, 2, 3]
 
@@ -88,7 +88,7 @@ def test_what_a_lost_worker_had_is_sampled_by_its_successor_and_what_it_says_lat
     assert made[1].orders == []
     made[0].answer(0)
     made[1].prove()
-    assert made[1].orders == [[0, 1, 2, 3]]
+    assert made[1].orders == [[0], [1], [2], [3]]
     made[1].answer(0)
     told: list[str] = []
     assert taken(runtime, told) == [0, 1, 2, 3]

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 LEAVE_SHARE = 0.25
 """Rows that no answer needs leave when they are this share of the batch: each time, the others' cache is copied."""
 
+PADDING = 1.5
+"""Requests of unlike lengths enter one after the other if they would take this many times the positions together,"""
+PASS_POSITIONS = 128
+"""and if that saves this many for each pass more: as long as a pass takes whatever its size."""
+
 Forward = Callable[[Tensor, Tensor, Tensor, "RowCache"], Tensor]
 """ids and positions `[rows, columns]`, hidden columns of each row, cache -> the next token's logits `[rows, ids]`."""
 
@@ -122,8 +127,12 @@ class Drawn:
 
 def enter(forward: Forward, batch: Batch | None, requests: Sequence[Request], place: Tensor, pad_id: int) -> Batch:
     """The batch with these requests in it too. Each time, the keys and values of the others are copied."""
-    new = _prefill(forward, requests, place, pad_id, place.device)
-    return new if batch is None else batch.join(new)
+    for part in _alike([len(request.ids) for request in requests]):
+        chosen = torch.tensor(part, device=place.device)
+        new = _prefill(forward, [requests[number] for number in part], place[chosen], pad_id, place.device)
+        batch = new if batch is None else batch.join(new)
+    assert batch is not None
+    return batch
 
 
 def advance(
@@ -135,6 +144,22 @@ def advance(
     if not bool(drawn.stays.all()):
         batch, chosen = batch.keep_answers(drawn.stays), chosen[drawn.stays]
     return (_advance(forward, *_part(batch, chosen)) if len(batch.place) else None), drawn
+
+
+def _alike(lengths: Sequence[int]) -> list[list[int]]:
+    """Requests that are run together: all of them, or, if most of that were padding, those of similar length.
+
+    >>> _alike([5, 6, 5]), _alike([5, 100, 6, 90, 5, 5])
+    ([[0, 1, 2]], [[0, 2, 4, 5], [1, 3]])
+    """
+    parts: dict[int, list[int]] = {}
+    for number, length in enumerate(lengths):
+        parts.setdefault(length.bit_length(), []).append(number)
+    apart = sum(len(part) * max(lengths[number] for number in part) for part in parts.values())
+    together = len(lengths) * max(lengths)
+    if together < PADDING * apart or together - apart < PASS_POSITIONS * (len(parts) - 1):
+        return [list(range(len(lengths)))]
+    return [parts[size] for size in sorted(parts)]
 
 
 def _prefill(forward: Forward, requests: Sequence[Request], place: Tensor, pad_id: int, device: torch.device) -> Batch:

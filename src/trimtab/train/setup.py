@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 
 ENGINE = ("version", "dtype", "load", "sample")
-AHEAD = 2
-"""A sampler process gets this many times the tickets that fill its slots, so that the next are there when some end."""
+AHEAD = 4
+"""A sampler process gets this many times the tickets that fill its slots. An order comes back with its slowest answer;
+with a long tail, the others have been replaced several times by then."""
 
 
 def task_and_policy(settings: "TrainSettings") -> tuple[Task, Policy]:
@@ -94,8 +95,12 @@ def open_runtime(sampler: Collector | None, settings: "TrainSettings", buffer: B
         return Inline(sampler, buffer)
     slots = engine_slots(settings)
     opening = {"settings": settings.model_dump(mode="json"), "model": str(folder), "slots": slots}
-    room = AHEAD * max(1, slots // settings.samples_per_prompt)
-    return Beside(partial(Child, opening), buffer, workers=settings.engine.processes, room=room)
+    return Beside(partial(Child, opening), buffer, workers=settings.engine.processes, room=worker_room(settings))
+
+
+def worker_room(settings: "TrainSettings") -> int:
+    """Tickets that a sampler gets at once."""
+    return AHEAD * max(1, engine_slots(settings) // settings.samples_per_prompt)
 
 
 def engine_slots(settings: "TrainSettings") -> int:

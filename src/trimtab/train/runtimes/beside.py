@@ -31,6 +31,12 @@ PATIENCE_SECONDS = 3600.0
 """Its default. One order is a batch of prompts. On a CPU, with a large model, that can take many minutes."""
 CLOSE_SECONDS = 5.0
 """How long a worker may take to end when the run is over."""
+ORDERS_PER_BATCH = 4
+"""An order comes back whole, so smaller ones come back sooner, and each costs a message. Without staleness the batch is
+waited for anyway, and one order keeps the rows together that `inline` has together."""
+PLENTY = 0.5
+"""A worker with more tickets than this share of its room is left alone. It gets the newest parameters when it has less,
+so tokens are a little older, within the limit, and fewer answers are interrupted."""
 RESTARTS = 3
 """How often a lost worker is started again, over all workers of a run. What fails more often is not an accident."""
 
@@ -42,6 +48,8 @@ class Post:
     worker: Worker
     heard: float
     """When it last said something, or was given something to do after it had nothing."""
+    sent: int = -1
+    """The version that it was sent last."""
 
 
 class Beside:
@@ -83,9 +91,7 @@ class Beside:
         with self._changed:
             self._newest = copied
             self._published[copied.version] = time.perf_counter()
-            for number, post in self._posts.items():
-                self._wake(number, post)
-                post.worker.publish(copied)
+            self._offer()
 
     def batch(self, arrived: Arrived, wait: Wait = FOR_EVER) -> Delivered | None:
         began = time.perf_counter()
@@ -139,8 +145,22 @@ class Beside:
         number = self._pool.join(self._room)
         worker = self._start(partial(self._hear, number))
         self._posts[number] = Post(worker, time.monotonic())
-        if self._newest is not None:
-            worker.publish(self._newest)
+        self._offer()
+
+    def _offer(self) -> None:
+        """Send the newest parameters to every worker that does not have plenty to do. The caller holds the lock.
+
+        New parameters stop the answers in flight, and all that they have read and written is read again.
+        """
+        if self._newest is None:
+            return
+        for number, post in self._posts.items():
+            member = self._pool.members[number]
+            if post.sent < self._newest.version and len(member.tickets) <= PLENTY * member.room:
+                if not self._owes(member):
+                    post.heard = time.monotonic()  # it had nothing to do before
+                post.sent = self._newest.version
+                post.worker.publish(self._newest)
 
     def _dispatch(self) -> None:
         """Order what may be sampled with the versions that the workers have proven. The caller holds the lock."""
@@ -148,18 +168,13 @@ class Beside:
             post = self._posts[number]
             if set(tickets) == self._pool.members[number].tickets:
                 post.heard = time.monotonic()  # it had nothing to do before
-            size = self.buffer.groups_per_batch
+            parts = ORDERS_PER_BATCH if self.buffer.staleness else 1
+            size = -(-self.buffer.groups_per_batch // parts)
             for first in range(0, len(tickets), size):
                 post.worker.order(tickets[first : first + size])
 
-    def _wake(self, number: int, post: Post) -> None:
-        """Silence is counted from here on if the worker had nothing to do."""
-        if not self._owes(self._pool.members[number]):
-            post.heard = time.monotonic()
-
     def _owes(self, member: Member) -> bool:
-        newest = -1 if self._newest is None else self._newest.version
-        return bool(member.tickets) or member.version < newest
+        return bool(member.tickets) or member.version < self._posts[member.number].sent
 
     def _hear(self, number: int, said: Said) -> None:
         """Take in what a worker says. A lost one is not heard any more."""
@@ -178,6 +193,7 @@ class Beside:
                 self._error = said.text
             if not self._error:
                 self._dispatch()
+                self._offer()
             self._changed.notify_all()
 
     def _hear_version(self, number: int, said: Loaded) -> None:
