@@ -167,7 +167,7 @@ class TrainSettings(Table):
     engine: EngineSettings = EngineSettings()
     """The sampler."""
     runtime: Runtime = "inline"
-    """`inline` samples and learns in turn, reproducibly; `processes` does both at once, in two processes."""
+    """`inline` samples and learns in turn, reproducibly; `processes` does both at once, in separate processes."""
     staleness: Natural = 0
     """Updates between the parameters that sampled a batch and those that learn from it, at most; 0 is synchronous."""
     warm_start_steps: Natural = 50

@@ -16,10 +16,6 @@ from torch import Tensor
 from trimtab.rollout.decode import LEAVE_SHARE, Batch, Forward, Sheet, advance, enter, supports
 from trimtab.rollout.engine import Finish, Greedy, Request, Sample, Sampling
 
-ENTER_SHARE = 0.5
-"""An entry takes as long as two steps. With answers of seven tokens, one half gives a sixth more tokens per second than
-one quarter; with long answers they are equal."""
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -39,9 +35,9 @@ class Running:
     """The batch while it runs, and the requests that wait for a place in it.
 
     `slots` answers are in it at most (0: any number). Requests enter in the order of `Request.order`, several at a
-    time, because each entry is a pass of its own and copies the keys and values of the others: when half of the slots
-    are free, or, without a number of slots, when those that wait are a quarter of those that run. One kind of sampling
-    runs at a time.
+    time, because each entry is a pass of its own and copies the keys and values of the others: when a quarter of the
+    slots is free, or, without a number of slots, when those that wait are a quarter of those that run. One kind of
+    sampling runs at a time.
     """
 
     def __init__(self, *, device: torch.device, pad_id: int, eos_id: int, slots: int) -> None:
@@ -101,7 +97,7 @@ class Running:
         """Those that enter now. All of them are of the kind that runs, or of the first one's if nothing runs."""
         running, waiting = len(self._asked), len(self._waiting)
         room = self._slots - running if self._slots else waiting
-        wanted = ENTER_SHARE * self._slots if self._slots else LEAVE_SHARE * running
+        wanted = LEAVE_SHARE * (self._slots or running)
         if not waiting or (running and room < wanted):
             return []
         kind = next(iter(self._asked.values())).kind if running else self._waiting[0][2].kind
