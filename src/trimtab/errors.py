@@ -41,6 +41,10 @@ class StaleWeights(EngineError):
     """The sampling engine holds other parameters than its version says."""
 
 
+class EngineGone(EngineError):
+    """An engine is dead or out of reach. What it was asked for can be asked of another."""
+
+
 class RankError(TrimtabError):
     """Ranks of one run have lost each other."""
 

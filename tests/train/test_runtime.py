@@ -134,7 +134,10 @@ def _drain(runtime: Runtime, state: dict[str, torch.Tensor]) -> None:
         _ = runtime.batch(as_it_is)
 
 
-def test_a_sampler_that_dies_is_one_clear_error_and_leaves_nothing_behind(small: TrainSettings, tmp_path: Path) -> None:
+def test_a_sampler_that_dies_too_often_is_one_clear_error_and_leaves_nothing_behind(
+    small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trimtab.train.runtimes.beside.RESTARTS", 0)
     policy, runtime = opened(small, tmp_path / "sampler")
     try:
         runtime.publish(Publication(0, published(policy.model)))
@@ -149,13 +152,53 @@ def test_a_sampler_that_dies_is_one_clear_error_and_leaves_nothing_behind(small:
 
 
 @pytest.mark.slow
+def test_of_two_samplers_one_is_killed_and_no_prompt_is_lost_or_trained_twice(
+    small: TrainSettings, tmp_path: Path
+) -> None:
+    engine = small.engine.model_copy(update={"processes": 2})
+    policy, runtime = opened(small.model_copy(update={"engine": engine}), tmp_path / "sampler")
+    tickets: list[int] = []
+    told: list[str] = []
+    try:
+        for version in range(12):
+            runtime.publish(Publication(version, published(policy.model)))
+            if version in (2, 6):
+                os.kill(children()[0], signal.SIGKILL)
+            delivered = runtime.batch(as_it_is, Wait(say=told.append))
+            assert delivered is not None
+            assert version - delivered.rollouts.oldest_version <= small.staleness
+            tickets += delivered.rollouts.tickets
+    finally:
+        runtime.close()
+    assert tickets == list(range(12 * small.prompts_per_step))
+    assert len([text for text in told if "exit code -9; it is started again" in text]) == 2
+    assert children() == []
+
+
+@pytest.mark.slow
+def test_a_sampler_ends_in_the_middle_of_sampling_when_its_pipe_does(small: TrainSettings, tmp_path: Path) -> None:
+    """As when the learner is killed: nobody is left to close it."""
+    settings = small.model_copy(update={"prompts_per_step": 512, "samples_per_prompt": 16, "max_new_tokens": 64})
+    policy, runtime = opened(settings, tmp_path / "sampler")
+    try:
+        runtime.publish(Publication(0, published(policy.model)))
+        _ = runtime.batch(as_it_is, Wait(lambda: "is sampling" in runtime._doing()))  # type: ignore[attr-defined]
+        (post,) = runtime._posts.values()  # type: ignore[attr-defined]
+        post.worker._is_closing = True
+        post.worker._process.stdin.close()
+        assert post.worker._process.wait(timeout=30) == 0
+    finally:
+        runtime.close()
+
+
+@pytest.mark.slow
 def test_a_sampler_that_hangs_is_told_of_can_be_left_and_is_given_up(
     small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped process: it is alive, and never says a word again."""
-    monkeypatch.setattr("trimtab.train.runtimes.processes.NOTICE_SECONDS", 0.05)
-    monkeypatch.setattr("trimtab.train.runtimes.processes.POLL_SECONDS", 0.01)
-    monkeypatch.setattr("trimtab.train.runtimes.processes.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("trimtab.train.runtimes.beside.NOTICE_SECONDS", 0.05)
+    monkeypatch.setattr("trimtab.train.runtimes.beside.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("trimtab.train.runtimes.beside.CLOSE_SECONDS", 0.1)
     policy, runtime = opened(small, tmp_path / "sampler")
     told: list[str] = []
     try:
@@ -188,8 +231,8 @@ def test_a_run_whose_sampler_hangs_still_stops_when_its_time_is_up(
     small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`max_minutes` is looked at while the learner waits, and a checkpoint is there afterwards."""
-    monkeypatch.setattr("trimtab.train.runtimes.processes.POLL_SECONDS", 0.01)
-    monkeypatch.setattr("trimtab.train.runtimes.processes.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("trimtab.train.runtimes.beside.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("trimtab.train.runtimes.beside.CLOSE_SECONDS", 0.1)
 
     class Stopper(Silent):
         def step(self, line: object) -> None:

@@ -73,7 +73,7 @@ def _time(settings: TrainSettings, recipe: Recipe) -> str:
     """One real step, in memory: the sampler on one batch, then the learner on it."""
     import torch
 
-    from trimtab.rollout.weights import digest
+    from trimtab.rollout.publication import Publication
     from trimtab.train.learner import Learner
     from trimtab.train.policy import published
     from trimtab.train.setup import new_collector, task_and_policy
@@ -82,15 +82,14 @@ def _time(settings: TrainSettings, recipe: Recipe) -> str:
     _, policy = task_and_policy(settings)
     collector = new_collector(policy, settings)
     try:
-        state = published(policy.model)
-        collector.engine.load(state, 0, digest(state))
+        collector.load(Publication(0, published(policy.model)))
         began = time.perf_counter()
         rollouts = collector.collect(list(range(settings.prompts_per_step)))
         sampled = time.perf_counter()
         _ = Learner(policy, recipe, settings).learn(rollouts, version=0)
         learned = time.perf_counter()
     finally:
-        collector.scorer.close()
+        collector.close()
     sample, learn = sampled - began, learned - sampled
     step = max(sample, learn) if settings.runtime == "processes" else sample + learn
     return (

@@ -26,7 +26,7 @@ def run_evaluation(
     import torch
 
     from trimtab.rollout.engine import Sampling
-    from trimtab.rollout.weights import digest
+    from trimtab.rollout.publication import Publication
     from trimtab.train.evaluate import evaluate, evaluate_repeated
     from trimtab.train.policy import load, published
     from trimtab.train.setup import new_collector, new_engine
@@ -38,8 +38,7 @@ def run_evaluation(
     policy = load(model, settings.model)
     collector = new_collector(policy, settings, engine=new_engine(policy, settings, exact=True))
     try:
-        state = published(policy.model)
-        collector.engine.load(state, 0, digest(state))
+        collector.load(Publication(0, published(policy.model)))
         problems = collector.task.held_out(cast(Any, split), prompts or settings.eval_prompts)
         found = evaluate(collector, problems, max_new_tokens=settings.max_new_tokens)
         print(f"model     {model} ({policy.num_parameters:,} parameters)")
@@ -53,7 +52,7 @@ def run_evaluation(
             sign = "right" if answer.is_right else "wrong"
             print(f"  {sign}  {answer.problem.text!r} -> {answer.text!r} (expected {answer.problem.answer!r})")
     finally:
-        collector.scorer.close()
+        collector.close()
 
 
 def _read(folder: Path, overrides: list[str], which: str, *, trust: bool) -> tuple[TrainSettings, Path]:

@@ -61,6 +61,8 @@ class TaskSettings(Table):
     """Processes that run your own reward, 1 to 256."""
     max_turns: Count = 2
     """Turns of an episode at most; read only by tasks that answer back."""
+    episode_seconds: NonNegative = 0.0
+    """Time limit of one episode, all turns; past it, it is counted as a timeout and does not train. 0: none."""
 
     @model_validator(mode="before")
     @classmethod
@@ -144,7 +146,9 @@ class EngineSettings(Table):
     record_support: bool = False
     """Record which tokens top-p and top-k left, so that the trainer can compute its log-probs over the same ones."""
     max_rows: Natural = 0
-    """Answers sampled at once; as one ends the next enters. 0: all of them."""
+    """Answers sampled at once; as some end the next enter. 0: all of them; in sampler processes, a batch each."""
+    processes: Annotated[Count, Field(le=64)] = 1
+    """Sampler processes of `runtime = "processes"`, 1 to 64; each has a copy of the model and `threads` threads."""
 
     @model_validator(mode="after")
     def _engine_is_known(self) -> "EngineSettings":
@@ -176,7 +180,7 @@ class TrainSettings(Table):
     engine: EngineSettings = EngineSettings()
     """The sampler."""
     runtime: Runtime = "inline"
-    """`inline` samples and learns in turn, reproducibly; `processes` does both at once, in two processes."""
+    """`inline` samples and learns in turn, reproducibly; `processes` does both at once, in separate processes."""
     staleness: Natural = 0
     """Updates between the parameters that sampled a batch and those that learn from it, at most; 0 is synchronous."""
     warm_start_steps: Natural = 50

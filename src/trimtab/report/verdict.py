@@ -188,15 +188,20 @@ def _eased(check: Check, most: Status, why: str) -> Check:
     return Check(check.name, check.anchor, most, f"{check.said}, {why}", check.since, tuple(strip))
 
 
+REWARD_STATUSES = ("ok", "error", "timeout", "abstain", "abort", "cancel")
+
+
 def failed_share(run: RunData) -> Series:
-    """Share of answers whose reward raised or ran out of time, over steps."""
-    counts = {status: dict(zip(s.steps, s.values, strict=True)) for status in ("ok", "error", "timeout", "abstain")
+    """Share of answers whose reward raised or ran out of time, or which the engine gave up, over steps."""
+    counts = {status: dict(zip(s.steps, s.values, strict=True)) for status in REWARD_STATUSES
               if (s := run.series(f"reward/{status}"))}  # fmt: skip
     steps = sorted({step for count in counts.values() for step in count})
     shares: list[float] = []
     for step in steps:
         total = sum(count.get(step, 0.0) for count in counts.values())
-        shares.append(sum(counts.get(s, {}).get(step, 0.0) for s in ("error", "timeout")) / total if total else 0.0)
+        shares.append(
+            sum(counts.get(s, {}).get(step, 0.0) for s in ("error", "timeout", "abort")) / total if total else 0.0
+        )
     return Series(tuple(steps), tuple(shares))
 
 

@@ -7,8 +7,11 @@ from trimtab.report.figure import Line, curves, key
 from trimtab.report.section import bar, question
 from trimtab.report.words import capital, counted, duration, listed, percent
 
-STATUSES = {"ok": "judged", "abstain": "abstained from", "error": "failed", "timeout": "ran out of time"}
-STATUS_ROLES = {"ok": "third", "abstain": "faint", "error": "bad", "timeout": "warn"}
+STATUSES = {
+    "ok": "judged", "abstain": "abstained from", "error": "failed", "timeout": "ran out of time",
+    "abort": "never came, because the engine gave the answer up", "cancel": "never came, because it was cancelled",
+}  # fmt: skip
+STATUS_ROLES = {"ok": "third", "abstain": "faint", "error": "bad", "timeout": "warn", "abort": "bad", "cancel": "faint"}
 
 
 def rewards(run: RunData) -> str:

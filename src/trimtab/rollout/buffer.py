@@ -3,7 +3,8 @@
 A ticket is a prompt's number in the run; batch b is made of the next `groups_per_batch` groups in the order of their
 tickets. A group that would land in batch b may be sampled with version v only if b <= v + staleness: the learner starts
 batch b with version b, so no batch is ever staler than the limit, and finished work never has to be thrown away.
-The order matters: if a group overtook an older one, the older one would become staler than the limit.
+The order matters: if a group overtook an older one, the older one would become staler than the limit. What a batch
+drops is decided in the same order, when every earlier group is here. So batches do not depend on who arrives first.
 """
 
 from collections.abc import Callable
@@ -38,22 +39,36 @@ class Buffer:
     dropped: dict[int, int] = field(default_factory=dict[int, int])
     """Groups dropped so far for each batch that is not yet taken."""
 
-    def admit(self, version: int) -> list[int]:
-        """Tickets that may now be sampled with this version; each is given out once."""
+    def admit(self, version: int, most: int | None = None) -> list[int]:
+        """New tickets that may now be sampled with this version, `most` of them at most; each is given out once."""
         room = (version + self.staleness + 1 - self.batches_taken) * self.groups_per_batch
         count = max(0, room - len(self.waiting) - len(self.ready))
+        count = count if most is None else min(count, most)
         tickets = list(range(self.next_ticket, self.next_ticket + count))
         self.next_ticket += count
         self.waiting.update(tickets)
         return tickets
 
+    def may_sample(self, ticket: int, version: int) -> bool:
+        """Whether an admitted ticket may be sampled with this version: again, or by another engine."""
+        return self._batch_of(ticket) <= version + self.staleness
+
     def put(self, rollouts: Rollouts) -> None:
         """Take groups that have arrived. One that teaches nothing is dropped while its batch may still refill."""
+        undecided = min(self.waiting, default=self.next_ticket)
         for portion in rollouts.groups() if self.refills else [rollouts]:
             for ticket in portion.tickets:
                 self._expect(ticket)
-            if not self._drops(portion):
-                self.ready |= dict.fromkeys(portion.tickets, portion)
+            self.ready |= dict.fromkeys(portion.tickets, portion)
+        if self.refills:
+            self._drop_from(undecided)
+
+    def _drop_from(self, first: int) -> None:
+        """Decide about every ready ticket from `first` on that has no one left to wait for, in their order."""
+        end = min(self.waiting, default=self.next_ticket)
+        for ticket in sorted(ticket for ticket in self.ready if first <= ticket < end):
+            if self._drops(self.ready[ticket]):
+                del self.ready[ticket]
 
     def _expect(self, ticket: int) -> None:
         if ticket not in self.waiting:

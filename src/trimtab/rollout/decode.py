@@ -1,8 +1,8 @@
 """The only place that decides what sampling computes: which rows are in the batch, and which answers each stands for.
 
 Answers with equal beginnings are one row until they part. Rows are aligned to the right edge of the cache, so that
-every row's next token is in the same column. The columns to the left of a short row are hidden from it. Finished
-answers leave, waiting ones enter. It does not know how a forward pass is computed.
+every row's next token is in the same column. The columns to the left of a short row are hidden from it. It does not
+know how a forward pass is computed, nor when answers enter and leave.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from trimtab.rollout.draw import choose, uniforms
 from trimtab.rollout.engine import Greedy, Request, Sampling
@@ -22,26 +23,59 @@ if TYPE_CHECKING:
 LEAVE_SHARE = 0.25
 """Rows that no answer needs leave when they are this share of the batch: each time, the others' cache is copied."""
 
+PADDING = 1.5
+"""Requests of unlike lengths enter one after the other if they would take this many times the positions together,"""
+PASS_POSITIONS = 128
+"""and if that saves this many for each pass more: as long as a pass takes whatever its size."""
+
 Forward = Callable[[Tensor, Tensor, Tensor, "RowCache"], Tensor]
 """ids and positions `[rows, columns]`, hidden columns of each row, cache -> the next token's logits `[rows, ids]`."""
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What was drawn, `[requests, tokens]`. Values after a row's length mean nothing."""
+class Sheet:
+    """What was drawn so far, `[places, tokens]`, and the numbers to draw with. Values past a length mean nothing."""
 
     ids: Tensor
     logp: Tensor
-    length: Tensor
-    support: list[list[tuple[int, ...]]]
+    random: Tensor
+    """float64 in [0, 1); the number at (place, i) depends on the request's seed and i alone."""
+    limit: Tensor
+    """How many tokens each place may take."""
+
+    @classmethod
+    def of(cls, seeds: Sequence[int], limits: Sequence[int], device: torch.device) -> "Sheet":
+        """Empty places for these requests."""
+        rows, width = len(seeds), max(limits)
+        return cls(
+            ids=torch.zeros(rows, width, dtype=torch.int64, device=device),
+            logp=torch.zeros(rows, width, device=device),
+            random=uniforms(seeds, width).to(device),
+            limit=torch.tensor(limits, device=device),
+        )
+
+    def put(self, places: Tensor, new: "Sheet") -> "Sheet":
+        """Write `new` at these places; the sheet grows where it is too small."""
+        grown = self._grown(int(places.max()) + 1 - len(self.limit), new.ids.shape[1] - self.ids.shape[1])
+        for own, given in ((grown.ids, new.ids), (grown.logp, new.logp), (grown.random, new.random)):
+            own[places, : given.shape[1]] = given
+        grown.limit[places] = new.limit
+        return grown
+
+    def _grown(self, rows: int, columns: int) -> "Sheet":
+        if rows <= 0 and columns <= 0:
+            return self
+        more = (0, max(columns, 0), 0, max(rows, 0))
+        ids, logp, random = (pad(held, more) for held in (self.ids, self.logp, self.random))
+        return Sheet(ids, logp, random, pad(self.limit, more[2:]))
 
 
 @dataclass(frozen=True)
 class Batch:
     """The answers in flight, and the rows that they stand on, in the order of the cache."""
 
-    request: Tensor
-    """Which request each answer belongs to."""
+    place: Tensor
+    """The place of each answer on the sheet."""
     count: Tensor
     """Tokens drawn so far for each answer."""
     row: Tensor
@@ -59,7 +93,7 @@ class Batch:
 
     def keep_answers(self, stay: Tensor) -> "Batch":
         """Keep these answers. Rows that none of them needs stay for the time being."""
-        return replace(self, request=self.request[stay], count=self.count[stay], row=self.row[stay])
+        return replace(self, place=self.place[stay], count=self.count[stay], row=self.row[stay])
 
     def take_rows(self, rows: Tensor, row: Tensor) -> "Batch":
         """Make these rows, in this order, the rows, with `row` for the answers; drop columns that none of them sees."""
@@ -73,7 +107,7 @@ class Batch:
         narrower = self.width - other.width
         self.cache.join(other.cache)
         return Batch(
-            request=torch.cat([self.request, other.request]),
+            place=torch.cat([self.place, other.place]),
             count=torch.cat([self.count, other.count]),
             row=torch.cat([self.row, other.row + len(self.hidden)]),
             hidden=torch.cat([self.hidden + max(-narrower, 0), other.hidden + max(narrower, 0)]),
@@ -82,48 +116,53 @@ class Batch:
         )
 
 
-def decode(
-    forward: Forward,
-    requests: Sequence[Request],
-    how: Sampling | Greedy,
-    *,
-    device: torch.device,
-    pad_id: int,
-    eos_id: int,
-    max_rows: int,
-) -> Answers:
-    """Answer each request. At most `max_rows` of them are in the batch at once (0: any number)."""
-    slots = min(max_rows or len(requests), len(requests))
-    answers = _blank(len(requests), how, device)
-    random = uniforms([request.seed for request in requests], how.max_new_tokens).to(device)
-    entered = 0
-    batch: Batch | None = None
-    while True:
-        free = slots - (0 if batch is None else len(batch.request))
-        if entered < len(requests) and free >= slots * LEAVE_SHARE:
-            new = _prefill(forward, requests[entered : entered + free], entered, pad_id, device)
-            entered += len(new.request)
-            batch = new if batch is None else batch.join(new)
-        assert batch is not None
-        chosen, batch = _draw(batch, how, random, answers, eos_id)
-        if len(batch.request):
-            batch = _advance(forward, *_part(batch, chosen))
-        elif entered < len(requests):
-            batch = None
-        else:
-            return answers
+@dataclass(frozen=True)
+class Drawn:
+    """One step's tokens: what every answer chose, which of them go on, and which ids a cut left."""
+
+    chosen: Tensor
+    stays: Tensor
+    left: Tensor | None
 
 
-def _blank(rows: int, how: Sampling | Greedy, device: torch.device) -> Answers:
-    return Answers(
-        ids=torch.zeros(rows, how.max_new_tokens, dtype=torch.int64, device=device),
-        logp=torch.zeros(rows, how.max_new_tokens, device=device),
-        length=torch.full((rows,), how.max_new_tokens, device=device),
-        support=[[] for _ in range(rows)] if isinstance(how, Sampling) and how.record_support else [],
-    )
+def enter(forward: Forward, batch: Batch | None, requests: Sequence[Request], place: Tensor, pad_id: int) -> Batch:
+    """The batch with these requests in it too. Each time, the keys and values of the others are copied."""
+    for part in _alike([len(request.ids) for request in requests]):
+        chosen = torch.tensor(part, device=place.device)
+        new = _prefill(forward, [requests[number] for number in part], place[chosen], pad_id, place.device)
+        batch = new if batch is None else batch.join(new)
+    assert batch is not None
+    return batch
 
 
-def _prefill(forward: Forward, requests: Sequence[Request], first: int, pad_id: int, device: torch.device) -> Batch:
+def advance(
+    forward: Forward, batch: Batch, how: Sampling | Greedy, sheet: Sheet, eos_id: int
+) -> tuple[Batch | None, Drawn]:
+    """Draw one token of every answer and compute the next logits. None if no answer goes on."""
+    drawn = _draw(batch, how, sheet, eos_id)
+    batch, chosen = replace(batch, count=batch.count + 1), drawn.chosen
+    if not bool(drawn.stays.all()):
+        batch, chosen = batch.keep_answers(drawn.stays), chosen[drawn.stays]
+    return (_advance(forward, *_part(batch, chosen)) if len(batch.place) else None), drawn
+
+
+def _alike(lengths: Sequence[int]) -> list[list[int]]:
+    """Requests that are run together: all of them, or, if most of that were padding, those of similar length.
+
+    >>> _alike([5, 6, 5]), _alike([5, 100, 6, 90, 5, 5])
+    ([[0, 1, 2]], [[0, 2, 4, 5], [1, 3]])
+    """
+    parts: dict[int, list[int]] = {}
+    for number, length in enumerate(lengths):
+        parts.setdefault(length.bit_length(), []).append(number)
+    apart = sum(len(part) * max(lengths[number] for number in part) for part in parts.values())
+    together = len(lengths) * max(lengths)
+    if together < PADDING * apart or together - apart < PASS_POSITIONS * (len(parts) - 1):
+        return [list(range(len(lengths)))]
+    return [parts[size] for size in sorted(parts)]
+
+
+def _prefill(forward: Forward, requests: Sequence[Request], place: Tensor, pad_id: int, device: torch.device) -> Batch:
     """Run the prompts as new rows. Neighbours with equal prompts share a row."""
     from trimtab.rollout.cache import RowCache
 
@@ -135,7 +174,7 @@ def _prefill(forward: Forward, requests: Sequence[Request], first: int, pad_id: 
     cache = RowCache()
     logits = forward(padded, hidden, position, cache)
     return Batch(
-        request=torch.arange(first, first + len(requests), device=device),
+        place=place,
         count=torch.zeros(len(requests), dtype=torch.int64, device=device),
         row=torch.repeat_interleave(torch.tensor([count for _, count in runs], device=device)),
         hidden=hidden,
@@ -144,30 +183,21 @@ def _prefill(forward: Forward, requests: Sequence[Request], first: int, pad_id: 
     )
 
 
-def _draw(batch: Batch, how: Sampling | Greedy, random: Tensor, answers: Answers, eos_id: int) -> tuple[Tensor, Batch]:
-    """Draw the next token of every answer and write it down. Those that have ended leave."""
-    place = (batch.request, batch.count)
-    chosen, logp, left = choose(batch.logits.index_select(0, batch.row), how, random[place])
-    answers.ids[place] = chosen
-    answers.logp[place] = logp
-    if answers.support and left is not None:
-        _write_support(batch, left, answers.support)
-    count = batch.count + 1
-    ends = chosen == eos_id
-    stays = ~(ends | (count >= how.max_new_tokens))
-    batch = replace(batch, count=count)
-    if bool(stays.all()):
-        return chosen, batch
-    answers.length[batch.request[ends]] = count[ends]
-    return chosen[stays], batch.keep_answers(stays)
+def _draw(batch: Batch, how: Sampling | Greedy, sheet: Sheet, eos_id: int) -> Drawn:
+    """Draw the next token of every answer and write it down."""
+    cell = (batch.place, batch.count)
+    chosen, logp, left = choose(batch.logits.index_select(0, batch.row), how, sheet.random[cell])
+    sheet.ids[cell] = chosen
+    sheet.logp[cell] = logp
+    ends = (chosen == eos_id) | (batch.count + 1 >= sheet.limit[batch.place])
+    return Drawn(chosen, ~ends, left)
 
 
-def _write_support(batch: Batch, left: Tensor, support: list[list[tuple[int, ...]]]) -> None:
-    """Write down the ids that a cut left, for every answer."""
+def supports(left: Tensor) -> list[tuple[int, ...]]:
+    """The ids that a cut left, for every answer."""
     row, token = left.nonzero(as_tuple=True)
     ids = token.split(torch.bincount(row, minlength=len(left)).tolist())
-    for request, own in zip(batch.request.tolist(), ids, strict=True):
-        support[request].append(tuple(own.tolist()))
+    return [tuple(own.tolist()) for own in ids]
 
 
 def _part(batch: Batch, chosen: Tensor) -> tuple[Batch, Tensor]:

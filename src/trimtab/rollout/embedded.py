@@ -5,17 +5,19 @@ rewards or text.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from trimtab.errors import EngineError, StaleWeights
-from trimtab.rollout.decode import Answers, Forward, decode
+from trimtab.rollout.decode import Forward
 from trimtab.rollout.engine import Greedy, Request, Sample, Sampling
 from trimtab.rollout.formats import Format, check_format, linear_weights, rounded_state
 from trimtab.rollout.forward import Own, fastest_forward
+from trimtab.rollout.running import Running
 from trimtab.rollout.weights import digest as digest_of
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Embedded:
         self._version: int = -1
         self._forward: Forward = Own(self._model)
         self._decode: str = ""
+        self._running: Running = self._new_batch()
 
     @property
     def decode(self) -> str:
@@ -58,6 +61,11 @@ class Embedded:
 
         The checksum is computed from that copy: from what the engine will hold, not from what the publisher has.
         """
+        if len(self._running):
+            raise EngineError(
+                f"Embedded.load: {len(self._running)} answers are being sampled, so their keys and values would be "
+                "those of two versions. Call abort first, and ask for the rest anew."
+            )
         if version <= self._version:
             raise StaleWeights(
                 f"Embedded.load: version {version} is not newer than {self._version}, so its tokens could not be told "
@@ -86,17 +94,37 @@ class Embedded:
         if not requests:
             return []
         self._check(requests, how)
-        with torch.inference_mode():
-            answers = decode(
-                self._forward,
-                requests,
-                how,
-                device=self._model.device,
-                pad_id=self._pad_id,
-                eos_id=self._eos_id,
-                max_rows=self._max_rows,
-            )
-        return self._cut(answers, how)
+        running = self._new_batch()
+        for number, request in enumerate(requests):
+            running.submit(number, replace(request, order=()), how)
+        found: dict[int, Sample] = {}
+        while len(running):
+            found |= running.step(self._forward, self._version)
+        samples = [found[number] for number in range(len(requests))]
+        self._refuse_broken(samples)
+        return samples
+
+    def submit(self, key: int, request: Request, how: Sampling | Greedy) -> None:
+        """Ask for an answer under a name of its own; `step` gives it back when it ended."""
+        self._check([request], how)
+        self._running.submit(key, request, how)
+
+    def step(self) -> list[tuple[int, Sample]]:
+        """One token more of every answer that runs: those that ended, by their names. If it fails, all are lost."""
+        try:
+            ended = self._running.step(self._forward, self._version)
+            self._refuse_broken([sample for _, sample in ended])
+        except BaseException:
+            self._running = self._new_batch()
+            raise
+        return ended
+
+    def abort(self, keys: Collection[int] | None = None) -> list[tuple[int, Sample]]:
+        """Stop these answers, or all of them: the part of each that is there."""
+        return self._running.abort(self._version, keys)
+
+    def _new_batch(self) -> Running:
+        return Running(device=self._model.device, pad_id=self._pad_id, eos_id=self._eos_id, slots=self._max_rows)
 
     def _check(self, requests: Sequence[Request], how: Sampling | Greedy) -> None:
         if self._version < 0:
@@ -131,29 +159,16 @@ class Embedded:
                 f"{positions} positions of the model, so it cannot read its own answer. Shorten one of them."
             )
 
-    def _cut(self, answers: Answers, how: Sampling | Greedy) -> list[Sample]:
-        """Cut every answer after its first end token."""
-        lengths = answers.length.tolist()
-        # Outside of inference mode, so that autograd can use the log-probs.
-        flat = answers.logp.cpu()[torch.arange(answers.logp.shape[1]) < answers.length.cpu()[:, None]]
-        if not bool(flat.isfinite().all()):
+    def _refuse_broken(self, samples: Sequence[Sample]) -> None:
+        """Parameters that are no numbers give log-probs that are none."""
+        if not samples:
+            return
+        logp = torch.cat([sample.logp for sample in samples])
+        if not bool(logp.isfinite().all()):
             raise EngineError(
-                f"Embedded.sample: {int((~flat.isfinite()).sum())} of {len(flat)} tokens have a log-prob that is not "
+                f"Embedded.sample: {int((~logp.isfinite()).sum())} of {len(logp)} tokens have a log-prob that is not "
                 f"finite, so version {self._version} of the parameters is broken. Publish finite parameters."
             )
-        logp = flat.split(lengths)
-        version = (self._version,) * how.max_new_tokens
-        truncates = isinstance(how, Sampling) and how.truncates and bool(answers.support)
-        return [
-            Sample(
-                ids=(own := tuple(ids[:length])),
-                logp=logp[row],
-                version=version[:length],
-                finish="eos" if own[-1] == self._eos_id else "length",
-                support=tuple(answers.support[row]) if truncates else None,
-            )
-            for row, (ids, length) in enumerate(zip(answers.ids.tolist(), lengths, strict=True))
-        ]
 
 
 def _check_sampling(how: Sampling) -> None:

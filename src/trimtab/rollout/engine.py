@@ -25,6 +25,8 @@ class Request:
 
     ids: tuple[int, ...]
     seed: int
+    order: tuple[int, ...] = ()
+    """Who goes first where not all can: (ticket, sample, turn), the smallest first. It changes no token."""
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,16 @@ from typing import Literal
 
 from torch import Tensor
 
-Status = Literal["ok", "error", "timeout", "abstain"]
-"""The status of a reward. Only an `ok` episode has a reward; the others neither vote in their group nor train."""
+Status = Literal["ok", "error", "timeout", "abstain", "abort", "cancel"]
+"""How an episode came out. Only an `ok` one has a reward; the others neither vote in their group nor train.
+
+`error` and `timeout` are the reward's or the environment's, `abstain` the reward's; `abort` means that the engine gave
+the answer up, `cancel` that the environment did.
+"""
 Numbers = Sequence[int] | Tensor
 """Whole numbers or booleans. A list costs less than a tensor where there is one for each of many episodes."""
-STATUSES: tuple[Status, ...] = ("ok", "error", "timeout", "abstain")
+STATUSES: tuple[Status, ...] = ("ok", "error", "timeout", "abstain", "abort", "cancel")
+"""In the order of their numbers in the serial form; new ones are added at the end."""
 
 
 @dataclass(frozen=True)

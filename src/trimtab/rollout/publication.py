@@ -21,6 +21,13 @@ class Publication:
         """Its checksum, computed where it is first needed."""
         return digest(self.state)
 
+    @classmethod
+    def received(cls, state: Mapping[str, Tensor], version: int, digest: str) -> "Publication":
+        """What came over a pipe, with the checksum that its publisher gave: it is not computed from what came."""
+        publication = cls(version, state)
+        publication.__dict__["digest"] = digest
+        return publication
+
     def copy(self) -> "Publication":
         """The same parameters, which nobody changes."""
         return Publication(self.version, {name: tensor.detach().cpu().clone() for name, tensor in self.state.items()})

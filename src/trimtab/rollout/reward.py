@@ -7,7 +7,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from trimtab.errors import ConfigError, MissingExtra, unknown_name
 from trimtab.rollout.episode import Status
@@ -118,6 +118,8 @@ def numeric(attempt: Attempt) -> float:
 class InWorkers:
     """A `Scorer` that calls a function with TRL's signature in child processes."""
 
+    waits: ClassVar[bool] = True
+    """A call waits for other processes, so it is made in a thread while sampling goes on."""
     pool: "RewardPool"
     last_turn_only: bool = False
     """Judge the last turn only. A function of the user's own gets all that the policy wrote."""

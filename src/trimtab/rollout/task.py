@@ -4,7 +4,7 @@ It knows nothing of tokens, models or groups. The tasks themselves lie in `tasks
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
@@ -56,13 +56,16 @@ class Turn:
 
 
 class Environment(Protocol):
-    """One episode. `reset` gives the prompt; each `step` takes what the policy wrote in its turn."""
+    """One episode. `reset` gives the prompt; each `step` takes what the policy wrote in its turn.
+
+    An environment that waits for something makes `step` a coroutine (`async def`): other episodes go on meanwhile.
+    """
 
     def reset(self) -> Prompt:
         """The prompt."""
         ...
 
-    def step(self, answer: str, *, ended: bool) -> Turn:
+    def step(self, answer: str, *, ended: bool) -> "Turn | Awaitable[Turn]":
         """The environment's reply to one turn; `ended` says whether the policy closed the turn itself."""
         ...
 

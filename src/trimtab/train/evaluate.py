@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from math import comb
 from typing import Any
 
-from trimtab.rollout.collect import Collector, Played
+from trimtab.rollout.collect import Collector
 from trimtab.rollout.engine import Greedy, Sampling
+from trimtab.rollout.play import Played
+from trimtab.rollout.reward import Verdict
 from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.task import Problem
 from trimtab.train.policy import save
@@ -79,8 +81,10 @@ def pass_at(k: int, n: int, right: int) -> float:
 
 
 def _judge(collector: Collector, played: Sequence[Played]) -> list[bool]:
-    verdicts = collector.scorer.score([one.attempt for one in played])
-    return [verdict.status == "ok" and verdict.reward >= RIGHT for verdict in verdicts]
+    whole = [one for one in played if one.status == "ok"]
+    verdicts = dict(zip(map(id, whole), collector.scorer.score([one.attempt for one in whole]), strict=True))
+    found = [verdicts.get(id(one), Verdict.failed(one.status, one.message)) for one in played]
+    return [verdict.status == "ok" and verdict.reward >= RIGHT for verdict in found]
 
 
 def evaluate_and_keep(run: Run) -> dict[str, object]:
@@ -110,5 +114,5 @@ def answer_greedily(run: Run, lead: Lead, problems: Sequence[Problem]) -> Evalua
     """Load the published policy into the judge's engine, and let it answer greedily."""
     published = run.published
     if lead.judge.engine.version < published.version:
-        lead.judge.engine.load(published.state, published.version, published.digest)
+        lead.judge.load(published)
     return evaluate(lead.judge, problems, max_new_tokens=run.settings.max_new_tokens)

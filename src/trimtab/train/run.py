@@ -86,7 +86,7 @@ class Lead:
     def close(self) -> None:
         """Close the sampler with its processes, and what people watch."""
         self.runtime.close()
-        self.judge.scorer.close()
+        self.judge.close()
         self.sinks.close()
 
 

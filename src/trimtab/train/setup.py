@@ -1,12 +1,13 @@
 """The only place that puts the parts of a run together from its settings: task, policy, engine, collector, runtime."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
 from trimtab.rollout.embedded import Embedded
-from trimtab.rollout.engine import Engine, Sampling
+from trimtab.rollout.engine import AsyncEngine, Engine, Sampling
 from trimtab.rollout.own import build
 from trimtab.rollout.reward import open_scorer
 from trimtab.rollout.rollouts import Rollouts
@@ -15,14 +16,18 @@ from trimtab.signal import Recipe
 from trimtab.signal.fields import everything
 from trimtab.signal.vote import constant_groups, votes_and_trains
 from trimtab.train.policy import Policy, frozen_copy, load, new_policy
+from trimtab.train.runtimes.beside import Beside
+from trimtab.train.runtimes.child import Child
 from trimtab.train.runtimes.inline import Inline, Runtime
-from trimtab.train.runtimes.processes import Processes
 
 if TYPE_CHECKING:
     from trimtab.config.train import TrainSettings
 
 
 ENGINE = ("version", "dtype", "load", "sample")
+AHEAD = 4
+"""A sampler process gets this many times the tickets that fill its slots. An order comes back with its slowest answer;
+with a long tail, the others have been replaced several times by then."""
 
 
 def task_and_policy(settings: "TrainSettings") -> tuple[Task, Policy]:
@@ -33,7 +38,7 @@ def task_and_policy(settings: "TrainSettings") -> tuple[Task, Policy]:
     return task, new_policy(settings.model, task.alphabet, settings.seed)
 
 
-def new_engine(policy: Policy, settings: "TrainSettings", *, exact: bool = False) -> Engine:
+def new_engine(policy: Policy, settings: "TrainSettings", *, exact: bool = False, slots: int | None = None) -> Engine:
     """An engine with a copy of the policy's model; `exact` ones keep the policy's own number format, and are ours."""
     model = frozen_copy(policy.model)
     if ":" in settings.engine.name and not exact:
@@ -45,11 +50,13 @@ def new_engine(policy: Policy, settings: "TrainSettings", *, exact: bool = False
         pad_id=policy.pad_id,
         eos_id=policy.eos_id,
         format="fp32" if exact else settings.engine.format,
-        max_rows=settings.engine.max_rows,
+        max_rows=settings.engine.max_rows if slots is None else slots,
     )
 
 
-def new_collector(policy: Policy, settings: "TrainSettings", *, engine: Engine | None = None) -> Collector:
+def new_collector(
+    policy: Policy, settings: "TrainSettings", *, engine: Engine | AsyncEngine | None = None
+) -> Collector:
     """Task, reward and engine of one run, ready to answer tickets."""
     task = open_task(settings.task, settings.seed)
     return Collector(
@@ -67,6 +74,7 @@ def new_collector(policy: Policy, settings: "TrainSettings", *, engine: Engine |
         samples_per_prompt=settings.samples_per_prompt,
         max_turns=settings.task.max_turns,
         seed=settings.seed,
+        episode_seconds=settings.task.episode_seconds,
     )
 
 
@@ -85,4 +93,16 @@ def open_runtime(sampler: Collector | None, settings: "TrainSettings", buffer: B
     """Open the runtime, with this sampler or one in a process of its own, which starts from the model in `folder`."""
     if sampler is not None:
         return Inline(sampler, buffer)
-    return Processes({"settings": settings.model_dump(mode="json"), "model": str(folder)}, buffer)
+    slots = engine_slots(settings)
+    opening = {"settings": settings.model_dump(mode="json"), "model": str(folder), "slots": slots}
+    return Beside(partial(Child, opening), buffer, workers=settings.engine.processes, room=worker_room(settings))
+
+
+def worker_room(settings: "TrainSettings") -> int:
+    """Tickets that a sampler gets at once."""
+    return AHEAD * max(1, engine_slots(settings) // settings.samples_per_prompt)
+
+
+def engine_slots(settings: "TrainSettings") -> int:
+    """Answers that a sampler process draws at once: what the settings say, or a batch."""
+    return settings.engine.max_rows or settings.prompts_per_step * settings.samples_per_prompt

@@ -7,6 +7,7 @@ import torch
 
 from trimtab.rollout.episode import Episode
 from trimtab.rollout.join import gather
+from trimtab.rollout.loop import settled
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.rows import cut, lay_out
 from trimtab.rollout.seed import stream_seed
@@ -55,7 +56,7 @@ def _shown(policy: Policy, task: Task, problem: Problem) -> Episode:
         ids += written
         trainable += [True] * len(written)
         turns += [number] * len(written)
-        reply = environment.step(text, ended=True)
+        reply = settled(environment.step(text, ended=True))
         if reply.done:
             break
         observed = encode(policy.tokenizer, reply.observation)

@@ -25,12 +25,14 @@ def cautions(settings: "TrainSettings", recipe: Recipe | None = None) -> tuple[s
 
 def _threads(settings: "TrainSettings") -> list[str]:
     cores = os.cpu_count() or 1
-    if settings.runtime != "processes" or 2 * settings.threads <= max(cores, 2):
+    processes = 1 + settings.engine.processes
+    if settings.runtime != "processes" or processes * settings.threads <= max(cores, processes):
         return []
+    wanted = processes * settings.threads
     return [
-        f"train.threads: sampler and learner with {settings.threads} threads each want {2 * settings.threads} of "
-        f"{cores} cores, so they wait for each other in every operation, and a step can take ten times as long. "
-        f"Set train.threads={max(cores // 2, 1)}."
+        f"train.threads: sampler and learner with {settings.threads} threads each want {wanted} of {cores} cores, "
+        "so they wait for each other in every operation, and a step can take ten times as long. "
+        f"Set train.threads={max(cores // processes, 1)}."
     ]
 
 

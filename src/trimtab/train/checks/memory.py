@@ -42,7 +42,7 @@ def estimate_memory(
     trained = policy.num_parameters if lora is None else adapter_size(policy.model, lora)
     masters = 0 if policy.dtype == "float32" or lora is not None else 4 * policy.num_parameters
     sizes = {
-        "libraries": LIBRARIES * (1 if inline else 2),
+        "libraries": LIBRARIES * (1 if inline else 1 + settings.engine.processes),
         "parameters": own + (0 if lora is None else 4 * trained),
         "gradients": own if lora is None else 4 * trained,
         # Two moments and room for one update, in float32; and masters of parameters in half precision.
@@ -66,6 +66,9 @@ def model_copies(settings: "TrainSettings", recipe: Recipe) -> dict[str, str]:
     copies |= {"engine": f"samples, {settings.engine.format}", "judge": "answers held-out prompts, fp32"}
     if settings.runtime != "inline":
         copies |= {"probe": "the version that sampled, for the drift", "start": "what the sampler process began with"}
+        copies["publication"] = "the newest version, for a sampler that starts again"
+        samples = f"samples, {settings.engine.format}"
+        copies |= {f"engine {number}": samples for number in range(2, settings.engine.processes + 1)}
     return copies
 
 

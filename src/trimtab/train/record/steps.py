@@ -2,6 +2,7 @@
 
 import time
 
+from trimtab.rollout.episode import STATUSES
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.train.learner import Learned, signal_seed
 from trimtab.train.record.diagnose import diagnostics, measured_now, split_drift, staleness
@@ -78,7 +79,7 @@ def _rollout_metrics(delivered: Delivered) -> dict[str, object]:
         "buffer/bytes": delivered.buffered_bytes,
         "publish/lag_seconds": delivered.lag_seconds,
         "publish/lag_versions": delivered.lag_versions,
-        **{f"reward/{status}": statuses[status] for status in ("ok", "error", "timeout", "abstain")},
+        **{f"reward/{status}": statuses[status] for status in STATUSES},
     }
 
 

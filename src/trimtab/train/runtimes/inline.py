@@ -10,7 +10,7 @@ from typing import Protocol
 
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
-from trimtab.rollout.engine import Engine
+from trimtab.rollout.engine import AsyncEngine, Engine
 from trimtab.rollout.publication import Publication
 from trimtab.rollout.rollouts import Rollouts
 
@@ -95,7 +95,7 @@ class Inline:
 
     def publish(self, publication: Publication) -> None:
         began = time.perf_counter()
-        self._collector.engine.load(publication.state, publication.version, publication.digest)
+        self._collector.load(publication)
         self._lag = time.perf_counter() - began
 
     def batch(self, arrived: Arrived, wait: Wait = FOR_EVER) -> Delivered:
@@ -116,10 +116,10 @@ class Inline:
         return self._buffer.state(), self._buffer.ready_rollouts()
 
     def close(self) -> None:
-        self._collector.scorer.close()
+        self._collector.close()
 
 
-def decode_of(engine: Engine) -> str:
+def decode_of(engine: Engine | AsyncEngine) -> str:
     """How an engine computes tokens. Engines of other people need not say."""
     return str(getattr(engine, "decode", ""))
 

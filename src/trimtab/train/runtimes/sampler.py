@@ -1,10 +1,12 @@
-"""The sampler process of the `processes` runtime: loads and samples what it is told, until told to close."""
+"""The sampler process: loads and samples what it is told, until it is told to close or nobody is left to tell it.
+
+The main thread does nothing but read: when the pipe ends, the process ends, in the middle of sampling too.
+"""
 
 import json
 import os
 import signal
-import sys
-import time
+import threading
 import traceback
 from pathlib import Path
 from types import FrameType
@@ -14,8 +16,10 @@ import torch
 
 from trimtab.config.train import TrainSettings
 from trimtab.errors import TrimtabError
+from trimtab.rollout.publication import Publication
 from trimtab.rollout.wire import receive, send
 from trimtab.train.interrupt import LISTENED
+from trimtab.train.runtimes.worker import Failed, Gone, Loaded, Local, Said
 
 
 def main() -> int:
@@ -29,7 +33,7 @@ def main() -> int:
     pipe_out = os.fdopen(os.dup(1), "wb")
     _ = os.dup2(2, 1)
     try:
-        _serve(pipe_in, pipe_out)
+        _serve(pipe_in, Mouth(pipe_out))
     except TrimtabError as error:
         send(pipe_out, {"say": "error", "error": str(error)})
         return 1
@@ -45,11 +49,32 @@ def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
     """Do nothing."""
 
 
-def _serve(pipe_in: BinaryIO, pipe_out: BinaryIO) -> None:
-    """Answer messages: first the opening, then `load` and `collect` in the order in which they come."""
+class Mouth:
+    """Says on the pipe what the worker says, one whole message at a time."""
+
+    def __init__(self, pipe: BinaryIO) -> None:
+        self._pipe: BinaryIO = pipe
+        self._lock: threading.Lock = threading.Lock()
+
+    def __call__(self, said: Said) -> None:
+        with self._lock:
+            if isinstance(said, Loaded):
+                send(self._pipe, {"say": "loaded", "version": said.version, "decode": said.decode})
+            elif isinstance(said, Failed):
+                send(self._pipe, {"say": "error", "error": said.text})
+                os._exit(1)
+            elif isinstance(said, Gone):
+                _ = os.write(2, said.detail.encode() or said.text.encode())
+                os._exit(1)
+            else:
+                head: dict[str, Any] = {"say": "rollouts", "head": said.rollouts.head(), "seconds": said.seconds}
+                send(self._pipe, head, said.rollouts.tensors())
+
+
+def _serve(pipe_in: BinaryIO, say: Mouth) -> None:
+    """Hand on messages: first the opening, then `load` and `collect` as they come."""
     from trimtab.train.policy import load
-    from trimtab.train.runtimes.inline import decode_of
-    from trimtab.train.setup import new_collector
+    from trimtab.train.setup import new_collector, new_engine
 
     opening = receive(pipe_in)
     if opening is None:
@@ -57,24 +82,18 @@ def _serve(pipe_in: BinaryIO, pipe_out: BinaryIO) -> None:
     settings = TrainSettings.model_validate_json(json.dumps(opening[0]["settings"]))
     torch.set_num_threads(settings.threads)
     policy = load(Path(opening[0]["model"]), settings.model)
-    collector = new_collector(policy, settings)
+    collector = new_collector(policy, settings, engine=new_engine(policy, settings, slots=int(opening[0]["slots"])))
+    worker = Local(collector, say)
     try:
-        while (message := receive(pipe_in)) is not None:
-            head: dict[str, Any] = message[0]
-            began = time.perf_counter()
+        while (message := receive(pipe_in)) is not None and message[0]["do"] != "close":
+            head = message[0]
             if head["do"] == "load":
-                collector.engine.load(message[1], int(head["version"]), str(head["digest"]))
-                told = {"version": int(head["version"]), "decode": decode_of(collector.engine)}
-                send(pipe_out, {"say": "loaded", **told})
-            elif head["do"] == "collect":
-                rollouts = collector.collect([int(ticket) for ticket in head["tickets"]])
-                said = {"say": "rollouts", "head": rollouts.head(), "seconds": time.perf_counter() - began}
-                send(pipe_out, said, rollouts.tensors())
+                worker.publish(Publication.received(message[1], int(head["version"]), str(head["digest"])))
             else:
-                return
+                worker.order([int(ticket) for ticket in head["tickets"]])
     finally:
         collector.scorer.close()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # whatever is being sampled is not waited for

@@ -1,0 +1,275 @@
+"""Do episodes that do not wait for one another pay? Tokens per second of coroutines against lockstep.
+
+    python -m bench.episodes                 both tasks, five rounds; about three minutes on one core
+    python -m bench.episodes --rounds 3 --only calculator
+    python -m bench.episodes --write         and put the table into docs/performance.md
+
+Both ways sample the same prompts with the same model, and get new parameters before every batch (the same numbers under
+a new version). Coroutines run as in a sampler process: buffer, pool, orders, parameters that arrive in the middle of
+answers. Lockstep is how it was done before: a batch at a time, turn by turn. The learner takes no time.
+
+Seconds are the process's CPU time: neither way ever idles, and other work on the machine does not count.
+
+The ideal is a cost model's: a step costs a + b x rows + c x columns that the rows see, a prompt or a resubmitted part
+d per token, all four measured here; slots are refilled at once, nothing is padded and nothing copied. It is run over
+the lengths that lockstep drew.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+
+from bench import lockstep
+from bench.timing import busy
+from trimtab.config.train import ModelSettings, TaskSettings, TrainSettings
+from trimtab.rollout.buffer import Buffer
+from trimtab.rollout.collect import Collector
+from trimtab.rollout.embedded import Embedded
+from trimtab.rollout.engine import Request, Sampling
+from trimtab.rollout.publication import Publication
+from trimtab.train.policy import Policy, published
+from trimtab.train.runtimes.beside import Beside
+from trimtab.train.runtimes.worker import Local
+from trimtab.train.setup import engine_slots, new_collector, new_engine, task_and_policy, worker_room
+from trimtab.train.study.table import half_width
+from trimtab.train.warmstart import warm_start
+
+MODEL = ModelSettings()
+"""The default one, 0.13 million parameters."""
+COMMON = {"model": MODEL, "prompts_per_step": 4, "samples_per_prompt": 8, "runtime": "processes"}
+TASKS = {
+    "long tail": TrainSettings(
+        task=TaskSettings(name="calculator", size=9, max_turns=1), max_new_tokens=192, warm_start_steps=0, staleness=4,
+        **COMMON,
+    ),
+    "calculator": TrainSettings(
+        task=TaskSettings(name="calculator", size=9), max_new_tokens=32, warm_start_steps=60, staleness=4, **COMMON
+    ),
+}  # fmt: skip
+BATCHES = 16
+WARM = 6
+"""Batches before the clock starts: a batch that begins with an empty engine is not what a run is made of."""
+DOC = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+MARK = "<!-- bench.episodes -->"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds: of a step, of each row in it, of each column that a row sees, and of one token of a prompt."""
+
+    step: float
+    row: float
+    column: float
+    token: float
+
+    def of(self, seen: Sequence[int]) -> float:
+        """A step of rows that see so many columns each."""
+        return self.step + self.row * len(seen) + self.column * sum(seen)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One episode: tokens of the prompt and of each turn, and what the environment added after it."""
+
+    prompt: int
+    turns: tuple[int, ...]
+
+
+def prepared(settings: TrainSettings) -> Policy:
+    _, policy = task_and_policy(settings)
+    if settings.warm_start_steps:
+        _ = warm_start(policy, settings)
+    return policy
+
+
+def new(policy: Policy, settings: TrainSettings) -> Collector:
+    return new_collector(policy, settings, engine=new_engine(policy, settings, slots=engine_slots(settings)))
+
+
+def in_lockstep(policy: Policy, settings: TrainSettings) -> tuple[float, list[list[Work]]]:
+    """Tokens per second, and what was sampled."""
+    collector, size = new(policy, settings), settings.prompts_per_step
+    state, tokens, began, work = published(policy.model), 0, 0.0, list[list[Work]]()
+    for version in range(WARM + BATCHES):
+        if version == WARM:
+            began = time.process_time()
+        collector.load(Publication(version, state))
+        played = lockstep.collect(collector, list(range(version * size, (version + 1) * size)))
+        work.append([Work(len(one.prompt_ids), tuple(len(sample.ids) for sample in one.samples)) for one in played])
+        if version >= WARM:
+            tokens += sum(sum(one.turns) for one in work[-1])
+    seconds = time.process_time() - began
+    collector.close()
+    return tokens / seconds, work
+
+
+def in_coroutines(policy: Policy, settings: TrainSettings) -> float:
+    """Tokens per second of the runtime itself, with a worker in this process."""
+    collector = new(policy, settings)
+    buffer = Buffer(settings.prompts_per_step, settings.staleness)
+    runtime = Beside(lambda hear: Local(collector, hear), buffer, workers=1, room=worker_room(settings))
+    state, tokens, began = published(policy.model), 0, 0.0
+    for version in range(WARM + BATCHES):
+        runtime.publish(Publication(version, state))
+        delivered = runtime.batch(lambda rollouts: rollouts)
+        assert delivered is not None
+        if version >= WARM:
+            tokens += delivered.rollouts.num_tokens
+        if version == WARM - 1:
+            began = time.process_time()
+    seconds = time.process_time() - began
+    runtime.close()
+    return tokens / seconds
+
+
+def measured_cost(policy: Policy, settings: TrainSettings) -> Cost:
+    """Lines through the medians: of steps with few and with many rows, narrow and wide; of prompts of two lengths."""
+    engine = new_engine(policy, settings, slots=0)
+    assert isinstance(engine, Embedded)
+    publication = Publication(0, published(policy.model))
+    engine.load(publication.state, 0, publication.digest)
+    rows = engine_slots(settings)
+    times = {count: _step_seconds(engine, count, 4) for count in (rows // 8, rows // 2, rows)}
+    slope, start = _line(times)
+    column = max((_step_seconds(engine, rows, 100) - times[rows]) / (96 * rows), 0.0)
+    prompts = {tokens: _entry_seconds(engine, tokens) for tokens in (8, 32)}
+    return Cost(max(start, 0.0), max(slope - 10 * column, 0.0), column, max(_line(prompts)[0], 0.0) / 16)
+
+
+def _step_seconds(engine: Embedded, rows: int, prompt: int) -> float:
+    """The median step of about so many rows; their prompts are so long, and they draw a few tokens."""
+    found: list[float] = []
+    tokens = 12
+    for trial in range(6):
+        for key in range(rows):
+            ids = (*range(3, 6), *(6 + (key >> place % 8) % 2 for place in range(prompt - 3)))
+            engine.submit(key, Request(ids, 1000 * trial + key), Sampling(tokens, 1.0))
+        _ = engine.step()
+        for _ in range(tokens - 2):
+            began, before = time.process_time(), len(engine._running)
+            _ = engine.step()
+            if before > 0.9 * rows:
+                found.append(time.process_time() - began)
+        _ = engine.abort()
+    return median(found)
+
+
+def _entry_seconds(engine: Embedded, tokens: int) -> float:
+    """A first step with sixteen prompts of this many tokens."""
+    found: list[float] = []
+    for trial in range(12):
+        for key in range(16):
+            ids = tuple(3 + (key + place) % 16 for place in range(tokens))
+            engine.submit(key, Request(ids, 100 * trial + key), Sampling(4, 1.0))
+        began = time.process_time()
+        _ = engine.step()
+        found.append(time.process_time() - began)
+        _ = engine.abort()
+    return median(found)
+
+
+def _line(points: dict[int, float]) -> tuple[float, float]:
+    """Slope and start of the least-squares line."""
+    x, y = mean(points), mean(points.values())
+    slope = sum((one - x) * (value - y) for one, value in points.items()) / sum((one - x) ** 2 for one in points)
+    return slope, y - slope * x
+
+
+def lockstep_seconds(work: Sequence[Sequence[Work]], cost: Cost) -> float:
+    """What the cost model says of a batch at a time, turn by turn, after the warm batches."""
+    total = 0.0
+    for batch in work[WARM:]:
+        for turn in range(max(len(one.turns) for one in batch)):
+            going = [one for one in batch if len(one.turns) > turn]
+            total += cost.token * sum(one.prompt + sum(one.turns[:turn]) for one in going)
+            for step in range(max(one.turns[turn] for one in going)):
+                total += cost.of([one.prompt + sum(one.turns[:turn]) + step for one in going if one.turns[turn] > step])
+    return total
+
+
+def ideal_seconds(work: Sequence[Sequence[Work]], cost: Cost, *, slots: int, staleness: int) -> float:
+    """The same work with slots that refill at once, within the staleness limit."""
+    left = [sum(sum(one.turns) for one in batch) for batch in work]  # tokens that each batch still lacks
+    waiting = [(number, one) for number, batch in enumerate(work) for one in batch]
+    running: list[tuple[int, list[int], Work]] = []
+    trained, seconds, counted = 0, 0.0, 0.0
+    while trained < len(work):
+        while waiting and len(running) < slots and waiting[0][0] <= trained + staleness:
+            number, one = waiting.pop(0)
+            running.append((number, list(one.turns), one))
+            seconds += cost.token * one.prompt
+        seconds += cost.of([one.prompt + sum(one.turns) - sum(turns) for _, turns, one in running])
+        for number, turns, one in running:
+            turns[0] -= 1
+            left[number] -= 1
+            if not turns[0]:
+                _ = turns.pop(0)
+                if turns:
+                    seconds += cost.token * (one.prompt + sum(one.turns[: len(one.turns) - len(turns)]))
+        running = [item for item in running if item[1]]
+        while trained < len(work) and not left[trained]:
+            trained += 1
+            counted = seconds if trained == WARM else counted
+            for _, turns, one in running:  # new parameters: all that was read and written is read again
+                seconds += cost.token * (one.prompt + sum(one.turns) - sum(turns))
+    return seconds - counted
+
+
+def table(rounds: int, names: Sequence[str]) -> list[str]:
+    lines = [
+        "| | lockstep tokens/s | coroutines tokens/s | ratio | ideal | share of the ideal |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for name in names:
+        settings = TASKS[name]
+        policy = prepared(settings)
+        pairs: list[tuple[float, float]] = []
+        ideals: list[float] = []
+        work: list[list[Work]] = []
+        for number in range(rounds):
+            costs = measured_cost(policy, settings)
+            arms = [in_lockstep, in_coroutines][:: 1 if number % 2 else -1]
+            found = {arm.__name__: arm(policy, settings) for arm in arms}
+            speed, work = found["in_lockstep"]  # type: ignore[misc]
+            pairs.append((speed, found["in_coroutines"]))  # type: ignore[arg-type]
+            limits = {"slots": engine_slots(settings), "staleness": settings.staleness}
+            ideals.append(lockstep_seconds(work, costs) / ideal_seconds(work, costs, **limits))
+            print(f"{name}: round {number}: {pairs[-1][0]:.0f} {pairs[-1][1]:.0f} tokens/s, "
+                  f"ratio {pairs[-1][1] / pairs[-1][0]:.2f}, ideal {ideals[-1]:.2f}, {costs}", flush=True)  # fmt: skip
+        lengths = [sum(one.turns) for batch in work for one in batch]
+        turns = mean(len(one.turns) for batch in work for one in batch)
+        ratios = [new / old for old, new in pairs]
+        width = half_width(ratios)
+        told = f"{mean(ratios):.2f}" + (f" ± {width:.2f}" if width is not None else "")
+        lines.append(
+            f"| {name}: {turns:.1f} turns, {mean(lengths):.0f} tokens per episode, {max(lengths)} at most | "
+            f"{mean(old for old, _ in pairs):.0f} | {mean(new for _, new in pairs):.0f} | {told} | "
+            f"{mean(ideals):.2f} | {100 * mean(ratios) / mean(ideals):.0f} % |"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _ = parser.add_argument("--rounds", type=int, default=5)
+    _ = parser.add_argument("--only", choices=list(TASKS))
+    _ = parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    if told := busy():
+        print(f"warning: {told}, so ratios are not to be trusted")
+    lines = table(asked.rounds, [asked.only] if asked.only else list(TASKS))
+    print("\n".join(lines))
+    if asked.write:
+        before, mark, rest = DOC.read_text().partition(MARK)
+        _, _, after = rest.partition("\n\n")
+        _ = DOC.write_text(before + mark + "\n" + "\n".join(lines) + "\n\n" + after)
+
+
+if __name__ == "__main__":
+    main()
