@@ -112,7 +112,7 @@ def in_coroutines(policy: Policy, settings: TrainSettings) -> float:
     """Tokens per second of the runtime itself, with a worker in this process."""
     collector = new(policy, settings)
     buffer = Buffer(settings.prompts_per_step, settings.staleness)
-    runtime = Beside(lambda hear: Local(collector, hear), buffer, workers=1, room=worker_room(settings))
+    runtime = Beside(lambda _, hear: Local(collector, hear), buffer, workers=1, room=worker_room(settings))
     state, tokens, began = published(policy.model), 0, 0.0
     for version in range(WARM + BATCHES):
         runtime.publish(Publication(version, state))

@@ -44,7 +44,7 @@ class Told:
 def opened(*, workers: int, staleness: int = 1) -> tuple[Beside, list[Told]]:
     made: list[Told] = []
 
-    def start(hear: Hear) -> Told:
+    def start(_: int, hear: Hear) -> Told:
         made.append(Told(hear))
         return made[-1]
 

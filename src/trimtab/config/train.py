@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -136,7 +137,7 @@ class EngineSettings(Table):
     """The sampler: how it stores the parameters, and which distribution it draws from."""
 
     name: str = "embedded"
-    """Who samples: `embedded`, or an engine of your own as `module:factory`, called with model, tokenizer, settings."""
+    """Who samples: `embedded`, `vllm`, or your own as `module:factory`, called with model, tokenizer, settings."""
     format: Format = "fp32"
     """Number format of the sampler's weight matrices; below fp32 the sampler differs from the trainer."""
     top_p: Share = 1.0
@@ -149,11 +150,36 @@ class EngineSettings(Table):
     """Answers sampled at once; as some end the next enter. 0: all of them; in sampler processes, a batch each."""
     processes: Annotated[Count, Field(le=64)] = 1
     """Sampler processes of `runtime = "processes"`, 1 to 64; each has a copy of the model and `threads` threads."""
+    servers: tuple[str, ...] = ()
+    """Addresses of vLLM servers for `name = "vllm"` (`trimtab serve`); their token is in TRIMTAB_TOKEN."""
+    seen_as: str = ""
+    """The run's `.sampler` folder as the servers see it, where they see it under another name."""
+    request_seconds: Rate = 600.0
+    """Time limit of one answer of a server."""
 
     @model_validator(mode="after")
     def _engine_is_known(self) -> "EngineSettings":
-        if self.name != "embedded" and ":" not in self.name:
-            raise ConfigError(unknown_name("train.engine.name", self.name, ["embedded", "module:factory"]))
+        if self.name not in ("embedded", "vllm") and ":" not in self.name:
+            raise ConfigError(unknown_name("train.engine.name", self.name, ["embedded", "vllm", "module:factory"]))
+        if (self.name == "vllm") != bool(self.servers):
+            raise ConfigError(
+                f"train.engine: name is {self.name!r} and servers is {list(self.servers)}, so it is not clear who "
+                'samples. Write name = "vllm" together with servers = ["http://127.0.0.1:8000"], or neither.'
+            )
+        for url in self.servers:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+                raise ConfigError(
+                    f"train.engine.servers: {parts.hostname or url!r} is not the plain address of a server, such as "
+                    "http://127.0.0.1:8000. A token belongs into the environment (TRIMTAB_TOKEN), not into a run file."
+                )
+        if len(set(self.servers)) < len(self.servers):
+            raise ConfigError("train.engine.servers: names a server twice, so both would load into it. Name it once.")
+        if self.name == "vllm" and self.format != "fp32":
+            raise ConfigError(
+                f"train.engine: format is {self.format!r}, and a server keeps its own number format, so nothing would "
+                "read it. Start the server with --dtype, and leave format out."
+            )
         return self
 
 
@@ -258,6 +284,15 @@ class TrainSettings(Table):
         for name in self.log_to:
             if name not in LOGGERS and ":" not in name:
                 raise ConfigError(unknown_name("train.log_to", name, [*LOGGERS, "module:factory"]))
+        return self
+
+    @model_validator(mode="after")
+    def _servers_sample_beside(self) -> "TrainSettings":
+        if self.engine.servers and self.runtime == "inline":
+            raise ConfigError(
+                'train: engine.name is "vllm" and runtime is "inline", which promises equal bits for equal seeds, and '
+                'a server cannot. Write runtime = "processes".'
+            )
         return self
 
     @model_validator(mode="after")

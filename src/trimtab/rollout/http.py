@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-from trimtab.errors import EngineError, MissingExtra, StaleWeights
+from trimtab.errors import EngineError, EngineGone, MissingExtra, StaleWeights
 from trimtab.rollout.engine import Finish, Greedy, Sampling
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ FINISHES: dict[str, Finish] = {"stop": "eos", "length": "length", "abort": "abor
 Sleep = Callable[[float], Awaitable[None]]
 
 
-class Gone(EngineError):
+class Gone(EngineGone):
     """The server cannot be reached or failed inside, so it is not known what it holds now."""
 
 

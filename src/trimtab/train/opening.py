@@ -27,7 +27,7 @@ from trimtab.train.record.record import Record, manifest
 from trimtab.train.record.sink import open_sinks
 from trimtab.train.record.snapshot import fill, restore_learner, restored_rollouts, restored_tally, share_checkpoint
 from trimtab.train.run import Lead, Run, Tally
-from trimtab.train.setup import new_buffer, new_collector, new_engine, open_runtime, task_and_policy
+from trimtab.train.setup import new_buffer, new_collector, new_engine, new_workers, open_runtime, task_and_policy
 from trimtab.train.show.progress import Progress
 from trimtab.train.warmstart import warm_start
 from trimtab.train.world import World
@@ -89,15 +89,15 @@ class Opening:
     def _run(self, tally: Tally, saved: Checkpoint | None) -> Run:
         settings, policy = self.settings, self.policy
         # Copies come first: a sharded model cannot be copied.
-        judge, copy = None, None
+        judge, copy, sampler = None, None, None
         if self.world.is_first:
             judge = new_collector(policy, settings, engine=new_engine(policy, settings, exact=True))
             copy = self._probe_copy()
-            sampler = new_collector(policy, settings) if settings.runtime == "inline" else None
-            if sampler is None:
+            if settings.runtime == "inline":
+                sampler = new_collector(policy, settings)
+            else:
                 save(policy, self.folder / SAMPLER)
-        else:
-            sampler = None
+                sampler = new_workers(policy, settings, self.folder / SAMPLER)
         if settings.model.lora is not None:  # after the copies: engines hold the model without an adapter
             add_adapter(policy.model, settings.model.lora, settings.seed)
         learner = Learner(policy, self.recipe, settings, self.world)
@@ -107,11 +107,11 @@ class Opening:
             buffer.restore(saved.state["buffer"], restored_rollouts(saved))
         tally.start_norm = tally.start_norm or parameter_norm(policy)
         lead = None
-        if judge is not None:
+        if judge is not None and sampler is not None:
             for caution in (*cautions(settings, self.recipe), *self.notes):
                 self.progress.stage(f"warning: {caution}")
             lead = Lead(
-                runtime=open_runtime(sampler, settings, buffer, self.folder / SAMPLER),
+                runtime=open_runtime(sampler, settings, buffer),
                 judge=judge,
                 probe=Probe(learner, copy),
                 record=Record(self.folder),

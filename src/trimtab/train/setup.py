@@ -1,14 +1,19 @@
 """The only place that puts the parts of a run together from its settings: task, policy, engine, collector, runtime."""
 
-from functools import partial
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from torch import nn
 
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import AsyncEngine, Engine, Sampling
+from trimtab.rollout.meet import Language
 from trimtab.rollout.own import build
+from trimtab.rollout.place import Place
 from trimtab.rollout.reward import open_scorer
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.task import Task, open_task
@@ -19,11 +24,14 @@ from trimtab.train.policy import Policy, frozen_copy, load, new_policy
 from trimtab.train.runtimes.beside import Beside
 from trimtab.train.runtimes.child import Child
 from trimtab.train.runtimes.inline import Inline, Runtime
+from trimtab.train.runtimes.worker import Hear, Local, Worker
 
 if TYPE_CHECKING:
     from trimtab.config.train import TrainSettings
 
 
+PROOFS_FILE = "proofs.jsonl"
+"""In a run's folder: what each load of a server has shown."""
 ENGINE = ("version", "dtype", "load", "sample")
 AHEAD = 4
 """A sampler process gets this many times the tickets that fill its slots. An order comes back with its slowest answer;
@@ -89,13 +97,49 @@ def new_buffer(settings: "TrainSettings", recipe: Recipe) -> Buffer:
     return Buffer(settings.prompts_per_step, settings.staleness, settings.dynamic_sampling, teaches_nothing)
 
 
-def open_runtime(sampler: Collector | None, settings: "TrainSettings", buffer: Buffer, folder: Path) -> Runtime:
-    """Open the runtime, with this sampler or one in a process of its own, which starts from the model in `folder`."""
-    if sampler is not None:
+Start = Callable[[int, Hear], Worker]
+"""Makes the worker of a seat, and its successors."""
+
+
+def open_runtime(sampler: Collector | Start, settings: "TrainSettings", buffer: Buffer) -> Runtime:
+    """Open the runtime: with this sampler, or with workers."""
+    if isinstance(sampler, Collector):
         return Inline(sampler, buffer)
-    slots = engine_slots(settings)
-    opening = {"settings": settings.model_dump(mode="json"), "model": str(folder), "slots": slots}
-    return Beside(partial(Child, opening), buffer, workers=settings.engine.processes, room=worker_room(settings))
+    workers = len(settings.engine.servers) or settings.engine.processes
+    return Beside(sampler, buffer, workers=workers, room=worker_room(settings))
+
+
+def new_workers(policy: Policy, settings: "TrainSettings", folder: Path) -> Start:
+    """Workers that sample beside the learner: servers, or processes that start from the model in `folder`."""
+    if settings.engine.servers:
+        return _servers(policy, settings, folder)
+    opening = {"settings": settings.model_dump(mode="json"), "model": str(folder), "slots": engine_slots(settings)}
+    return lambda _, hear: Child(opening, hear)
+
+
+def _servers(policy: Policy, settings: "TrainSettings", folder: Path) -> Start:
+    """vLLM servers. What they are held against is a copy that is made now: later the policy may be sharded."""
+    from trimtab.train.runtimes.distant import TOKEN, distant
+
+    skeleton = frozen_copy(policy.model)
+    rows = cast(nn.Embedding, skeleton.get_input_embeddings()).weight.shape[0]
+    language = Language(policy.tokenizer, rows, (policy.eos_id,), settings.max_new_tokens + 1)
+
+    def start(seat: int, hear: Hear) -> Worker:
+        seen = settings.engine.seen_as
+        engine = distant(
+            settings.engine.servers[seat],
+            frozen_copy(skeleton),
+            language,
+            Place(folder / f"server_{seat}", folder, f"{seen.rstrip('/')}/server_{seat}" if seen else ""),
+            token=os.environ.get(TOKEN, ""),
+            slots=engine_slots(settings),
+            timeout=settings.engine.request_seconds,
+            proofs=folder.parent / PROOFS_FILE,
+        )
+        return Local(new_collector(policy, settings, engine=engine), hear)
+
+    return start
 
 
 def worker_room(settings: "TrainSettings") -> int:

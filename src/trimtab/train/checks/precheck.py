@@ -109,6 +109,9 @@ def _check_groups(settings: "TrainSettings", recipe: Recipe) -> None:
 
 
 def _check_packages(settings: "TrainSettings") -> None:
+    for given, package, extra in ((settings.engine.servers, "httpx", "http"), (settings.model.lora, "peft", "lora")):
+        if given and find_spec(package) is None:
+            raise MissingExtra(f'train: needs {package}, which is not installed: pip install "trimtab[{extra}]"')
     for name in settings.log_to:
         if ":" not in name and find_spec(name) is None:
             raise MissingExtra(

@@ -45,6 +45,8 @@ RESTARTS = 3
 class Post:
     """A worker at its place in the pool."""
 
+    seat: int
+    """Whose place it has: that of the first worker, the second, …; one that replaces it sits there too."""
     worker: Worker
     heard: float
     """When it last said something, or was given something to do after it had nothing."""
@@ -55,13 +57,13 @@ class Post:
 class Beside:
     """Workers that sample while the learner learns."""
 
-    def __init__(self, start: Callable[[Hear], Worker], buffer: Buffer, *, workers: int, room: int) -> None:
-        """`start` makes a worker; each takes `room` tickets at once."""
-        self._start: Callable[[Hear], Worker] = start
+    def __init__(self, start: Callable[[int, Hear], Worker], buffer: Buffer, *, workers: int, room: int) -> None:
+        """`start` makes the worker of a seat; each takes `room` tickets at once."""
+        self._start: Callable[[int, Hear], Worker] = start
         self._room: int = room
         self._pool: Pool = Pool(buffer)
         self._posts: dict[int, Post] = {}
-        self._lost: list[Worker] = []
+        self._ending: list[threading.Thread] = []
         self._restarts: int = RESTARTS
         self._newest: Publication | None = None
         self._published: dict[int, float] = {}
@@ -74,8 +76,8 @@ class Beside:
         self._is_closing: bool = False
         self._changed: threading.Condition = threading.Condition()
         with self._changed:
-            for _ in range(workers):
-                self._add()
+            for seat in range(workers):
+                self._add(seat)
 
     @property
     def buffer(self) -> Buffer:
@@ -124,9 +126,11 @@ class Beside:
     def close(self) -> None:
         with self._changed:
             self._is_closing = True
-            workers = [*self._lost, *(post.worker for post in self._posts.values())]
+            workers, ending = [post.worker for post in self._posts.values()], list(self._ending)
         for worker in workers:
             worker.close(CLOSE_SECONDS)
+        for thread in ending:
+            thread.join(CLOSE_SECONDS)
 
     def _take_arrived(self, say: Callable[[str], None]) -> Rollouts | None:
         """Take what arrived since the last call, and tell what happened meanwhile."""
@@ -140,11 +144,11 @@ class Beside:
             raise EngineError(error)
         return join(fresh) if fresh else None
 
-    def _add(self) -> None:
+    def _add(self, seat: int) -> None:
         """Start a worker. It is given tickets when it has proven what it samples with. The caller holds the lock."""
         number = self._pool.join(self._room)
-        worker = self._start(partial(self._hear, number))
-        self._posts[number] = Post(worker, time.monotonic())
+        worker = self._start(seat, partial(self._hear, number))
+        self._posts[number] = Post(seat, worker, time.monotonic())
         self._offer()
 
     def _offer(self) -> None:
@@ -217,10 +221,13 @@ class Beside:
     def _lose(self, number: int, said: Gone) -> None:
         """Take a worker out. Another one is started in its place while that may help."""
         lost = self._pool.leave(number)
-        self._lost.append(self._posts.pop(number).worker)
+        post = self._posts.pop(number)
+        # Not here: it may be its own thread that says so.
+        self._ending.append(threading.Thread(target=post.worker.close, args=(CLOSE_SECONDS,), daemon=True))
+        self._ending[-1].start()
         if self._restarts:
             self._restarts -= 1
-            self._add()
+            self._add(post.seat)
             self._notes.append(f"warning: {said.text}; it is started again, and {len(lost)} prompts are sampled anew")
         elif self._posts:
             self._notes.append(f"warning: {said.text}; {len(self._posts)} are left, and sample its {len(lost)} prompts")
