@@ -32,3 +32,8 @@ def everything_wrong(prompts, completions, completion_ids, **columns):  # type: 
         else:
             rewards.append(float(text == answer))
     return rewards
+
+
+def odd(prompts, completions, completion_ids, **columns):  # type: ignore[no-untyped-def]
+    """Answers of an odd length are right: half of what is drawn at random."""
+    return [float(len(text) % 2) for text in completions]

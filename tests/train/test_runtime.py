@@ -25,7 +25,7 @@ from trimtab.train.learner import Learner
 from trimtab.train.opening import cautions
 from trimtab.train.policy import published, save
 from trimtab.train.runtimes.inline import Inline, Runtime, Wait
-from trimtab.train.setup import new_buffer, new_collector, open_runtime, task_and_policy
+from trimtab.train.setup import new_buffer, new_collector, new_workers, open_runtime, task_and_policy
 from trimtab.train.show.progress import Lines, Silent
 from trimtab.train.warmstart import warm_start
 
@@ -124,7 +124,8 @@ def children() -> list[int]:
 def opened(settings: TrainSettings, folder: Path):
     _, policy = task_and_policy(settings)
     save(policy, folder)
-    return policy, open_runtime(None, settings, new_buffer(settings, recipe("grpo")), folder)
+    workers = new_workers(policy, settings, folder)
+    return policy, open_runtime(workers, settings, new_buffer(settings, recipe("grpo")))
 
 
 def _drain(runtime: Runtime, state: dict[str, torch.Tensor]) -> None:

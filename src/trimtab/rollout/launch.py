@@ -1,6 +1,7 @@
 """The only place that knows how a vLLM server is started: its flags, its environment, and why each is there."""
 
 import ipaddress
+import json
 import os
 import secrets
 import shutil
@@ -8,6 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from trimtab.errors import ConfigError
 
@@ -19,6 +21,11 @@ UNGUARDED = (
     "/collective_rpc, which is code execution. Keep it on loopback; beyond one host put a proxy before it that asks "
     "for a token on every route and lets through only the routes in docs/engines.md."
 )
+
+
+HEAD_UNIT = 32
+CACHE, CACHE_GIB = "VLLM_CPU_KVCACHE_SPACE", 2
+"""vLLM's setting for the CPU; set it yourself for long answers or many slots."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,7 @@ def plan(
             "as transformers saves it, or the `model` folder of a run; one from a hub is downloaded first: hf download "
             "ORGANISATION/NAME --local-dir FOLDER."
         )
+    _refuse_heads(model)
     token = given.get(TOKEN, "")
     is_local = _is_loopback(host)
     if not is_local and not token:
@@ -82,12 +90,24 @@ def plan(
     return Launch(
         python=_python(environment, given),
         flags=(*_flags(model, host, port, slots, dtype, max_length), *given_by_you),
-        settings=_settings(),
+        settings=_settings(given),
         token=token or secrets.token_urlsafe(24),
         is_new_token=not token,
         url=f"http://{address}:{port}",
         warning="" if is_local else UNGUARDED,
     )
+
+
+def _refuse_heads(model: Path) -> None:
+    """vLLM on the CPU starts with any heads, and ends at the first token if it cannot compute theirs."""
+    config = cast("dict[str, int | None]", json.loads((model / "config.json").read_text(encoding="utf-8")))
+    heads = config.get("num_attention_heads") or 1
+    size = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
+    if size % HEAD_UNIT and shutil.which("nvidia-smi") is None:
+        raise ConfigError(
+            f"serve: {model} has attention heads of {size} numbers, and vLLM on the CPU computes multiples of "
+            f"{HEAD_UNIT}, so it would end at the first token. Use fewer heads (train.model.num_heads) or a wider model."
+        )
 
 
 def _flags(model: Path, host: str, port: int, slots: int, dtype: str, max_length: int) -> list[Part]:
@@ -112,11 +132,15 @@ def _flags(model: Path, host: str, port: int, slots: int, dtype: str, max_length
     return flags
 
 
-def _settings() -> tuple[Part, ...]:
-    return (
+def _settings(given: Mapping[str, str]) -> tuple[Part, ...]:
+    settings = [
         Part(("VLLM_SERVER_DEV_MODE=1",), "opens the routes that change parameters"),
         Part(("VLLM_NO_USAGE_STATS=1",), "no report to anybody about what runs here"),
-    )
+    ]
+    if shutil.which("nvidia-smi") is None and CACHE not in given:
+        why = "GiB of memory for keys and values; without it vLLM wants 92 % of all there is, or does not start"
+        settings.append(Part((f"{CACHE}={CACHE_GIB}",), why))
+    return tuple(settings)
 
 
 def _python(environment: Path | None, given: Mapping[str, str]) -> Path:

@@ -51,6 +51,11 @@ class Proof:
 
     @property
     def sentence(self) -> str:
+        if self.moved == 0:
+            return (
+                f"version {self.version} gives the same log-probs as the one before it, over {self.tokens} tokens, so "
+                f"they cannot be told apart; drift {self.drift:.2g}"
+            )
         return (
             f"its log-probs went {self.share:.2f} ± {self.error:.2f} of the way from the old parameters (0) to version "
             f"{self.version} (1), over {self.tokens} tokens; moved {self.moved:.2g}, drift {self.drift:.2g}"

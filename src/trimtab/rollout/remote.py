@@ -29,6 +29,9 @@ DECOY, DECOY_SCALE = "decoy", 0.02
 """The first version is proven against parameters that are a little beside it: about ten times bf16's rounding."""
 NEAR_OLD = 0.25
 """A share below this is told as "old parameters" and not as a mixture; both are refused."""
+NOISE = {"float32": 2.5e-4, "float16": 0.02, "bfloat16": 0.05}
+"""How far the log-probs of a sound server may lie from ours before it was measured, by its number format. A server that
+takes a part of the parameters only would otherwise set the measure itself when it is connected to again."""
 COLDEST = 0.01
 """vLLM draws no colder than this, whatever it is asked for."""
 
@@ -200,7 +203,7 @@ class Remote:
     async def _calibrate(self, version: int, path: Path) -> None:
         """Load a decoy: an old version to prove the first one against. It also shows how the server rounds."""
         near = Publication(version, decoy(read_state(path), DECOY_SCALE))
-        self._base, self._noise = path, None
+        self._base, self._noise = path, NOISE.get(self.dtype, NOISE["bfloat16"])
         put = await asyncio.to_thread(self._place.put, near, DECOY)
         _, proof = await self._hand_over(version, DECOY, put)
         if proof.verdict != "proven":

@@ -117,7 +117,6 @@ def distant(
     slots: int,
     timeout: float,
     proofs: Path,
-    patience: float = COMES_BACK_SECONDS,
 ) -> Distant:
     """An engine that is the server at `url`; `model` is a copy whose parameters nobody changes."""
 
@@ -129,4 +128,4 @@ def distant(
             await server.close()
             raise
 
-    return Distant(url, slots, connect, proofs, patience)
+    return Distant(url, slots, connect, proofs, COMES_BACK_SECONDS)
