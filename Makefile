@@ -42,7 +42,7 @@ test-all: ## run every test, with every extra; more than an hour
 vllm-env: ## build .vllm-env with vLLM for the CPU; about 4 minutes and 3.5 GB; VLLM_ENV=... is another folder
 	@sh scripts/vllm_env.sh
 
-test-vllm: ## test against real vLLM servers on the CPU; about 7 minutes
+test-vllm: ## test against real vLLM servers on the CPU; about 12 minutes
 	@sh scripts/setup.sh dev
 	@sh scripts/vllm_env.sh
 	@$(RUN_TESTS) -m vllm tests/vllm $(ARGS)
