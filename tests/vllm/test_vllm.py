@@ -48,13 +48,14 @@ pytestmark = [
 class Process:
     """A server as a process of its own; its log lies in the folder."""
 
-    def __init__(self, model: Path, log: Path, *more: str) -> None:
+    def __init__(self, model: Path, log: Path, *more: str, rank: int = 0, dtype: str = "float32") -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._words = [sys.executable, "-m", "trimtab", "serve", str(model), "--port", str(self.port), "--slots", "32"]
-        self._words += ["--dtype", "float32", "--max-length", str(LENGTH), "--env", str(VLLM), "--", *more]
+        self._words += ["--dtype", dtype, "--max-length", str(LENGTH), "--lora-rank", str(rank)]
+        self._words += ["--env", str(VLLM), "--", *more]
         self._log = log
         self.start()
 
@@ -135,10 +136,12 @@ class Changed(Server):
         super().__init__(process.url, token=TOKEN, timeout=120)
         self.faults = set(faults)
 
-    async def generate(self, ids: Any, how: Any, stop_ids: Any, seed: int, *, top: int = 0) -> Answer:
+    async def generate(
+        self, ids: Any, how: Any, stop_ids: Any, seed: int, *, top: int = 0, adapter: str = ""
+    ) -> Answer:
         if "warmer" in self.faults:
             how = replace(how, temperature=how.temperature * 1.25)
-        answer = await super().generate(ids, how, stop_ids, seed, top=top)
+        answer = await super().generate(ids, how, stop_ids, seed, top=top, adapter=adapter)
         return replace(answer, cached=None) if "silent" in self.faults else answer
 
     async def pause(self) -> None:

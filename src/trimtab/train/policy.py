@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trimtab.errors import ConfigError
 from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.tokenizer import character_tokenizer
-from trimtab.train.adapter import adapter_state, has_adapter, merged_state, write_adapter
+from trimtab.train.adapter import adapter_of, has_adapter, merged_state
 from trimtab.train.record.disk import make_folder, whole_folder, write_json, writing
 from trimtab.train.world import World, alone, local, whole
 
@@ -185,7 +185,7 @@ def save(policy: Policy, folder: Path, world: World = alone) -> None:
     """
     state = published(policy.model)
     critic = {name: whole(tensor) for name, tensor in policy.critic.state_dict().items()}
-    adapter = adapter_state(policy.model)
+    adapter = adapter_of(policy.model)
     if not world.is_first:
         return
     make_folder(folder.parent)
@@ -199,9 +199,9 @@ def save(policy: Policy, folder: Path, world: World = alone) -> None:
         # Not model.save_pretrained: it draws a progress bar of its own on the terminal.
         _save_file(state, draft / WEIGHTS_FILE)
         _save_file(critic, draft / CRITIC_FILE)
-        if adapter:
+        if adapter is not None:
             (draft / ADAPTER_FOLDER).mkdir()
-            write_adapter(policy.model, adapter, draft / ADAPTER_FOLDER)
+            adapter.write(draft / ADAPTER_FOLDER)
 
 
 def _save_file(state: dict[str, Tensor], path: Path) -> None:
