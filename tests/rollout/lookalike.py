@@ -218,6 +218,7 @@ class Lookalike:
             return 400, _error(f"The lora adapter '{name}' has already been loaded.")
         try:
             found = read_adapter(Path(given["lora_path"]))
+            assert {"r", "lora_alpha", "target_modules"} <= set(found.config)
         except Exception:
             return 404, _error(f"Loading lora {name} failed: No adapter found")
         if self._passes("old_adapter") and before:

@@ -34,7 +34,8 @@ def adapter(policy: Policy, version: int, rank: int = RANK) -> Adapter:
             state[f"{home}.lora_A.weight"] = 0.3 * torch.randn(rank, tensor.shape[1], generator=random)
             steps = torch.randn(8, tensor.shape[0], rank, generator=random)
             state[f"{home}.lora_B.weight"] = 0.003 * steps[:version].sum(0)
-    return Adapter(state, {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank})
+    targets = sorted(name.split(".")[-3] for name in state if "lora_A" in name)
+    return Adapter(state, {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": targets})
 
 
 def version_of(policy: Policy, version: int, rank: int = RANK) -> Publication:

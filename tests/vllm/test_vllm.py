@@ -103,7 +103,7 @@ def process(folder: Path) -> Iterator[Process]:
 
 
 def language(policy: Policy) -> Language:
-    return Language(policy.tokenizer, len(policy.tokenizer), (policy.eos_id,), LENGTH)
+    return Language(policy.tokenizer, len(policy.tokenizer), policy.eos_ids, LENGTH)
 
 
 async def connect(process: Process, policy: Policy, folder: Path, server: Server | None = None) -> Remote:
@@ -272,7 +272,7 @@ async def test_a_foreign_tokenizer_and_vocabulary_are_refused(process: Process, 
         (other, len(other), "its tokenizer reads the ids"),
         (policy.tokenizer, len(other) + 1, "its model does not have 99 ids"),
     ):
-        tongue = Language(tokenizer, ids, (policy.eos_id,), LENGTH)
+        tongue = Language(tokenizer, ids, policy.eos_ids, LENGTH)
         with pytest.raises(EngineError, match=said):
             await Remote.connect(Server(process.url, token=TOKEN), place=place, scores=scores, language=tongue)
 
@@ -321,7 +321,7 @@ async def test_raw_log_probs_and_another_chat_template_are_refused_at_the_door(
             await connect(other, policy, folder)
         same = character_tokenizer(ALPHABET)
         same.chat_template = TEMPLATE
-        tongue = Language(same, len(same), (policy.eos_id,), LENGTH)
+        tongue = Language(same, len(same), policy.eos_ids, LENGTH)
         place, scores = Place(folder.parent / "versions", folder), ModelScores(policy.model)
         with pytest.raises(EngineError, match="they are raw: of another distribution") as caught:
             await Remote.connect(Server(other.url, token=TOKEN), place=place, scores=scores, language=tongue)

@@ -47,7 +47,13 @@ class Policy:
 
     @property
     def eos_id(self) -> int:
+        """The tokenizer's own end token: what a right answer is closed with in a warm start."""
         return cast(int, self.tokenizer.eos_token_id)
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every token that ends an answer: the tokenizer's, and those that the generation config names besides."""
+        return end_ids(self.model, self.tokenizer)
 
     @property
     def dtype(self) -> str:
@@ -115,6 +121,17 @@ def make_policy(
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         _ = model.train()  # transformers checkpoints in this mode only
     return Policy(model=model, tokenizer=tokenizer, critic=new_critic(width))
+
+
+def end_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast") -> tuple[int, ...]:
+    """The tokenizer's end token first, then those of generation_config.json, which may name one or several.
+
+    An id without an embedding is left out: it is never drawn, and some servers refuse it.
+    """
+    rows = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0]
+    named = cast("int | list[int] | None", model.generation_config.eos_token_id)
+    more = [] if named is None else [named] if isinstance(named, int) else named
+    return tuple(dict.fromkeys((cast(int, tokenizer.eos_token_id), *(one for one in more if 0 <= one < rows))))
 
 
 def parameter_norm(policy: Policy) -> float:
