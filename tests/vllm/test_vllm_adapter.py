@@ -1,6 +1,6 @@
 """Real vLLM servers that take adapters: a version is a folder of a few kilobytes, loaded under a name of its own.
 
-`make test-vllm` runs it; this file takes about 2 minutes on two cores, most of it two starts.
+`make test-vllm` runs it; this file took 13 minutes on two cores that had other work to do, 6 of them two starts.
 """
 
 import asyncio
