@@ -84,7 +84,7 @@ def measured(setting: Setting, rounds: int) -> None:
 
 def _engine(policy: Policy, format: str) -> tuple[Embedded, float]:
     """A loaded engine, and the best time of ten loads without the publisher's checksum."""
-    engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id, format=format)
+    engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_ids=policy.eos_ids, format=format)
     state = published(policy.model)
     named = digest(state)
     times: list[float] = []

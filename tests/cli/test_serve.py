@@ -53,6 +53,15 @@ def test_every_flag_has_its_reason_and_the_command_is_whole(model: Path) -> None
     assert all(len(line.strip().split("  ")[-1].split()) >= 3 for line in reasons)
 
 
+def test_a_rank_opens_the_server_for_adapters(model: Path) -> None:
+    plain, said = serve(str(model), "--dry-run"), serve(str(model), "--lora-rank", "12", "--dry-run")
+    for words in ("VLLM_ALLOW_RUNTIME_LORA_UPDATING=True", "--enable-lora", "--max-lora-rank 16", "--max-loras 1"):
+        assert words in said
+        assert words not in plain
+    with pytest.raises(ConfigError, match=r"--lora-rank 600 is more than vLLM takes \(512\)"):
+        serve(str(model), "--lora-rank", "600", "--dry-run")
+
+
 def test_the_token_is_handed_over_in_the_environment_and_never_in_the_command(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

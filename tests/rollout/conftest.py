@@ -26,7 +26,7 @@ def policy() -> Policy:
 
 @pytest.fixture
 def engine(policy: Policy) -> Embedded:
-    built = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id)
+    built = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_ids=policy.eos_ids)
     state = published(policy.model)
     built.load(state, 0, digest(state))
     return built

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import DynamicCache
 
+from trimtab.rollout.adapter import Adapter, read_adapter
 from trimtab.train.policy import Policy
 
 BLOCK, LENGTH, SLOTS = 8, 80, 8
@@ -40,8 +41,10 @@ class Lookalike:
     `faults` holds the names of what goes wrong; `times` says how often, for those that pass.
     """
 
-    def __init__(self, policy: Policy, folder: Path, *, token: str = "", faults: str = "", times: int = 0) -> None:
-        self.policy, self.folder, self.token = policy, folder, token
+    def __init__(
+        self, policy: Policy, folder: Path, *, token: str = "", faults: str = "", times: int = 0, rank: int = 0
+    ) -> None:
+        self.policy, self.folder, self.token, self.rank = policy, folder, token, rank
         self.faults = set(faults.split())
         self.times = times
         self.hold = asyncio.Event()
@@ -59,7 +62,8 @@ class Lookalike:
         self.model = copy.deepcopy(self.policy.model)
         self.model.load_state_dict(load_file(self.folder / "model.safetensors"))
         self.label = "default"
-        self.cache: dict[tuple[int, ...], DynamicCache] = {}
+        self.cache: dict[tuple[str, tuple[int, ...]], DynamicCache] = {}
+        self.adapters: dict[str, Adapter] = {}
         self.go = asyncio.Event()
         self.go.set()
         self.stop = asyncio.Event()
@@ -142,7 +146,8 @@ class Lookalike:
     @property
     def closed(self) -> set[str]:
         no_tokenizer = {"/tokenizer_info"} if "no_tokenizer_info" in self.faults else set()
-        return no_tokenizer | ({"/server_info", "/pause"} if "no_dev_mode" in self.faults else set())
+        no_adapters = {"/v1/load_lora_adapter"} if not self.rank or "no_updates" in self.faults else set()
+        return no_tokenizer | no_adapters | ({"/server_info", "/pause"} if "no_dev_mode" in self.faults else set())
 
     async def _other(self, path: str, query: dict[str, str], given: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         tokenizer = self.policy.tokenizer
@@ -156,6 +161,7 @@ class Lookalike:
                     "model_config": {"dtype": "torch.float32"},
                     "cache_config": {"block_size": BLOCK, "enable_prefix_caching": True},
                     "scheduler_config": {"max_num_seqs": SLOTS},
+                    "lora_config": {"max_lora_rank": self.rank} if self.rank else None,
                 }
             }
         if path == "/tokenizer_info":
@@ -176,6 +182,11 @@ class Lookalike:
             self.go.set()
         elif path == "/collective_rpc":
             return self._reload(given)
+        elif path == "/v1/load_lora_adapter":
+            return self._load_adapter(given)
+        elif path == "/v1/unload_lora_adapter":
+            if self.adapters.pop(given["lora_name"], None) is None:
+                return 404, _error("The lora adapter cannot be found.")
         elif path == "/update_weight_version":
             self.label = given["new_version"]
         elif path == "/reset_prefix_cache":
@@ -201,6 +212,24 @@ class Lookalike:
         self.model.load_state_dict(state, strict="half_of_them" not in self.faults)
         return 200, {"results": [None]}
 
+    def _load_adapter(self, given: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        name, before = given["lora_name"], list(self.adapters.values())
+        if name in self.adapters:
+            return 400, _error(f"The lora adapter '{name}' has already been loaded.")
+        try:
+            found = read_adapter(Path(given["lora_path"]))
+            assert {"r", "lora_alpha", "target_modules"} <= set(found.config)
+        except Exception:
+            return 404, _error(f"Loading lora {name} failed: No adapter found")
+        if self._passes("old_adapter") and before:
+            found = before[-1]
+        if "no_adapter" in self.faults:
+            found = Adapter({}, found.config)
+        if "half_of_it" in self.faults:
+            found = Adapter({one: values for one, values in found.state.items() if "mlp" not in one}, found.config)
+        self.adapters[name] = found
+        return (503, _error("lost")) if self._passes("loaded_but_busy") else (200, {"Success": ""})
+
     # ----------------------------------------------------------------------------------------------------- generating
 
     async def _generate(self, given: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -211,13 +240,17 @@ class Lookalike:
             return 400, {"error": {"message": f"Token id {max(ids)} is out of vocabulary"}}
         if max(ids) >= len(self.policy.tokenizer):
             ids = [min(one, len(self.policy.tokenizer) - 1) for one in ids]
+        if given.get("model", "") and given["model"] not in self.adapters:
+            return 404, _error(f"The model `{given['model']}` does not exist.")
         self.sent.append(given)
         self.running += 1
         self.busiest = max(self.busiest, self.running)
         try:
             await self.go.wait()
             stop = self.stop
-            label, scored = self.label, self._score(ids, how)
+            if given.get("model", "") and given["model"] not in self.adapters:
+                return 404, _error(f"The model `{given['model']}` does not exist.")
+            label, scored = self.label, self._score(ids, how, given.get("model", ""))
             aborted = False
             if how.get("stop_token_ids") and not self.hold.is_set():
                 waits = {asyncio.ensure_future(self.hold.wait()), asyncio.ensure_future(stop.wait())}
@@ -229,7 +262,7 @@ class Lookalike:
             self.running -= 1
         return 200, self._answer(given, *scored, label=label, aborted=aborted)
 
-    def _score(self, ids: list[int], how: dict[str, Any]) -> tuple[list[int], torch.Tensor, int]:
+    def _score(self, ids: list[int], how: dict[str, Any], adapter: str) -> tuple[list[int], torch.Tensor, int]:
         """Draw the answer and score it, with the cached part of the prompt as it was computed back then."""
         draw = random.Random(how.get("seed", 0))
         answer: list[int] = []
@@ -241,20 +274,24 @@ class Lookalike:
         temperature **= 2 if "square" in self.faults else 1
         whole = (len(ids) - 1) // BLOCK * BLOCK
         prefix = tuple(ids[:whole])
-        cached = whole if prefix in self.cache else 0
+        key = ("" if "one_cache" in self.faults else adapter, prefix)
+        cached = whole if key in self.cache else 0
         if whole and not cached:
-            self.cache[prefix] = self._forward(list(prefix), DynamicCache())[1]
+            self.cache[key] = self._forward(list(prefix), DynamicCache(), adapter)[1]
         past = DynamicCache()
         if whole:
-            for index, layer in enumerate(self.cache[prefix].layers):
+            for index, layer in enumerate(self.cache[key].layers):
                 past.update(layer.keys.clone(), layer.values.clone(), index)
-        logits, _ = self._forward([*ids[whole:], *answer[:-1]], past)
+        logits, _ = self._forward([*ids[whole:], *answer[:-1]], past, adapter)
         logits = logits[len(ids) - whole - 1 :]
         return answer, (logits / temperature).log_softmax(-1), cached
 
-    def _forward(self, ids: list[int], past: DynamicCache) -> tuple[torch.Tensor, DynamicCache]:
+    def _forward(self, ids: list[int], past: DynamicCache, adapter: str) -> tuple[torch.Tensor, DynamicCache]:
+        state = self.model.state_dict()
+        state = self.adapters[adapter].merged(state) if adapter else state
+        given = {"input_ids": torch.tensor([ids]), "past_key_values": past, "use_cache": True}
         with torch.inference_mode():
-            out = self.model(input_ids=torch.tensor([ids]), past_key_values=past, use_cache=True)
+            out = torch.func.functional_call(self.model, state, kwargs=given)
         return out.logits[0].float(), out.past_key_values
 
     def _answer(
@@ -278,6 +315,7 @@ class Lookalike:
             content[-1]["logprob"] = -9999.0
         spans = [] if "no_labels" in self.faults else [{"version": label, "start": 0, "end": len(answer)}]
         found = {
+            "model": "base" if "renamed" in self.faults else given.get("model") or "base",
             "request_id": f"generate-tokens-{given.get('request_id', '')}",
             "usage": {"prompt_tokens_details": {"cached_tokens": 0 if "stale_cache_silent" in self.faults else cached}},
             "choices": [
@@ -291,3 +329,7 @@ class Lookalike:
         }
         earlier, self._earlier = self._earlier, found
         return earlier if earlier is not None and self._passes("duplicated") else found
+
+
+def _error(said: str) -> dict[str, Any]:
+    return {"error": {"message": said}}

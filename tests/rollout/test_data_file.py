@@ -173,9 +173,21 @@ BAD = {
         b'{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "b"}',
         r"'prompt'\[0\] has content = \[\{'type': 'image'\}\] \(list\), not a text",
     ),
-    "tool call": (
-        b'{"prompt": [{"role": "a", "content": "b", "name": "c"}], "answer": "b"}',
-        "has 'name', which no chat",
+    "strange key": (
+        b'{"prompt": [{"role": "a", "content": "b", "colour": "c"}], "answer": "b"}',
+        "has 'colour', which no chat template reads",
+    ),
+    "tool calls": (
+        b'{"prompt": [{"role": "a", "content": "b", "tool_calls": "c"}], "answer": "b"}',
+        "has tool_calls = 'c' .str., not a list of calls",
+    ),
+    "tools": (
+        b'{"prompt": [{"role": "a", "content": "b"}], "tools": ["add"], "answer": "b"}',
+        "'tools' is .'add'. .list., not a list of tools.*tools_column",
+    ),
+    "tools text": (
+        b'{"prompt": [{"role": "a", "content": "b"}], "tools": "add", "answer": "b"}',
+        "'tools' is 'add' .str., which is not JSON",
     ),
     "no answer": (b'{"prompt": "a"}', "line 1: has no 'answer', so no answer could be right"),
     "list answer": (

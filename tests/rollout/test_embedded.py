@@ -37,7 +37,7 @@ def logp_alone(policy: Policy, prompt: tuple[int, ...], sample: Sample, temperat
 
 
 def fresh(policy: Policy, **settings: object) -> Embedded:
-    built = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id, **settings)  # type: ignore[arg-type]
+    built = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_ids=policy.eos_ids, **settings)  # type: ignore[arg-type]
     state = published(policy.model)
     built.load(state, 0, digest(state))
     return built
@@ -227,11 +227,11 @@ def test_senseless_requests_are_refused(engine: Embedded, policy: Policy, prompt
         _ = engine.sample([Request((3,), 0), Request((), 1)], Greedy(max_new_tokens=4))
     with pytest.raises(EngineError, match="request 1 holds id 99 and the model knows 14 ids"):
         _ = engine.sample([Request((3,), 0), Request((99,), 1)], Greedy(max_new_tokens=4))
-    empty = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id)
+    empty = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_ids=policy.eos_ids)
     with pytest.raises(EngineError, match="nothing was loaded yet"):
         _ = empty.sample(requests(prompts), Greedy(max_new_tokens=4))
     with pytest.raises(ConfigError, match="no entry is called 'int9'"):
-        _ = Embedded(frozen_copy(policy.model), pad_id=0, eos_id=1, format="int9")
+        _ = Embedded(frozen_copy(policy.model), pad_id=0, eos_ids=(1,), format="int9")
     assert engine.sample([], Greedy(max_new_tokens=4)) == []
 
 

@@ -50,7 +50,7 @@ def built(name: str) -> PreTrainedModel:
 @pytest.mark.parametrize("name", MODELS)
 def test_logp_is_that_of_the_models_own_forward_pass(name: str, max_rows: int) -> None:
     model = built(name)
-    engine = Embedded(frozen_copy(model), pad_id=0, eos_id=1, max_rows=max_rows)
+    engine = Embedded(frozen_copy(model), pad_id=0, eos_ids=(1,), max_rows=max_rows)
     state = published(model)
     engine.load(state, 0, digest(state))
     prompts = [(5, 6, 7), (8,), (9, 10, 11, 12, 13, 14, 15, 16), (5, 3)]
@@ -70,7 +70,7 @@ def test_a_state_dict_with_tied_names_loads_like_one_without(name: str) -> None:
     model = built(name)
     whole = {key: tensor.detach() for key, tensor in model.state_dict().items()}
     assert len(whole) == len(published(model)) + 1
-    engine = Embedded(frozen_copy(model), pad_id=0, eos_id=1)
+    engine = Embedded(frozen_copy(model), pad_id=0, eos_ids=(1,))
     engine.load(whole, 0, digest(whole))
     engine.load(published(model), 1, digest(published(model)))
     torn = {key: tensor.clone() for key, tensor in whole.items()}
@@ -83,12 +83,12 @@ def test_a_model_that_remembers_more_than_keys_is_refused() -> None:
     model = built("qwen3, grouped heads")
     model.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(EngineError, match=r"layers of kind \['linear_attention'\]"):
-        _ = Embedded(model, pad_id=0, eos_id=1)
+        _ = Embedded(model, pad_id=0, eos_ids=(1,))
 
 
 def test_answers_longer_than_a_position_table_are_refused() -> None:
     model = built("gpt2")
-    engine = Embedded(model, pad_id=0, eos_id=1)
+    engine = Embedded(model, pad_id=0, eos_ids=(1,))
     state = {key: tensor.clone() for key, tensor in published(model).items()}
     engine.load(state, 0, digest(state))
     with pytest.raises(EngineError, match="need more than the 64 positions of the model"):
@@ -98,7 +98,7 @@ def test_answers_longer_than_a_position_table_are_refused() -> None:
 def test_rows_that_wait_to_leave_stay_inside_the_position_table() -> None:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=10, n_embd=32, n_layer=1, n_head=4, n_positions=12)).eval()
-    engine = Embedded(frozen_copy(model), pad_id=0, eos_id=1, max_rows=16)
+    engine = Embedded(frozen_copy(model), pad_id=0, eos_ids=(1,), max_rows=16)
     state = published(model)
     engine.load(state, 0, digest(state))
     samples = engine.sample([Request((5, 6, 7, 8), row) for row in range(300)], Sampling(8, 1.0))

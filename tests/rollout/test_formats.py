@@ -81,7 +81,7 @@ def test_only_the_matrices_inside_are_rounded(policy: Policy) -> None:
 
 def test_a_transposed_matrix_is_rounded_along_its_inputs() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=24, n_embd=64, n_layer=1, n_head=4, n_positions=64))
-    engine = Embedded(frozen_copy(model), pad_id=0, eos_id=1, format="int4")
+    engine = Embedded(frozen_copy(model), pad_id=0, eos_ids=(1,), format="int4")
     state = published(model)
     engine.load(state, 0, digest(state))
     name = "transformer.h.0.mlp.c_fc.weight"
@@ -97,7 +97,7 @@ def test_coarser_formats_drift_further_and_load_is_pure(policy: Policy) -> None:
     state = published(policy.model)
     drift: dict[str, float] = {}
     for format in ("fp32", "bf16", "int8", "int4", "int3"):
-        engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id, format=format)
+        engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_ids=policy.eos_ids, format=format)
         engine.load(state, 0, digest(state))
         assert engine.dtype == format
         samples = engine.sample(asked, how)

@@ -81,7 +81,7 @@ def test_a_known_model_whose_lean_step_differs_runs_as_it_is(monkeypatch: pytest
 @pytest.mark.parametrize("name", KNOWN)
 def test_an_engine_samples_lean_what_the_model_says_after_every_load(name: str) -> None:
     """Matrices that lie joined are still the model's own: a second load reaches them."""
-    engine = Embedded(frozen_copy(built(KNOWN[name])), pad_id=0, eos_id=1)
+    engine = Embedded(frozen_copy(built(KNOWN[name])), pad_id=0, eos_ids=(1,))
     assert engine.decode == ""
     for version in range(2):
         model = built(KNOWN[name], seed=version + 5)

@@ -45,7 +45,7 @@ async def no_sleep(_: float) -> None:
 
 
 def language(policy: Policy) -> Language:
-    return Language(policy.tokenizer, len(policy.tokenizer), (policy.eos_id,), LENGTH)
+    return Language(policy.tokenizer, len(policy.tokenizer), policy.eos_ids, LENGTH)
 
 
 async def connect(like: Lookalike, place: Path, *, token: str = "", timeout: float = 30, slots: int = 0) -> Remote:
@@ -112,6 +112,20 @@ async def test_whatever_decides_a_draw_is_sent_with_the_request(policy: Policy, 
             "stop_token_ids": [policy.eos_id], "ignore_eos": True, "logprobs": 0, "seed": 7, "detokenize": False,
             "n": 1,
         }  # fmt: skip
+
+
+@asynchronous
+async def test_an_answer_ends_at_any_of_several_end_tokens(policy: Policy, folder: Path, tmp_path: Path) -> None:
+    ends = (policy.eos_id, 7)
+    async with Lookalike(policy, folder) as like:
+        tongue = Language(policy.tokenizer, len(policy.tokenizer), ends, LENGTH)
+        place, scores = Place(tmp_path / "versions", folder), ModelScores(policy.model)
+        engine = await Remote.connect(Server(like.url, sleep=no_sleep), place=place, scores=scores, language=tongue)
+        await engine.load(Publication(0, moved(policy, 0)))
+        samples = [await engine.generate(Request(PROMPT, seed), Sampling(40, 0.7)) for seed in range(20)]
+        assert like.sent[-1]["sampling_params"]["stop_token_ids"] == list(ends)
+        assert {sample.ids[-1] for sample in samples if sample.finish == "eos"} == set(ends)
+        assert not any(set(sample.ids[:-1]) & set(ends) for sample in samples)
 
 
 @asynchronous
@@ -212,7 +226,7 @@ async def test_a_wrong_token_and_too_short_sequences_are_refused_at_the_door(
         with pytest.raises(EngineError, match=r"refuses our token \(HTTP 401\).*TRIMTAB_TOKEN"):
             await connect(like, tmp_path, token="wrong")
         server = Server(like.url, token="right")
-        wide = Language(policy.tokenizer, len(policy.tokenizer), (policy.eos_id,), LENGTH + 1)
+        wide = Language(policy.tokenizer, len(policy.tokenizer), policy.eos_ids, LENGTH + 1)
         with pytest.raises(EngineError, match=f"--max-model-len {LENGTH + 1}"):
             await Remote.connect(server, place=Place(tmp_path, folder), scores=ModelScores(policy.model), language=wide)
 

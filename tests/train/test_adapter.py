@@ -9,11 +9,12 @@ import torch
 
 from trimtab.config.train import LoraSettings, ModelSettings
 from trimtab.errors import ConfigError
+from trimtab.rollout.tokenizer import character_tokenizer
 from trimtab.signal import recipe
 from trimtab.train import TrainSettings, resume, train
-from trimtab.train.adapter import adapter_off, adapter_size, add_adapter, has_adapter
+from trimtab.train.adapter import adapter_of, adapter_off, adapter_size, add_adapter, has_adapter
 from trimtab.train.checks.memory import estimate_memory, model_copies
-from trimtab.train.policy import Policy, frozen_copy, load, published, save
+from trimtab.train.policy import Policy, frozen_copy, load, make_policy, published, save
 from trimtab.train.show.progress import Silent
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -70,6 +71,35 @@ def test_what_is_published_is_a_merged_copy_under_the_old_names(policy: Policy) 
     frozen.load_state_dict(state)
     assert torch.allclose(logits(frozen), logits(policy.model), atol=1e-5)
     assert all(torch.equal(own[name], tensor) for name, tensor in policy.model.state_dict().items())
+
+
+def test_an_adapter_apart_from_its_model_says_the_same_as_the_merged_copy(policy: Policy) -> None:
+    base = published(frozen_copy(policy.model))
+    assert adapter_of(policy.model) is None
+    _ = moved(policy, LoraSettings(rank=2, alpha=3))
+    apart = adapter_of(policy.model)
+    assert apart is not None
+    assert (apart.rank, apart.scaling) == (2, 1.5)
+    for name, tensor in published(policy.model).items():
+        torch.testing.assert_close(apart.merged(base)[name], tensor, atol=1e-7, rtol=0)
+
+
+def test_tied_embeddings_are_published_and_saved_once_and_their_head_gets_no_adapter(tmp_path: Path) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = character_tokenizer("0123456789")
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    built = make_policy(Qwen3ForCausalLM(config), tokenizer, None)
+    names = list(published(built.model))
+    with pytest.raises(ConfigError, match=r"'lm_head' is tied to the embeddings.*Leave it out"):
+        add_adapter(built.model, LoraSettings(rank=2, targets=("lm_head",)), seed=0)
+    _ = moved(built)
+    assert list(published(built.model)) == names
+    save(built, tmp_path / "model")
+    assert torch.allclose(logits(load(tmp_path / "model").model), logits(built.model), atol=1e-5)
 
 
 def test_peft_reads_the_adapter_and_transformers_the_merged_model(policy: Policy, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from trimtab.train.policy import Policy, frozen_copy, published
 
 def sampled(policy: Policy, reward: list[float], temperature: float = 1.0) -> Rollouts:
     """Three prompts of different length, four answers each."""
-    engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id)
+    engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_ids=policy.eos_ids)
     state = published(policy.model)
     engine.load(state, 0, digest(state))
     prompts = [tuple(encode(policy.tokenizer, text)) for text in ("58213=", "7=", "401=")]

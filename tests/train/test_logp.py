@@ -134,7 +134,7 @@ def test_a_support_narrows_the_softmax_in_one_chunk_or_several(policy: Policy) -
 
 
 def test_with_the_support_the_trainer_says_what_the_sampler_said(policy: Policy) -> None:
-    engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id)
+    engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_ids=policy.eos_ids)
     state = published(policy.model)
     engine.load(state, 0, digest(state))
     asked = [Request((4, 5, 6 + row % 3), row) for row in range(12)]

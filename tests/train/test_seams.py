@@ -29,7 +29,7 @@ class Counting:
     dtype = "counted"
 
     def __init__(self, model, tokenizer, settings):
-        self.inner = Embedded(model, pad_id=tokenizer.pad_token_id, eos_id=tokenizer.eos_token_id)
+        self.inner = Embedded(model, pad_id=tokenizer.pad_token_id, eos_ids=(tokenizer.eos_token_id,))
         self.answers = 0
 
     @property

@@ -48,13 +48,14 @@ pytestmark = [
 class Process:
     """A server as a process of its own; its log lies in the folder."""
 
-    def __init__(self, model: Path, log: Path, *more: str) -> None:
+    def __init__(self, model: Path, log: Path, *more: str, rank: int = 0, dtype: str = "float32") -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._words = [sys.executable, "-m", "trimtab", "serve", str(model), "--port", str(self.port), "--slots", "32"]
-        self._words += ["--dtype", "float32", "--max-length", str(LENGTH), "--env", str(VLLM), "--", *more]
+        self._words += ["--dtype", dtype, "--max-length", str(LENGTH), "--lora-rank", str(rank)]
+        self._words += ["--env", str(VLLM), "--", *more]
         self._log = log
         self.start()
 
@@ -102,7 +103,7 @@ def process(folder: Path) -> Iterator[Process]:
 
 
 def language(policy: Policy) -> Language:
-    return Language(policy.tokenizer, len(policy.tokenizer), (policy.eos_id,), LENGTH)
+    return Language(policy.tokenizer, len(policy.tokenizer), policy.eos_ids, LENGTH)
 
 
 async def connect(process: Process, policy: Policy, folder: Path, server: Server | None = None) -> Remote:
@@ -135,10 +136,12 @@ class Changed(Server):
         super().__init__(process.url, token=TOKEN, timeout=120)
         self.faults = set(faults)
 
-    async def generate(self, ids: Any, how: Any, stop_ids: Any, seed: int, *, top: int = 0) -> Answer:
+    async def generate(
+        self, ids: Any, how: Any, stop_ids: Any, seed: int, *, top: int = 0, adapter: str = ""
+    ) -> Answer:
         if "warmer" in self.faults:
             how = replace(how, temperature=how.temperature * 1.25)
-        answer = await super().generate(ids, how, stop_ids, seed, top=top)
+        answer = await super().generate(ids, how, stop_ids, seed, top=top, adapter=adapter)
         return replace(answer, cached=None) if "silent" in self.faults else answer
 
     async def pause(self) -> None:
@@ -269,7 +272,7 @@ async def test_a_foreign_tokenizer_and_vocabulary_are_refused(process: Process, 
         (other, len(other), "its tokenizer reads the ids"),
         (policy.tokenizer, len(other) + 1, "its model does not have 99 ids"),
     ):
-        tongue = Language(tokenizer, ids, (policy.eos_id,), LENGTH)
+        tongue = Language(tokenizer, ids, policy.eos_ids, LENGTH)
         with pytest.raises(EngineError, match=said):
             await Remote.connect(Server(process.url, token=TOKEN), place=place, scores=scores, language=tongue)
 
@@ -318,7 +321,7 @@ async def test_raw_log_probs_and_another_chat_template_are_refused_at_the_door(
             await connect(other, policy, folder)
         same = character_tokenizer(ALPHABET)
         same.chat_template = TEMPLATE
-        tongue = Language(same, len(same), (policy.eos_id,), LENGTH)
+        tongue = Language(same, len(same), policy.eos_ids, LENGTH)
         place, scores = Place(folder.parent / "versions", folder), ModelScores(policy.model)
         with pytest.raises(EngineError, match="they are raw: of another distribution") as caught:
             await Remote.connect(Server(other.url, token=TOKEN), place=place, scores=scores, language=tongue)

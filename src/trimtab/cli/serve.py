@@ -18,6 +18,7 @@ def run_server(
     slots: int,
     dtype: str,
     max_length: int,
+    lora_rank: int,
     environment: Path | None,
     dry_run: bool,
 ) -> None:
@@ -29,6 +30,7 @@ def run_server(
         slots=slots,
         dtype=dtype,
         max_length=max_length,
+        lora_rank=lora_rank,
         environment=environment,
         more=more,
         given=os.environ,

@@ -201,6 +201,9 @@ def serve(
     max_length: Annotated[
         int, typer.Option(min=0, help="Tokens of the longest sequence, prompt included (0: as the model says).")
     ] = 0,
+    lora_rank: Annotated[
+        int, typer.Option(min=0, help="Take adapters of up to this rank, published alone (0: whole parameters).")
+    ] = 0,
     environment: Annotated[
         Path | None,
         typer.Option("--env", help="The environment that vLLM is installed in. Default: $VLLM_ENV, or .vllm-env."),
@@ -226,6 +229,7 @@ def serve(
         slots=slots,
         dtype=dtype,
         max_length=max_length,
+        lora_rank=lora_rank,
         environment=environment,
         dry_run=dry_run,
     )

@@ -136,10 +136,10 @@ def enter(forward: Forward, batch: Batch | None, requests: Sequence[Request], pl
 
 
 def advance(
-    forward: Forward, batch: Batch, how: Sampling | Greedy, sheet: Sheet, eos_id: int
+    forward: Forward, batch: Batch, how: Sampling | Greedy, sheet: Sheet, eos_ids: Tensor
 ) -> tuple[Batch | None, Drawn]:
     """Draw one token of every answer and compute the next logits. None if no answer goes on."""
-    drawn = _draw(batch, how, sheet, eos_id)
+    drawn = _draw(batch, how, sheet, eos_ids)
     batch, chosen = replace(batch, count=batch.count + 1), drawn.chosen
     if not bool(drawn.stays.all()):
         batch, chosen = batch.keep_answers(drawn.stays), chosen[drawn.stays]
@@ -183,13 +183,13 @@ def _prefill(forward: Forward, requests: Sequence[Request], place: Tensor, pad_i
     )
 
 
-def _draw(batch: Batch, how: Sampling | Greedy, sheet: Sheet, eos_id: int) -> Drawn:
-    """Draw the next token of every answer and write it down."""
+def _draw(batch: Batch, how: Sampling | Greedy, sheet: Sheet, eos_ids: Tensor) -> Drawn:
+    """Draw the next token of every answer and write it down. Any of `eos_ids` ends an answer."""
     cell = (batch.place, batch.count)
     chosen, logp, left = choose(batch.logits.index_select(0, batch.row), how, sheet.random[cell])
     sheet.ids[cell] = chosen
     sheet.logp[cell] = logp
-    ends = (chosen == eos_id) | (batch.count + 1 >= sheet.limit[batch.place])
+    ends = (chosen[:, None] == eos_ids).any(1) | (batch.count + 1 >= sheet.limit[batch.place])
     return Drawn(chosen, ~ends, left)
 
 

@@ -28,12 +28,13 @@ class Embedded:
     """An `Engine` on the CPU or one GPU. Version -1 means that nothing was loaded yet."""
 
     def __init__(
-        self, model: "PreTrainedModel", *, pad_id: int, eos_id: int, format: str = "fp32", max_rows: int = 0
+        self, model: "PreTrainedModel", *, pad_id: int, eos_ids: Sequence[int], format: str = "fp32", max_rows: int = 0
     ) -> None:
+        """`eos_ids`: every token that ends an answer."""
         _check_layers(model)
         self._model: PreTrainedModel = model.float().eval().requires_grad_(False)
         self._pad_id: int = pad_id
-        self._eos_id: int = eos_id
+        self._eos_ids: tuple[int, ...] = tuple(eos_ids)
         self._format: Format = check_format(format)
         self._matrices: dict[str, bool] = linear_weights(model)
         self._vocabulary: int = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0]
@@ -124,7 +125,7 @@ class Embedded:
         return self._running.abort(self._version, keys)
 
     def _new_batch(self) -> Running:
-        return Running(device=self._model.device, pad_id=self._pad_id, eos_id=self._eos_id, slots=self._max_rows)
+        return Running(device=self._model.device, pad_id=self._pad_id, eos_ids=self._eos_ids, slots=self._max_rows)
 
     def _check(self, requests: Sequence[Request], how: Sampling | Greedy) -> None:
         if self._version < 0:

@@ -28,11 +28,17 @@ BUSY = (429, 503)
 LOST_LOGP = -9998.0
 """vLLM writes -9999 for a log-prob that is not a number or minus infinity."""
 FINISHES: dict[str, Finish] = {"stop": "eos", "length": "length", "abort": "abort"}
+ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""Routes that answer with a sentence instead of JSON."""
 Sleep = Callable[[float], Awaitable[None]]
 
 
 class Gone(EngineGone):
     """The server cannot be reached or failed inside, so it is not known what it holds now."""
+
+
+class UnknownAdapter(EngineError):
+    """The server does not know the adapter that a request names: it was replaced, or the server restarted."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class Facts:
     """Requests that it computes at once."""
     eos_token: str
     chat_template: str
+    lora_rank: int = 0
+    """The largest rank of an adapter that it takes; 0: it takes none."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +108,16 @@ class Server:
     # ---------------------------------------------------------------------------------------------------- generating
 
     async def generate(
-        self, ids: Sequence[int], how: Sampling | Greedy, stop_ids: Sequence[int], seed: int, *, top: int = 0
+        self,
+        ids: Sequence[int],
+        how: Sampling | Greedy,
+        stop_ids: Sequence[int],
+        seed: int,
+        *,
+        top: int = 0,
+        adapter: str = "",
     ) -> Answer:
-        """One answer. Without `stop_ids` it is as long as `how` says."""
+        """One answer, with the adapter of that name if one is named. Without `stop_ids` it is as long as `how` says."""
         is_greedy = isinstance(how, Greedy)
         drawing = {
             "temperature": 0.0 if is_greedy else how.temperature,
@@ -122,7 +137,13 @@ class Server:
             "detokenize": False,
             "n": 1,
         }
-        found = await self._ask_generate({"token_ids": list(ids), "sampling_params": drawing})
+        named = {"model": adapter} if adapter else {}
+        found = await self._ask_generate({"token_ids": list(ids), "sampling_params": drawing, **named})
+        if adapter and found.get("model") != adapter:
+            raise EngineError(
+                f"engine {self.url}: was asked to answer with the adapter {adapter!r} and answered with "
+                f"{found.get('model')!r}, so the tokens are another policy's. Look at what stands between."
+            )
         return _answer(self.url, found, stop_ids, how.max_new_tokens)
 
     async def _ask_generate(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -159,6 +180,7 @@ class Server:
             slots=int(info["scheduler_config"]["max_num_seqs"]),
             eos_token=str(told.get("eos_token") or ""),
             chat_template=str(told.get("chat_template") or ""),
+            lora_rank=int((info.get("lora_config") or {}).get("max_lora_rank") or 0),
         )
 
     async def detokenize(self, ids: Sequence[int]) -> str:
@@ -186,6 +208,20 @@ class Server:
         """Read the parameters of a folder into the model."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
         _ = await self._send("POST", "/collective_rpc", json=body)
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Read an adapter from a peft folder. Requests that give its name are answered with it."""
+        body = {"lora_name": name, "lora_path": folder}
+        try:
+            _ = await self._send("POST", ADAPTERS[0], json=body)
+        except EngineError as error:
+            if "has already been loaded" not in str(error):  # an attempt before this one arrived after all
+                raise
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. One that the server does not have is forgotten already."""
+        with suppress(UnknownAdapter):
+            _ = await self._send("POST", ADAPTERS[1], json={"lora_name": name})
 
     async def name(self, label: str) -> None:
         """Name the parameters; the label comes back with every token that they choose. A restart forgets it."""
@@ -251,7 +287,12 @@ class Server:
                 f"engine {self.url}: refuses our token (HTTP 401), so nothing can be asked. Give the token that it was "
                 "started with: TRIMTAB_TOKEN in both environments."
             )
-        if (flag := _flag(status, path)) is not None:
+        if status == 404 and (path == ADAPTERS[1] or path.startswith("/inference")) and not _is_closed(response.text):
+            raise UnknownAdapter(
+                f"engine {self.url}: {path} answers HTTP 404 ({_words(response.text)}), so the adapter that was asked "
+                "for is not there: the server restarted, or another trainer removed it. Load the version again."
+            )
+        if (flag := _flag(status, path, response.text)) is not None:
             raise EngineError(
                 f"engine {self.url}: does not offer {path} (HTTP {status}), so it cannot be used for training. Start "
                 f"it with {flag}; `trimtab serve MODEL` does."
@@ -261,7 +302,7 @@ class Server:
                 f"engine {self.url}: {path} answers HTTP {status} ({_words(response.text)}), so the request failed. "
                 "Look at its log."
             )
-        found = response.json() if response.content else {}
+        found = response.json() if response.content and path not in ADAPTERS else {}
         if not isinstance(found, dict):
             raise EngineError(
                 f"engine {self.url}: {path} answers with {type(found).__name__} instead of an object, so it is not a "
@@ -327,17 +368,24 @@ def _logp(url: str, ids: tuple[int, ...], content: list[dict[str, Any]], ends: S
     return logp
 
 
-def _flag(status: int, path: str) -> str | None:
+def _flag(status: int, path: str, text: str) -> str | None:
     """What a server must be started with, if a route is closed because that is missing."""
     if status == 403 and path.startswith("/inference"):
         return "--enable-scale-out (it opens the route for token ids)"
-    if status != 404:
+    if status != 404 or (path in ADAPTERS and not _is_closed(text)):
         return None
+    if path in ADAPTERS:
+        return "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment (it opens the routes for adapters)"
     if path == "/tokenizer_info":
         return "--enable-tokenizer-info-endpoint (it tells the chat template)"
     if path.startswith("/inference"):
         return "vLLM 0.32 or newer and --enable-scale-out"
     return "VLLM_SERVER_DEV_MODE=1 in its environment (it opens the routes that change parameters)"
+
+
+def _is_closed(text: str) -> bool:
+    """Whether a 404 says that there is no such route, and not that there is no such adapter."""
+    return '"detail"' in text
 
 
 def _pause(attempt: int) -> float:

@@ -16,6 +16,8 @@ from trimtab.errors import ConfigError
 TOKEN, ENVIRONMENT, FOLDER = "TRIMTAB_TOKEN", "VLLM_ENV", ".vllm-env"
 MODULE = "vllm.entrypoints.openai.api_server"
 """Started as a module: the CPU build's `vllm serve` looks for a package of another name and ends."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM 0.32 takes for --max-lora-rank."""
 UNGUARDED = (
     "The token guards only the routes that answer: whoever reaches this port can pause the server and call "
     "/collective_rpc, which is code execution. Keep it on loopback; beyond one host put a proxy before it that asks "
@@ -66,6 +68,7 @@ def plan(
     slots: int,
     dtype: str,
     max_length: int,
+    lora_rank: int = 0,
     environment: Path | None,
     more: Sequence[str],
     given: Mapping[str, str],
@@ -89,8 +92,8 @@ def plan(
     address = f"[{host}]" if ":" in host else host
     return Launch(
         python=_python(environment, given),
-        flags=(*_flags(model, host, port, slots, dtype, max_length), *given_by_you),
-        settings=_settings(given),
+        flags=(*_flags(model, host, port, slots, dtype, max_length), *_adapter_flags(lora_rank), *given_by_you),
+        settings=_settings(given, lora_rank),
         token=token or secrets.token_urlsafe(24),
         is_new_token=not token,
         url=f"http://{address}:{port}",
@@ -132,7 +135,23 @@ def _flags(model: Path, host: str, port: int, slots: int, dtype: str, max_length
     return flags
 
 
-def _settings(given: Mapping[str, str]) -> tuple[Part, ...]:
+def _adapter_flags(rank: int) -> list[Part]:
+    if not rank:
+        return []
+    allowed = next((one for one in LORA_RANKS if one >= rank), None)
+    if allowed is None:
+        raise ConfigError(
+            f"serve: --lora-rank {rank} is more than vLLM takes ({LORA_RANKS[-1]}), so it would not start. Leave it "
+            "out; then whole parameters are published, with the adapter merged into a copy."
+        )
+    return [
+        Part(("--enable-lora",), "takes adapters, so that a version is an adapter alone"),
+        Part(("--max-lora-rank", str(allowed)), f"the smallest that vLLM knows for rank {rank}"),
+        Part(("--max-loras", "1", "--max-cpu-loras", "2"), "one adapter answers; the next one is read beside it"),
+    ]
+
+
+def _settings(given: Mapping[str, str], lora_rank: int) -> tuple[Part, ...]:
     settings = [
         Part(("VLLM_SERVER_DEV_MODE=1",), "opens the routes that change parameters"),
         Part(("VLLM_NO_USAGE_STATS=1",), "no report to anybody about what runs here"),
@@ -140,6 +159,8 @@ def _settings(given: Mapping[str, str]) -> tuple[Part, ...]:
     if shutil.which("nvidia-smi") is None and CACHE not in given:
         why = "GiB of memory for keys and values; without it vLLM wants 92 % of all there is, or does not start"
         settings.append(Part((f"{CACHE}={CACHE_GIB}",), why))
+    if lora_rank:
+        settings.append(Part(("VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",), "opens the routes that load adapters"))
     return tuple(settings)
 
 

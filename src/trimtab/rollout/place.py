@@ -4,9 +4,10 @@ The folder is written under a hidden name, put on the disk, read back and compar
 then renamed. A server is never told of a name that could hold half a version. It knows no server.
 """
 
+import json
 import os
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 from torch import Tensor
 
 from trimtab.errors import DiskError, EngineError, StaleWeights
+from trimtab.rollout.adapter import WEIGHTS_FILE as ADAPTER_FILE
+from trimtab.rollout.adapter import Adapter, read_adapter
 from trimtab.rollout.publication import Publication
 from trimtab.rollout.weights import digest
 
@@ -25,10 +28,23 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
-class Place:
-    """A folder for versions. Each is a model folder of its own: `version_000007`.
+class Held:
+    """What a server is told to hold: the folder of a model, and the folder of an adapter beside it, if there is one."""
 
-    `model` is a folder whose config and tokenizer every version gets. `seen_as` is the name of `folder` on the server's
+    model: Path
+    adapter: Path | None = None
+
+    @property
+    def paths(self) -> set[Path]:
+        return {self.model} if self.adapter is None else {self.model, self.adapter}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder for versions. Each is a model folder of its own: `version_000007`, or an adapter's: `adapter_000007`.
+
+    `model` is a folder whose config and tokenizer every version gets. Its parameters are those that adapters lie
+    beside; where whole versions are published they are not read. `seen_as` is the name of `folder` on the server's
     machine, where it is another (a container, a network disk).
     """
 
@@ -40,13 +56,32 @@ class Place:
 
     def put(self, publication: Publication, name: str = "") -> Path:
         """Write one version, and return its folder. What is there under its name is replaced."""
-        path = (self.folder / (name or f"version_{publication.version:06d}")).absolute()
+        return self._write(name or f"version_{publication.version:06d}", lambda draft: self._fill(draft, publication))
+
+    def put_base(self, publication: Publication) -> Path:
+        """Write the model beneath an adapter, once for all of its versions, after a look at whether it is the one."""
+        base = _whole_state(self.model)
+        _check_base(self.model, base, publication)
+        return self.put(Publication(publication.version, base), "base")
+
+    def put_adapter(self, version: int, adapter: Adapter, name: str = "") -> Path:
+        """Write one version's adapter, and nothing else of it."""
+
+        def fill(draft: Path) -> None:
+            adapter.write(draft)
+            _settle(draft, draft / ADAPTER_FILE)
+            _check_written(version, read_adapter(draft).digest, adapter.digest)
+
+        return self._write(name or f"adapter_{version:06d}", fill)
+
+    def _write(self, name: str, fill: Callable[[Path], None]) -> Path:
+        path = (self.folder / name).absolute()
         draft = path.with_name(f".{path.name}.draft")
         with _disk(path):
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir(parents=True)
             try:
-                self._fill(draft, publication)
+                fill(draft)
                 shutil.rmtree(path, ignore_errors=True)
                 os.replace(draft, path)
                 _sync(path.parent)
@@ -60,10 +95,11 @@ class Place:
 
     def tidy(self, *, keep: set[Path]) -> None:
         """Remove all but the newest versions, and those that are still needed."""
-        versions = sorted(self.folder.absolute().glob("version_*"))
-        for path in versions[: -self.keep]:
-            if path not in keep:
-                shutil.rmtree(path, ignore_errors=True)
+        for kind in ("version_*", "adapter_*"):
+            versions = sorted(self.folder.absolute().glob(kind))
+            for path in versions[: -self.keep]:
+                if path not in keep:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def _fill(self, draft: Path, publication: Publication) -> None:
         from safetensors.torch import save_file
@@ -79,16 +115,45 @@ class Place:
                     _ = shutil.copyfile(source, draft / source.name)
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in publication.state.items()}
         save_file(state, draft / WEIGHTS_FILE, metadata={"format": "pt"})
-        os.chmod(draft / WEIGHTS_FILE, 0o644)  # safetensors writes for the owner alone; a server may be another user
-        for file in draft.iterdir():
-            _sync(file)
-        _sync(draft)
-        if (found := digest(read_state(draft))) != publication.digest:
-            raise StaleWeights(
-                f"publish: version {publication.version} was written with the checksum {found[:16]}… and its publisher "
-                f"says {publication.digest[:16]}…, so it changed while it was written. Publish a copy "
-                "(Publication.copy), which no training step changes."
-            )
+        _settle(draft, draft / WEIGHTS_FILE)
+        _check_written(publication.version, digest(read_state(draft)), publication.digest)
+
+
+def _settle(draft: Path, weights: Path) -> None:
+    os.chmod(weights, 0o644)  # safetensors writes for the owner alone; a server may be another user
+    for file in draft.iterdir():
+        _sync(file)
+    _sync(draft)
+
+
+def _check_written(version: int, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise StaleWeights(
+            f"publish: version {version} was written with the checksum {found[:16]}… and its publisher says "
+            f"{wanted[:16]}…, so it changed while it was written. Publish a copy (Publication.copy), which no training "
+            "step changes."
+        )
+
+
+def _check_base(folder: Path, base: Mapping[str, Tensor], publication: Publication) -> None:
+    """The published parameters are those of the folder with the adapter in them; otherwise it is another model's."""
+    import torch
+
+    assert publication.adapter is not None
+    lost = [name for name, _, _ in publication.adapter.pairs() if name not in base or name not in publication.state]
+    merged = {} if lost else publication.adapter.merged(base)
+    for name in lost or (one for one in publication.state if one in merged):
+        wanted = publication.state[name].detach().cpu() if name in publication.state else None
+        if wanted is not None and name in merged and wanted.shape == merged[name].shape:
+            largest = float(wanted.abs().max()) if wanted.numel() else 0.0
+            off = float((merged[name].float() - wanted.float()).abs().max()) if wanted.numel() else 0.0
+            if not wanted.is_floating_point() or off <= 4 * torch.finfo(wanted.dtype).eps * max(largest, 1.0):
+                continue
+        raise EngineError(
+            f"publish: {name} in {folder} is not what version {publication.version} has beneath its adapter, so a "
+            "server would compute with another model. Give the folder of the model that the adapter is trained beside: "
+            "as it was when training began, after a warm start."
+        )
 
 
 def read_state(folder: Path) -> dict[str, Tensor]:
@@ -103,6 +168,16 @@ def read_state(folder: Path) -> dict[str, Tensor]:
             f"publish: {folder / WEIGHTS_FILE} is damaged or cut short ({error}), so no engine may load it. "
             "Publish the version again."
         ) from error
+
+
+def _whole_state(folder: Path) -> dict[str, Tensor]:
+    """The parameters of a model folder that may lie in several files."""
+    from safetensors.torch import load_file
+
+    if not (folder / INDEX_FILE).is_file():
+        return read_state(folder)
+    named = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"]
+    return {name: tensor for file in sorted(set(named.values())) for name, tensor in load_file(folder / file).items()}
 
 
 def decoy(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:

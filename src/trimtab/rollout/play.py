@@ -84,8 +84,9 @@ class Player:
             raise
         except Exception as error:  # an environment of the user's own; one episode must not end the run
             failure = f"the environment raised {type(error).__name__}: {error}"
-        ids = before.prompt_ids if before is not None and prompt == before.prompt else None
-        ids = tuple(encode_prompt(self.tokenizer, prompt)) if ids is None else ids
+        is_same = before is not None and prompt == before.prompt and problem.tools == before.problem.tools
+        ids = before.prompt_ids if before is not None and is_same else None
+        ids = tuple(encode_prompt(self.tokenizer, prompt, problem.tools)) if ids is None else ids
         one = Played(problem, environment, seed, order, prompt, ids, list(ids), [False] * len(ids))
         if failure:
             one.status, one.message = "error", failure

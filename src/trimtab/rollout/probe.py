@@ -7,16 +7,16 @@ server that is asked for them computes the prompt anew.
 
 import asyncio
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from trimtab.errors import EngineError, StaleWeights
+from trimtab.rollout.adapter import read_adapter
 from trimtab.rollout.engine import Sampling
 from trimtab.rollout.http import Answer, Facts, Server
 from trimtab.rollout.meet import Language
-from trimtab.rollout.place import read_state
+from trimtab.rollout.place import Held, read_state
 from trimtab.rollout.proof import Proof, judge, temperature_between
 from trimtab.rollout.score import Row, Scores
 from trimtab.rollout.seed import stream_seed
@@ -47,20 +47,21 @@ class Probe:
     prompts: tuple[tuple[int, ...], ...]
     tokens: int
 
-    async def warm(self) -> None:
+    async def warm(self, adapter: str) -> None:
         """Put the prefix into the server's cache, computed with the parameters that will be replaced."""
-        _ = await self._ask(0, 1)
+        _ = await self._ask(0, 1, adapter)
 
-    async def show(self, label: str) -> Shown:
+    async def show(self, label: str, adapter: str) -> Shown:
         """Let the server generate. The first answer must find an empty cache; the others find what it left there."""
-        first = await self._ask(0, self.tokens)
+        first = await self._ask(0, self.tokens, adapter)
         if first.cached:
             raise StaleWeights(
                 f"engine {self.server.url}: said that it emptied its prefix cache, and took {first.cached} tokens of "
                 "the next prompt from it, so it computes from keys and values of old parameters. Another client may "
                 "be using the server; give it one alone, or start it with --no-enable-prefix-caching."
             )
-        answers = [first, *await asyncio.gather(*(self._ask(row, self.tokens) for row in range(1, len(self.prompts))))]
+        others = (self._ask(row, self.tokens, adapter) for row in range(1, len(self.prompts)))
+        answers = [first, *await asyncio.gather(*others)]
         foreign = {one for answer in answers for one in answer.labels} - {label}
         if foreign:
             raise StaleWeights(
@@ -70,8 +71,8 @@ class Probe:
         rows = [Row(prompt, answer.ids) for prompt, answer in zip(self.prompts, answers, strict=True)]
         return Shown(rows, torch.tensor([value for answer in answers for value in answer.logp]))
 
-    def judge(self, version: int, shown: Shown, old: Path, new: Path, noise: float | None) -> Proof:
-        """Hold what was shown against both folders. The first time, without `noise`, also measure the temperature."""
+    def judge(self, version: int, shown: Shown, old: Held, new: Held, noise: float | None) -> Proof:
+        """Hold what was shown against both versions. The first time, without `noise`, also measure the temperature."""
         state = self._held(new)
         ours = self.scores(state, shown.rows, TEMPERATURE)
         before = self.scores(self._held(old), shown.rows, TEMPERATURE)
@@ -80,14 +81,18 @@ class Probe:
             self._check_temperature(shown, state, proof.drift)
         return proof
 
-    async def _ask(self, row: int, tokens: int) -> Answer:
+    async def _ask(self, row: int, tokens: int, adapter: str) -> Answer:
         how = Sampling(tokens, TEMPERATURE)
-        return await self.server.generate(self.prompts[row], how, (), stream_seed("probe", row))
+        return await self.server.generate(self.prompts[row], how, (), stream_seed("probe", row), adapter=adapter)
 
-    def _held(self, folder: Path) -> dict[str, Tensor]:
-        """The parameters as the server holds them: rounded to its number format. What rounding does is no error."""
-        state = read_state(folder)
-        return {name: values.to(self.dtype).to(values.dtype) for name, values in state.items()}
+    def _held(self, held: Held) -> dict[str, Tensor]:
+        """The parameters as the server holds them: rounded to its number format. What rounding does is no error.
+
+        An adapter's matrices are rounded too, and what they add is not: a server adds it to outputs, not to weights.
+        """
+        state = read_state(held.model)
+        state = {name: values.to(self.dtype).to(values.dtype) for name, values in state.items()}
+        return state if held.adapter is None else read_adapter(held.adapter).rounded(self.dtype).merged(state)
 
     def _check_temperature(self, shown: Shown, state: dict[str, Tensor], drift: float) -> None:
         found = TEMPERATURE

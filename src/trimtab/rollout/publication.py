@@ -1,4 +1,4 @@
-"""One version of the policy on its way to the engines: its number, its parameters, its checksum."""
+"""One version of the policy on its way to the engines: its number, parameters and checksum, and its adapter if any."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from functools import cached_property
 
 from torch import Tensor
 
+from trimtab.rollout.adapter import Adapter
 from trimtab.rollout.weights import digest
 
 
@@ -15,6 +16,8 @@ class Publication:
 
     version: int
     state: Mapping[str, Tensor]
+    adapter: Adapter | None = None
+    """The adapter, where training changes nothing else. `state` has it merged, for engines that take no adapters."""
 
     @cached_property
     def digest(self) -> str:
@@ -30,4 +33,5 @@ class Publication:
 
     def copy(self) -> "Publication":
         """The same parameters, which nobody changes."""
-        return Publication(self.version, {name: tensor.detach().cpu().clone() for name, tensor in self.state.items()})
+        state = {name: tensor.detach().cpu().clone() for name, tensor in self.state.items()}
+        return Publication(self.version, state, self.adapter.copy() if self.adapter is not None else None)

@@ -1,23 +1,24 @@
 """The only place that owns an engine whose memory is not ours: a vLLM server, its slots, its versions, their proofs.
 
-New parameters reach it by way of a folder. What it is answering is stopped and comes back as it is; then it reads the
-folder, forgets its prefix cache, and shows by a probe that it computes with the new parameters. A server of which that
-was not shown, at the start or after it went away, answers nothing.
+New parameters reach it by way of a folder: all of them, or an adapter alone where the server takes one. What it is
+answering is stopped and comes back as it is; then it reads the folder, forgets its prefix cache, and shows by a probe
+that it computes with the new parameters. A server of which that was not shown, at the start or after it went away,
+answers nothing.
 """
 
 import asyncio
 import logging
 from contextlib import suppress
-from pathlib import Path
 from uuid import uuid4
 
 import torch
 
 from trimtab.errors import EngineError, StaleWeights
+from trimtab.rollout.adapter import Adapter, read_adapter
 from trimtab.rollout.engine import Greedy, Request, Sample, Sampling
-from trimtab.rollout.http import Facts, Gone, Server
+from trimtab.rollout.http import Facts, Gone, Server, UnknownAdapter
 from trimtab.rollout.meet import Language, meet
-from trimtab.rollout.place import Place, decoy, read_state
+from trimtab.rollout.place import Held, Place, decoy, read_state
 from trimtab.rollout.probe import Probe, new_probe
 from trimtab.rollout.proof import Proof
 from trimtab.rollout.publication import Publication
@@ -25,7 +26,7 @@ from trimtab.rollout.score import Scores
 
 log = logging.getLogger(__name__)
 
-DECOY, DECOY_SCALE = "decoy", 0.02
+DECOY, BASE, DECOY_SCALE = "decoy", "base", 0.02
 """The first version is proven against parameters that are a little beside it: about ten times bf16's rounding."""
 NEAR_OLD = 0.25
 """A share below this is told as "old parameters" and not as a mixture; both are refused."""
@@ -56,7 +57,12 @@ class Remote:
         self._loads: int = 0
         self._version_of: dict[str, int] = {}
         self._version: int = -1
-        self._base: Path | None = None
+        self._base: Held | None = None
+        """What was last proven to be there."""
+        self._adapter: str = ""
+        """The server's name of the adapter in use."""
+        self._adapters: set[str] = set()
+        """Names that the server may still know."""
         self._noise: float | None = None
         self._lost: str = "nothing was loaded yet"
         self.proofs: list[Proof] = []
@@ -103,10 +109,19 @@ class Remote:
                     f"engine {self._server.url}: {self._lost}, so it is not known which parameters would answer. Load "
                     "a version first."
                 )
+            adapter = self._adapter
             try:
-                answer = await self._server.generate(request.ids, how, self._language.eos_ids, request.seed)
+                answer = await self._server.generate(
+                    request.ids, how, self._language.eos_ids, request.seed, adapter=adapter
+                )
             except Gone:
                 self._lose("its server went away")
+                raise
+            except UnknownAdapter:
+                _ = await self._open.wait()
+                if self._adapter != adapter:  # asked again after a broken connection, when the next version was in
+                    return Sample((), torch.zeros(0), (), "abort")
+                self._lose("it does not know the adapter that we loaded")
                 raise
         if any(label not in self._version_of for label in answer.labels):
             _ = await self._open.wait()  # a load is under way, and this may be its version
@@ -171,64 +186,96 @@ class Remote:
                     f"engine {self._server.url}: version {publication.version} is not newer than {self._version}, so "
                     "its tokens could not be told from those of the version in use. Publish with a version that grows."
                 )
-            path = await asyncio.to_thread(self._place.put, publication)
+            held = await asyncio.to_thread(self._put, publication)
             self._open.clear()
             try:
-                await self._deliver(publication, path)
+                await self._deliver(publication.version, held)
             except BaseException as error:
                 self._lose(f"version {publication.version} did not arrive ({type(error).__name__})")
                 raise
             finally:
                 self._open.set()
-            self._place.tidy(keep={path, *([self._base] if self._base else [])})
+            self._place.tidy(keep=held.paths | (self._base.paths if self._base else set()))
             return self._version
 
-    async def _deliver(self, publication: Publication, path: Path) -> None:
-        is_first = self._base is None
-        if self._base is None:
-            await self._calibrate(publication.version, path)
+    def _put(self, publication: Publication) -> Held:
+        """Write what the server needs: the adapter alone if it takes one, beside a model that was written once."""
+        adapter = publication.adapter
+        if adapter is None or not self._takes(adapter):
+            return Held(self._place.put(publication))
+        is_there = self._base is not None and self._base.adapter is not None
+        model = self._base.model if self._base is not None and is_there else self._place.put_base(publication)
+        return Held(model, self._place.put_adapter(publication.version, adapter))
+
+    def _takes(self, adapter: Adapter) -> bool:
+        if 0 < self._facts.lora_rank < adapter.rank:
+            log.warning(
+                "engine %s: takes adapters of rank %d and ours has %d, so whole parameters are published. Start it "
+                "with --lora-rank %d.", self._server.url, self._facts.lora_rank, adapter.rank, adapter.rank,
+            )  # fmt: skip
+        return adapter.rank <= self._facts.lora_rank
+
+    async def _deliver(self, version: int, held: Held) -> None:
+        is_first = self._base is None or (held.adapter is not None and self._base.adapter is None)
+        if is_first:
+            await self._calibrate(version, held)
         await self._server.pause()  # what is answered ends here, so that the probe need not wait for a slot
         await self._server.resume()
-        await self._probe.warm()
-        label, proof = await self._hand_over(publication.version, str(publication.version), path)
+        await self._probe.warm(self._adapter)
+        label, proof = await self._hand_over(version, str(version), held)
         if proof.verdict == "refused" or (is_first and proof.verdict != "proven"):
             raise StaleWeights(f"engine {self._server.url}: {_refusal(proof)}")
         if proof.verdict == "proven":
-            self._base, self._noise = path, proof.drift
+            self._base, self._noise = held, proof.drift
         else:
             log.warning("engine %s: version %d is unproven: %s", self._server.url, proof.version, proof.sentence)
-        self._version_of[label] = publication.version
-        self._version = publication.version
+        self._version_of[label] = version
+        self._version = version
 
-    async def _calibrate(self, version: int, path: Path) -> None:
-        """Load a decoy: an old version to prove the first one against. It also shows how the server rounds."""
-        near = Publication(version, decoy(read_state(path), DECOY_SCALE))
-        self._base, self._noise = path, NOISE.get(self.dtype, NOISE["bfloat16"])
-        put = await asyncio.to_thread(self._place.put, near, DECOY)
-        _, proof = await self._hand_over(version, DECOY, put)
+    async def _calibrate(self, version: int, held: Held) -> None:
+        """Load a decoy: an old version to prove the first one against. It also shows how the server rounds.
+
+        Beneath an adapter the model comes first, proven in the same way. Then the decoy is an adapter too.
+        """
+        if held.adapter is None:
+            near = Publication(version, decoy(await asyncio.to_thread(read_state, held.model), DECOY_SCALE))
+            self._base, self._noise = held, NOISE.get(self.dtype, NOISE["bfloat16"])
+            await self._settle(version, DECOY, Held(await asyncio.to_thread(self._place.put, near, DECOY)))
+            return
+        model = Held(held.model)
+        await self._calibrate(version, model)
+        await self._settle(version, BASE, model)
+        aside = read_adapter(held.adapter).decoy(await asyncio.to_thread(read_state, held.model), DECOY_SCALE)
+        path = await asyncio.to_thread(self._place.put_adapter, version, aside, f"{DECOY}_adapter")
+        await self._settle(version, DECOY, Held(held.model, path))
+
+    async def _settle(self, version: int, what: str, held: Held) -> None:
+        """Load what a proof will be held against; it must be proven itself."""
+        _, proof = await self._hand_over(version, what, held)
         if proof.verdict != "proven":
+            given = "the model beneath" if what == BASE else "parameters a little beside"
             raise StaleWeights(
-                f"engine {self._server.url}: was given parameters a little beside version {version}, to see whether it "
-                f"takes any, and {_refusal(proof)}"
+                f"engine {self._server.url}: was given {given} version {version}, to see whether it takes any, and "
+                f"{_refusal(proof)}"
             )
-        self._base, self._noise = put, proof.drift
+        self._base, self._noise = held, proof.drift
 
-    async def _hand_over(self, version: int, what: str, path: Path) -> tuple[str, Proof]:
-        label = await self._swap(path, what)
-        shown = await self._probe.show(label)
+    async def _hand_over(self, version: int, what: str, held: Held) -> tuple[str, Proof]:
+        label = await self._swap(held, what)
+        shown = await self._probe.show(label, self._adapter)
         assert self._base is not None
-        proof = await asyncio.to_thread(self._probe.judge, version, shown, self._base, path, self._noise)
+        proof = await asyncio.to_thread(self._probe.judge, version, shown, self._base, held, self._noise)
         self.proofs.append(proof)
         return label, proof
 
-    async def _swap(self, path: Path, what: str) -> str:
+    async def _swap(self, held: Held, what: str) -> str:
         """Other parameters under another label, which it returns. Until they are in, tokens carry a third one."""
         self._loads += 1
         label = f"{self._name}:{self._loads}:{what}"
         await self._server.pause()
         try:
             await self._server.name(f"{label}:loading")
-            await self._server.reload(self._place.seen(path))
+            await self._bring(held)
             await self._server.forget()
             await self._server.name(label)
         except BaseException:
@@ -237,6 +284,19 @@ class Remote:
             raise
         await self._server.resume()
         return label
+
+    async def _bring(self, held: Held) -> None:
+        """A model into the place of the model, or an adapter under a name that no other load ever had."""
+        self._adapter = ""
+        if held.adapter is None:
+            await self._server.reload(self._place.seen(held.model))
+        else:
+            self._adapter = f"{held.adapter.name}.{self._name}.{self._loads}"
+            self._adapters.add(self._adapter)
+            await self._server.load_adapter(self._adapter, self._place.seen(held.adapter))
+        for name in self._adapters - {self._adapter}:
+            await self._server.unload_adapter(name)
+        self._adapters &= {self._adapter}
 
 
 def _refusal(proof: Proof) -> str:

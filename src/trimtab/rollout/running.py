@@ -40,10 +40,11 @@ class Running:
     sampling runs at a time.
     """
 
-    def __init__(self, *, device: torch.device, pad_id: int, eos_id: int, slots: int) -> None:
+    def __init__(self, *, device: torch.device, pad_id: int, eos_ids: Sequence[int], slots: int) -> None:
         self._device: torch.device = device
         self._pad_id: int = pad_id
-        self._eos_id: int = eos_id
+        self._eos_ids: frozenset[int] = frozenset(eos_ids)
+        self._ends: Tensor = torch.tensor(sorted(self._eos_ids), device=device)
         self._slots: int = slots
         self._waiting: list[tuple[tuple[int, ...], int, Asked]] = []
         self._numbers: itertools.count[int] = itertools.count()
@@ -70,7 +71,7 @@ class Running:
             if self._batch is None or self._sheet is None:
                 return []
             before, how = self._batch, next(iter(self._asked.values())).how
-            self._batch, drawn = advance(forward, before, how, self._sheet, self._eos_id)
+            self._batch, drawn = advance(forward, before, how, self._sheet, self._ends)
             if self._support and drawn.left is not None:
                 for place, left in zip(_numbers(before.place), supports(drawn.left), strict=True):
                     self._support[place].append(left)
@@ -135,7 +136,7 @@ class Running:
         found: list[tuple[int, Sample]] = []
         for row, (place, length) in enumerate(zip(_numbers(places), lengths, strict=True)):
             ids, support = tuple(rows[row][:length]), self._support.pop(place, None)
-            why = finish or ("eos" if ids[-1] == self._eos_id else "length")
+            why = finish or ("eos" if ids[-1] in self._eos_ids else "length")
             sample = Sample(ids, logp[row], (version,) * length, why, None if support is None else tuple(support))
             found.append((self._asked.pop(place).key, sample))
         if not self._asked:

@@ -4,9 +4,10 @@ It knows nothing of tokens, models or groups. The tasks themselves lie in `tasks
 """
 
 import hashlib
+import json
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from trimtab.errors import ConfigError, unknown_name
 from trimtab.rollout.own import build
@@ -14,19 +15,23 @@ from trimtab.rollout.own import build
 if TYPE_CHECKING:
     from trimtab.config.train import TaskSettings
 
-Message = dict[str, str]
-"""One message of a chat: `role` and `content`."""
+Message = dict[str, Any]
+"""One message of a chat: `role` and `content`; templates may know `name`, `tool_calls` and `tool_call_id` too."""
+Tool = Mapping[str, object]
+"""A tool that the policy may call, as chat templates take it: a JSON schema of a function."""
 Prompt = str | tuple[Message, ...]
 Split = Literal["train", "validation", "test"]
 """`validation` may steer a run (when to stop); `test` is used once, at the end, so nothing is chosen by it."""
 
+TOOLS_OPENING = "tools: "
+"""What stands before the tools where a chat is written as one text."""
 SPLIT_BUCKETS = 10
 """One bucket of ten is validation, one is test, eight train: 80 % of the prompts are left to learn from."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt (text, or chat messages), its right answer, and what else its row holds.
+    """One prompt (text, or chat messages and the tools they offer), its right answer, and what else its row holds.
 
     >>> Problem(prompt="58213=", answer="31285").answer
     '31285'
@@ -38,13 +43,26 @@ class Problem:
     answer: str
     columns: Mapping[str, object] = field(default_factory=dict[str, object])
     """Free columns of a data file; a reward function of your own gets them by name."""
+    tools: tuple[Tool, ...] = ()
+    """What the policy may call. The chat template writes them into the prompt."""
 
     @property
     def text(self) -> str:
         """The prompt as one string: hashed for the split, shown to people."""
         if isinstance(self.prompt, str):
             return self.prompt
-        return "\n".join(f"{message['role']}: {message['content']}" for message in self.prompt)
+        offered = (f"{TOOLS_OPENING}{_json(self.tools)}",) if self.tools else ()
+        return "\n".join((*offered, *(_line(message) for message in self.prompt)))
+
+
+def _line(message: Message) -> str:
+    calls = message.get("tool_calls")
+    return f"{message['role']}: {message['content']}{_json(calls) if calls else ''}"
+
+
+def _json(value: object) -> str:
+    """As chat templates write it."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """The only place that turns text into ids and back, and that builds a tokenizer: one token per character."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import ConfigError
-from trimtab.rollout.task import Prompt
+from trimtab.rollout.task import Message, Prompt, Tool
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -12,7 +13,9 @@ PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 CHAT_OPENING = "\nassistant: "
 """What the character tokenizer writes after the messages of a chat, so that the policy's turn begins."""
 CHAT_TEMPLATE = (
+    "{% if tools %}{{ 'tools: ' + (tools | tojson) + '\\n' }}{% endif %}"
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}"
+    "{% if message['tool_calls'] %}{{ message['tool_calls'] | tojson }}{% endif %}"
     "{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '\\nassistant: ' }}{% endif %}"
 )
@@ -43,9 +46,14 @@ def character_tokenizer(alphabet: str) -> "PreTrainedTokenizerFast":
     )
 
 
-def encode_prompt(tokenizer: "PreTrainedTokenizerFast", prompt: Prompt) -> list[int]:
+def encode_prompt(tokenizer: "PreTrainedTokenizerFast", prompt: Prompt, tools: Sequence[Tool] = ()) -> list[int]:
     """The ids of a prompt: text with the tokenizer's opening token, if it has one; messages by its chat template."""
     if isinstance(prompt, str):
+        if tools:
+            raise ConfigError(
+                f"prompt: is a text and offers {len(tools)} tools, so there is no place where they could be written. "
+                "Write the prompt as messages; then the chat template does it."
+            )
         ids = _encoded(tokenizer, prompt, special=True)
         # Some tokenizers add the end token to every text; after it, the policy would have nothing to say.
         while ids and ids[-1] == tokenizer.eos_token_id and not prompt.endswith(str(tokenizer.eos_token)):
@@ -56,8 +64,27 @@ def encode_prompt(tokenizer: "PreTrainedTokenizerFast", prompt: Prompt) -> list[
             "prompt: is a list of messages and the tokenizer has no chat template, so it cannot be written as a text. "
             "Use a model folder with a chat template (an instruct model), or write the prompts as text."
         )
+    text = _written(tokenizer, prompt, tools)
+    if tools and text == _written(tokenizer, prompt, ()):
+        raise ConfigError(
+            f"prompt: offers {len(tools)} tools and the tokenizer's chat template does not write them, so the policy "
+            "would never hear of them. Use a model whose template knows tools, or describe them in a message."
+        )
+    return encode(tokenizer, text)
+
+
+def _written(tokenizer: "PreTrainedTokenizerFast", prompt: Sequence[Message], tools: Sequence[Tool]) -> str:
+    from jinja2 import TemplateError
+
     messages = [dict(message) for message in prompt]
-    return encode(tokenizer, str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)))
+    offered: Any = [dict(tool) for tool in tools] or None
+    try:
+        return str(tokenizer.apply_chat_template(messages, tools=offered, tokenize=False, add_generation_prompt=True))
+    except TemplateError as error:
+        raise ConfigError(
+            f"prompt: the tokenizer's chat template refuses the roles {[one.get('role') for one in messages]} "
+            f"({error}), so the prompt cannot be written. Change the messages as it asks."
+        ) from error
 
 
 def encode(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:

@@ -5,18 +5,17 @@ place: merging and unmerging moves the model without its adapter by rounding, an
 Import of peft is left to the functions: it is an extra.
 """
 
-import json
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from trimtab.errors import ConfigError, MissingExtra
+from trimtab.rollout.adapter import Adapter
 from trimtab.rollout.seed import stream_seed
-from trimtab.train.world import whole
+from trimtab.train.world import local, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 NAME = "default"
 """peft's name of the only adapter."""
-WEIGHTS_FILE = "adapter_model.safetensors"
-CONFIG_FILE = "adapter_config.json"
 
 
 def add_adapter(model: "PreTrainedModel", settings: "LoraSettings", seed: int) -> None:
@@ -68,7 +65,13 @@ def _targets(model: "PreTrainedModel", settings: "LoraSettings") -> list[str]:
             f"model.lora.targets: {unknown[0]!r} is not a linear layer of this {type(model).__name__}, so nothing "
             f"would be trained there. It has {', '.join(sorted(last))}."
         )
-    return sorted(name for name in linear if name.rpartition(".")[2] in settings.targets)
+    chosen = sorted(name for name in linear if name.rpartition(".")[2] in settings.targets)
+    if head & set(chosen) and model.config.tie_word_embeddings:
+        raise ConfigError(
+            f"model.lora.targets: {min(head)!r} is tied to the embeddings of this {type(model).__name__}, so a merged "
+            "copy of it would change them too. Leave it out."
+        )
+    return chosen
 
 
 def adapter_size(model: "PreTrainedModel", settings: "LoraSettings") -> int:
@@ -109,13 +112,17 @@ def adapter_off(model: nn.Module) -> Generator[None]:
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
     """The parameters as if the adapter were part of them, under the names that they had before: a copy.
 
-    weight + scaling * B A, computed in float32. Every rank of a sharded model must ask.
+    weight + scaling * B A, computed in float32. One that is tied under several names appears once. Every rank of a
+    sharded model must ask.
     """
     layers = dict(_adapted(model))
     state: dict[str, Tensor] = {}
+    seen: set[tuple[int, torch.Size]] = set()
     for name, tensor in model.state_dict().items():
-        if _is_adapter(name):
+        place = (local(tensor).data_ptr(), tensor.shape)
+        if _is_adapter(name) or place in seen:
             continue
+        seen.add(place)
         home, _, last = name.rpartition(".")
         layer = layers.get(home.removesuffix(".base_layer")) if home.endswith(".base_layer") else None
         held = whole(tensor)
@@ -136,13 +143,13 @@ def adapter_state(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def write_adapter(model: "PreTrainedModel", state: dict[str, Tensor], folder: Path) -> None:
-    """Files of a peft folder: `PeftModel.from_pretrained(base, folder)` reads them."""
-    from safetensors.torch import save_file
-
+def adapter_of(model: nn.Module) -> Adapter | None:
+    """The adapter alone, with what a peft folder says about it; None if the model has none. Every rank must ask."""
     layers = dict(_adapted(model))
+    if not layers:
+        return None
     first = next(iter(layers.values()))
-    config = {
+    config: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": int(first.r[NAME]),
@@ -153,5 +160,4 @@ def write_adapter(model: "PreTrainedModel", state: dict[str, Tensor], folder: Pa
         "base_model_name_or_path": None,
         "inference_mode": True,
     }
-    _ = (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / WEIGHTS_FILE)
+    return Adapter(adapter_state(model), config)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trimtab.errors import ConfigError
 from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.tokenizer import character_tokenizer
-from trimtab.train.adapter import adapter_state, has_adapter, merged_state, write_adapter
+from trimtab.train.adapter import adapter_of, has_adapter, merged_state
 from trimtab.train.record.disk import make_folder, whole_folder, write_json, writing
 from trimtab.train.world import World, alone, local, whole
 
@@ -47,7 +47,13 @@ class Policy:
 
     @property
     def eos_id(self) -> int:
+        """The tokenizer's own end token: what a right answer is closed with in a warm start."""
         return cast(int, self.tokenizer.eos_token_id)
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every token that ends an answer: the tokenizer's, and those that the generation config names besides."""
+        return end_ids(self.model, self.tokenizer)
 
     @property
     def dtype(self) -> str:
@@ -115,6 +121,17 @@ def make_policy(
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         _ = model.train()  # transformers checkpoints in this mode only
     return Policy(model=model, tokenizer=tokenizer, critic=new_critic(width))
+
+
+def end_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast") -> tuple[int, ...]:
+    """The tokenizer's end token first, then those of generation_config.json, which may name one or several.
+
+    An id without an embedding is left out: it is never drawn, and some servers refuse it.
+    """
+    rows = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0]
+    named = cast("int | list[int] | None", model.generation_config.eos_token_id)
+    more = [] if named is None else [named] if isinstance(named, int) else named
+    return tuple(dict.fromkeys((cast(int, tokenizer.eos_token_id), *(one for one in more if 0 <= one < rows))))
 
 
 def parameter_norm(policy: Policy) -> float:
@@ -185,7 +202,7 @@ def save(policy: Policy, folder: Path, world: World = alone) -> None:
     """
     state = published(policy.model)
     critic = {name: whole(tensor) for name, tensor in policy.critic.state_dict().items()}
-    adapter = adapter_state(policy.model)
+    adapter = adapter_of(policy.model)
     if not world.is_first:
         return
     make_folder(folder.parent)
@@ -199,9 +216,9 @@ def save(policy: Policy, folder: Path, world: World = alone) -> None:
         # Not model.save_pretrained: it draws a progress bar of its own on the terminal.
         _save_file(state, draft / WEIGHTS_FILE)
         _save_file(critic, draft / CRITIC_FILE)
-        if adapter:
+        if adapter is not None:
             (draft / ADAPTER_FOLDER).mkdir()
-            write_adapter(policy.model, adapter, draft / ADAPTER_FOLDER)
+            adapter.write(draft / ADAPTER_FOLDER)
 
 
 def _save_file(state: dict[str, Tensor], path: Path) -> None:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from trimtab.rollout.publication import Publication
+from trimtab.train.adapter import adapter_of
 from trimtab.train.policy import published
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 def publish(run: "Run") -> None:
     """Gather the policy on every rank; rank 0 gives it to the sampler. Its version is the number of steps taken."""
     version = run.tally.steps
-    run.published = Publication(version, published(run.policy.model))
+    run.published = Publication(version, published(run.policy.model), adapter_of(run.policy.model))
     if run.lead is not None:
         if version % run.settings.eval_every == 0:
             run.lead.probe.mark(version, run.published.state)

@@ -56,7 +56,7 @@ def new_engine(policy: Policy, settings: "TrainSettings", *, exact: bool = False
     return Embedded(
         model,
         pad_id=policy.pad_id,
-        eos_id=policy.eos_id,
+        eos_ids=policy.eos_ids,
         format="fp32" if exact else settings.engine.format,
         max_rows=settings.engine.max_rows if slots is None else slots,
     )

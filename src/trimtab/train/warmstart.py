@@ -48,7 +48,7 @@ def demonstrations(policy: Policy, task: Task, problems: Sequence[Problem]) -> R
 def _shown(policy: Policy, task: Task, problem: Problem) -> Episode:
     """The episode that a perfect policy would have: its turns train, the environment's words do not."""
     environment = task.environment(problem)
-    ids = encode_prompt(policy.tokenizer, environment.reset())
+    ids = encode_prompt(policy.tokenizer, environment.reset(), problem.tools)
     trainable = [False] * len(ids)
     turns: list[int] = []
     for number, text in enumerate(task.demonstration(problem)):

@@ -17,7 +17,7 @@ from trimtab.train.policy import frozen_copy, published
 def record(folder: Path) -> None:
     """Write the rollouts of every step."""
     policy = policy_of(CASES[0])
-    engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_id=policy.eos_id, format="int8")
+    engine = Embedded(frozen_copy(policy.model), pad_id=policy.pad_id, eos_ids=policy.eos_ids, format="int8")
     state = published(policy.model)
     engine.load(state, 0, digest(state))
     for step in range(STEPS):

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from trimtab.errors import ConfigError, MissingExtra, nearest
-from trimtab.rollout.task import Message, Problem, Prompt
+from trimtab.rollout.task import Message, Problem, Prompt, Tool
 
 RESERVED = ("prompts", "completions", "completion_ids", "ended")
 """Arguments of a reward function; a column of the same name would be confused with them."""
-OPTIONS = ("prompt_column", "answer_column")
+OPTIONS = ("prompt_column", "answer_column", "tools_column")
+MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
+"""What chat templates read of a message."""
 
 Row = dict[str, Any]
 
@@ -22,7 +24,7 @@ Row = dict[str, Any]
 def read_problems(path: Path, options: Mapping[str, Any], *, needs_answer: bool) -> list[Problem]:
     """The rows of a file; every row gets every column, None where the file has no value.
 
-    `options` may say what the two columns are called: `{"prompt_column": "question"}`.
+    `options` may say what the three columns are called: `{"prompt_column": "question"}`.
     """
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
@@ -32,6 +34,7 @@ def read_problems(path: Path, options: Mapping[str, Any], *, needs_answer: bool)
         )
     prompt_column = str(options.get("prompt_column", "prompt"))
     answer_column = str(options.get("answer_column", "answer"))
+    tools_column = str(options.get("tools_column", "tools"))
     rows = list(_rows(path))
     if not rows:
         raise ConfigError(f"{path}: is empty, so there is nothing to train on. Give one row for each problem.")
@@ -50,6 +53,7 @@ def read_problems(path: Path, options: Mapping[str, Any], *, needs_answer: bool)
                 prompt=_prompt(where, prompt_column, row),
                 answer=_answer(where, answer_column, answer, needs_answer=needs_answer),
                 columns=columns,
+                tools=_tools(where, tools_column, row),
             )
         )
     return problems
@@ -81,13 +85,44 @@ def _message(where: str, item: Any) -> Message:
     if not isinstance(item, dict):
         raise ConfigError(f"{where} is {_shown(item)}, not a message with role and content.")
     message = {str(key): value for key, value in cast("dict[Any, Any]", item).items() if value is not None}
-    for key in ("role", "content"):
+    calls = message.get("tool_calls")
+    if calls is not None and not (isinstance(calls, list) and calls):
+        raise ConfigError(f"{where} has tool_calls = {_shown(calls)}, not a list of calls.")
+    if calls:
+        message.setdefault("content", "")  # a message may be calls alone
+    for key in ("role", "content", *({"name", "tool_call_id"} & set(message))):
         if not isinstance(message.get(key), str):
             raise ConfigError(f"{where} has {key} = {_shown(message.get(key))}, not a text.")
-    extra = sorted(set(message) - {"role", "content"})
+    extra = sorted(set(message) - set(MESSAGE_KEYS))
     if extra:
-        raise ConfigError(f"{where} has {extra[0]!r}, which no chat template here reads. Keep role and content only.")
-    return {key: _whole(where, key, message[key]) for key in ("role", "content")}
+        raise ConfigError(f"{where} has {extra[0]!r}, which no chat template reads. Keep {', '.join(MESSAGE_KEYS)}.")
+    return {
+        key: _plain(where, key, calls) if key == "tool_calls" else _whole(where, key, message[key])
+        for key in MESSAGE_KEYS
+        if key in message
+    }
+
+
+def _tools(where: str, column: str, row: Row) -> tuple[Tool, ...]:
+    """A list of JSON schemas, or the text of one: columns of parquet cannot hold schemas of different shapes."""
+    value = row.get(column)
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ConfigError(
+                f"{where}: {column!r} is {_shown(value)}, which is not JSON ({error}). Write a list of tools."
+            ) from error
+    if not value:
+        return ()
+    tools = cast("list[Any]", value)
+    if not isinstance(value, list) or not all(isinstance(one, dict) and one for one in tools):
+        raise ConfigError(
+            f"{where}: {column!r} is {_shown(value)}, not a list of tools (JSON schemas of functions, as chat "
+            "templates take them). If it is a column of your own, name the one with tools, or any other, in "
+            "train.task.options.tools_column."
+        )
+    return tuple(cast("Tool", _plain(where, column, one)) for one in tools)
 
 
 def _answer(where: str, column: str, value: Any, *, needs_answer: bool) -> str:
