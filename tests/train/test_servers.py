@@ -70,10 +70,11 @@ def served(policy: Policy, tmp_path: Path, *, count: int = 1, faults: str = "", 
 
 def settings_for(small: TrainSettings, tmp_path: Path, urls: list[str]) -> TrainSettings:
     given: dict[str, Any] = small.model_dump()
+    task = {**given["task"], "reward": f"{Path(__file__).parent}/rewards.py:odd"}
     given |= {
         "model": {"path": tmp_path / "model"}, "engine": {"name": "vllm", "servers": urls}, "runtime": "processes",
         "warm_start_steps": 0, "steps": STEPS, "staleness": 1, "dump_batches": True, "run_dir": tmp_path / "run",
-        "checkpoint_every": 0, "eval_every": 100, "task": {**given["task"], "reward": f"{Path(__file__).parent}/rewards.py:odd"},
+        "checkpoint_every": 0, "eval_every": 100, "task": task,
     }  # fmt: skip
     return TrainSettings(**given)
 

@@ -109,7 +109,7 @@ def _refuse_heads(model: Path) -> None:
     if size % HEAD_UNIT and shutil.which("nvidia-smi") is None:
         raise ConfigError(
             f"serve: {model} has attention heads of {size} numbers, and vLLM on the CPU computes multiples of "
-            f"{HEAD_UNIT}, so it would end at the first token. Use fewer heads (train.model.num_heads) or a wider model."
+            f"{HEAD_UNIT}, so it would end at the first token. Use fewer heads (model.num_heads) or a wider model."
         )
 
 

@@ -123,7 +123,7 @@ def _servers(policy: Policy, settings: "TrainSettings", folder: Path) -> Start:
 
     skeleton = frozen_copy(policy.model)
     rows = cast(nn.Embedding, skeleton.get_input_embeddings()).weight.shape[0]
-    language = Language(policy.tokenizer, rows, (policy.eos_id,), settings.max_new_tokens + 1)
+    language = Language(policy.tokenizer, rows, policy.eos_ids, settings.max_new_tokens + 1)
 
     def start(seat: int, hear: Hear) -> Worker:
         seen = settings.engine.seen_as
