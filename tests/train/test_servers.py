@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.rollout.lookalike import Lookalike
 
+from trimtab.config.train import LoraSettings
 from trimtab.errors import ConfigError, TrimtabError
 from trimtab.rollout import probe
 from trimtab.rollout.loop import Loop
@@ -34,9 +35,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Served:
     """Lookalikes in a thread of their own."""
 
-    def __init__(self, policy: Policy, folder: Path, count: int, faults: str, times: int) -> None:
+    def __init__(self, policy: Policy, folder: Path, count: int, **given: Any) -> None:
         self.loop = Loop()
-        made = [Lookalike(policy, folder, token="right", faults=faults, times=times) for _ in range(count)]
+        made = [Lookalike(policy, folder, token="right", **given) for _ in range(count)]
         self.likes = [self.loop.run(like.__aenter__()) for like in made]
 
     def stop(self) -> None:
@@ -59,9 +60,11 @@ class Served:
 
 
 @contextmanager
-def served(policy: Policy, tmp_path: Path, *, count: int = 1, faults: str = "", times: int = 0) -> Iterator[Served]:
+def served(
+    policy: Policy, tmp_path: Path, *, count: int = 1, faults: str = "", times: int = 0, rank: int = 0
+) -> Iterator[Served]:
     save(policy, tmp_path / "model")
-    started = Served(policy, tmp_path / "model", count, faults, times)
+    started = Served(policy, tmp_path / "model", count, faults=faults, times=times, rank=rank)
     try:
         yield started
     finally:
@@ -110,6 +113,20 @@ def test_a_run_trains_on_every_prompt_once_with_proven_parameters(
         gap = (dump.fields["logp_old"] - dump.rollouts.logp_rollout)[fresh].abs()
         assert not len(gap) or float(gap.max()) < 1e-4
     assert not list((tmp_path / "run").glob(".sampler"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [8, 0], ids=["adapters alone", "merged copies"])
+def test_an_adapter_reaches_a_server_alone_where_it_can_and_merged_where_it_cannot(
+    policy: Policy, small: TrainSettings, tmp_path: Path, rank: int
+) -> None:
+    with served(policy, tmp_path, rank=rank) as there:
+        settings = settings_for(small, tmp_path, [there.likes[0].url])
+        model = settings.model.model_copy(update={"lora": LoraSettings(rank=4)})
+        _ = train(settings.model_copy(update={"model": model, "lr": 2e-2}), "grpo", progress=Silent())
+        assert bool(there.likes[0].counted["/v1/load_lora_adapter"]) == bool(rank)
+    assert tickets(tmp_path / "run") == EVERY_ONCE
+    assert {proof["verdict"] for proof in proofs(tmp_path / "run")} == {"proven"}
 
 
 @pytest.mark.slow
