@@ -103,7 +103,7 @@ def test_an_engine_a_logger_and_a_formula_from_outside(parts: str, small: TrainS
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"engine": {"name": "vllm"}}, "engine.name: no entry is called 'vllm'"),
+    ({"engine": {"name": "sglang"}}, "engine.name: no entry is called 'sglang'"),
     ({"engine": {"name": "their_parts:broken"}}, "engine: their_parts:broken raised RuntimeError: no licence"),
     ({"engine": {"name": "their_parts:nothing"}}, "without version, dtype, load, sample, so it is not an engine"),
     ({"log_to": ("their_parts:nothing",)}, "without log, close, so it is not a logger"),
