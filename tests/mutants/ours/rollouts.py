@@ -1,7 +1,6 @@
 """What stands between engine and signal: cutting answers, assembling rows, the door, log-probs from logits."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab.rollout.decode import Batch, _blank, _draw
-from trimtab.rollout.engine import Greedy
+from trimtab.rollout.engine import Greedy, Request
 from trimtab.rollout.episode import Episode
 from trimtab.rollout.join import gather, join
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.rows import lay_out
+from trimtab.rollout.running import Running
 from trimtab.sentinel import Case, Out, Result, Subject, scored
 from trimtab.sentinel.batch.perturb import without_tokens
 from trimtab.signal import SignalBatch
@@ -100,33 +99,32 @@ def cut() -> Subject:
     """The engine's cut at the end token, as the mask of what trains."""
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
-        if len(case.eos_ids) > 1:
-            raise case.cannot("the embedded engine knows one end id")
         width = max(case.response_lengths, default=0) + case.extra_columns
         mask = torch.zeros(case.num_sequences, width)
         for row, ids in enumerate(case.list("token_id", with_prompt=False)):
             own = [int(i) for i in ids]
             # A row that ended goes on with whatever the engine feeds it until the longest one is done.
             own += [case.pad_id] * (width - len(own)) if bool(case.sequence("ended")[row]) else []
-            mask[row, : _answer_length(own, case.eos_ids[0])] = 1
+            mask[row, : _answer_length(own, tuple(case.eos_ids))] = 1
         return {"mask": Result.cell(case, mask, with_prompt=False)}
 
     return Subject("cut", call, adapt=_bare)
 
 
-def _answer_length(ids: list[int], eos_id: int) -> int:
+def _answer_length(ids: list[int], eos_ids: tuple[int, ...]) -> int:
     """How long the engine takes an answer to be whose logits dictate these ids."""
     if not ids:
         return 0
-    how = Greedy(len(ids))
-    answers, none = _blank(1, how, torch.device("cpu")), torch.zeros(1, dtype=torch.int64)
-    batch = Batch(none, none, none, none, torch.zeros(1, 1), cache=None)  # type: ignore[arg-type]
-    for token in ids:
-        if not len(batch.request):
-            break
-        said = torch.nn.functional.one_hot(torch.tensor([token]), max(*ids, eos_id) + 1).float()
-        _, batch = _draw(replace(batch, logits=said), how, torch.zeros(1, len(ids) + 1), answers, eos_id)
-    return int(answers.length[0])
+    script = iter(ids)
+
+    def forward(*_: object) -> Tensor:
+        return torch.nn.functional.one_hot(torch.tensor([next(script)]), max(*ids, *eos_ids) + 1).float()
+
+    running = Running(device=torch.device("cpu"), pad_id=0, eos_ids=eos_ids, slots=0)
+    running.submit(0, Request((0,), 0), Greedy(len(ids)))
+    while not (done := running.step(forward, 0)):
+        pass
+    return len(done[0][1].ids)
 
 
 @cache

@@ -101,33 +101,33 @@ plant(
     "eos_semantics",
     "end_token_is_dropped",
     ends,
-    "rollout.decode:_draw",
-    "= count[ends]",
-    "= count[ends] - 1",
+    "rollout.running:Running.step",
+    "before.count[~drawn.stays] + 1",
+    "(before.count[~drawn.stays]).clamp(min=1)",
 )
 plant(
     "eos_semantics",
     "cut_at_the_last_end_token",
     ends,
     "rollout.decode:_draw",
-    "~(ends | (count >= how.max_new_tokens))",
-    "~(count >= how.max_new_tokens)",
+    "(chosen[:, None] == eos_ids).any(1) | ",
+    "",
 )
 plant(
     "eos_semantics",
     "one_token_after_the_end",
     ends,
     "rollout.decode:_draw",
-    "= count[ends]",
-    "= count[ends] + 1",
+    "(chosen[:, None] == eos_ids)",
+    "(sheet.ids[batch.place, (batch.count - 1).clamp(min=0)][:, None] == eos_ids)",
 )
 plant(
     "eos_semantics",
     "never_cuts",
     ends,
     "rollout.decode:_draw",
-    "ends = chosen == eos_id",
-    "ends = chosen != chosen",
+    "== eos_ids).any(1)",
+    "== eos_ids[:1] - 1).any(1)",
 )
 plant(
     "eos_semantics",
