@@ -96,7 +96,13 @@ class Player:
         """Play an opened episode to its end."""
         if one.status != "ok":
             return
-        limit = asyncio.timeout(self.seconds or None)
+        try:
+            await (self._limited(one, how) if self.seconds else self._turns(one, how))
+        except GaveUp as error:
+            one.status, one.message = "abort", str(error)
+
+    async def _limited(self, one: Played, how: Sampling | Greedy) -> None:
+        limit = asyncio.timeout(self.seconds)
         try:
             async with limit:
                 await self._turns(one, how)
@@ -104,8 +110,6 @@ class Player:
             if not limit.expired():
                 raise
             one.status, one.message = "timeout", f"the episode took more than {self.seconds:g} s"
-        except GaveUp as error:
-            one.status, one.message = "abort", str(error)
 
     async def _turns(self, one: Played, how: Sampling | Greedy) -> None:
         for turn in range(self.max_turns):

@@ -8,6 +8,7 @@ import heapq
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -28,7 +29,12 @@ class Asked:
     @property
     def kind(self) -> Sampling | Greedy:
         """How to draw, whatever the length. Answers of one kind can be in one batch."""
-        return replace(self.how, max_new_tokens=0)
+        return _kind(self.how)
+
+
+@lru_cache(maxsize=1024)
+def _kind(how: Sampling | Greedy) -> Sampling | Greedy:
+    return replace(how, max_new_tokens=0)
 
 
 class Running:
