@@ -94,7 +94,7 @@ def types(prompts, completions, completion_ids, answer, **columns):
             for p, c in zip(prompts, completions)]
 def pids(completions, **columns): return [os.getpid()] * len(completions)
 def forge(completions, **columns):
-    for number in range(3, 64):
+    for number in range(3, 1024):
         try: os.write(number, b"\\x7f\\xff\\xff\\xff")
         except OSError: pass
     return [1.0] * len(completions)
