@@ -32,7 +32,7 @@ FAULTS = [
     (FUSED, "zero_where", ".sub_(1)", ".neg_()"),
     (PER_SEQUENCE, "truncated", 'ratio.total if level == "sequence" else ratio.mean', "ratio.total"),
     (PER_SEQUENCE, "truncated", "over, under = factor > high, factor < low", "over, under = factor >= 1, factor < low"),
-    (PER_SEQUENCE, "truncated", "clip(factor, low, high)", "clip(factor, 0.0, high)"),
+    (PER_SEQUENCE, "truncated", "between(factor, low, high)", "between(factor, 0.0, high)"),
     (PER_SEQUENCE, "truncated", "abs(exponent) > LOG_BOUND", "abs(exponent) > 0.1"),
     (PER_SEQUENCE, "_band", "over, under = (ratio > band[1])", "over, under = (ratio > 2 * band[1])"),
     (PER_SEQUENCE, "_band", "~(over | under)", "~over"),
@@ -56,6 +56,9 @@ FAULTS = [
     ("ratio", "_around_mean", "- count * mean * mean", "- count"),
     ("ratio", "Ratio._walk", "- num\n", "\n"),
     ("ratio", "Ratio._walk", "block.abs().sum(", "block.sum("),
+    ("ratio", "Ratio._product", " or not self.is_within", ""),
+    ("ratio", "Ratio._product", "held.value.mul_(second.value)", "held.value"),
+    ("ratio", "Ratio._walk", " and size >= count and self.is_within", ""),
     ("tally", "Tally._flagged", "self._row(flags.tally), self._row(among.values)", "self._row(flags.tally), 0"),
     ("tally", "Tally._flagged", "0 if among is None else self._row(among.values)", "0"),
     ("tally", "Tally.share", "among if of is None else of", "among"),
@@ -66,7 +69,12 @@ STRESSED = batch_of(seed=1)
 for earlier in ("logp_old", "logp_rollout"):
     STRESSED[earlier][::5] = -25.0
 """Some ratios beyond the bound."""
+FAR, NEAR = batch_of(seed=2), batch_of(seed=2)
+for name, far, near in (("logp_rollout", -30.0, -15.0), ("logp_old", -15.0, -25.0), ("logp_current", -0.5, -1.0)):
+    FAR[name][::5], NEAR[name][::5] = far, near
+"""ratio_total beyond the bound and its factors not; a factor beyond the bound and ratio_total not."""
 RUNS = [(one, batch_of()) for one in recipes()] + [(one, STRESSED) for one in recipes()[:9]]
+RUNS += [(recipes()[2], FAR), (recipes()[2], NEAR)]
 
 
 @cache

@@ -56,6 +56,7 @@ FIELDS = (
     "attention", "extra",
 )  # fmt: skip
 """Every field a batch can be given besides trainable, reward and group."""
+KNOWN = frozenset(FIELDS)
 
 
 @dataclass(frozen=True)
@@ -204,9 +205,8 @@ def _build(
 
 
 def _refuse_unknown(given: dict[str, Any]) -> None:
-    known = (*FIELDS, "trainable", "reward", "group")
-    unknown = sorted(given.keys() - set(FIELDS))
-    if unknown:
+    if not given.keys() <= KNOWN:
+        unknown, known = sorted(given.keys() - KNOWN), (*FIELDS, "trainable", "reward", "group")
         raise SignalError(
             f"SignalBatch: has no field {unknown[0]!r}{nearest(unknown[0], known)}; "
             f"it has {', '.join(FIELDS)}, and other token fields go into extra={{name: tensor}}."
@@ -251,7 +251,7 @@ def _sequence_fields(
         value_after = as_tensor(after, "SignalBatch: value_after", dtype=dtype).detach().to(counts.device, copy=True)
         check_floats("SignalBatch", "value_after", value_after)
     return {
-        "sequence_id": torch.arange(len(counts), device=counts.device)
+        "sequence_id": segments.everyone
         if ids is None
         else as_integers(ids, "SignalBatch: sequence_id", counts.device),
         "length": length_of(given.get("length"), counts),

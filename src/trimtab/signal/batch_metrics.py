@@ -10,12 +10,12 @@ from trimtab.signal.composition import Recipe
 from trimtab.signal.diagnostics import drift_by_age
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import EpisodeFlag, PerToken
-from trimtab.signal.metrics import Mean, Metric, Spread, moments
+from trimtab.signal.metrics import Mean, Metric, Spread, larger, moments
 from trimtab.signal.parts import run
 from trimtab.signal.ratio import Ratio
-from trimtab.signal.reduce import segment_any
+from trimtab.signal.reduce import any_of
 from trimtab.signal.tally import Tally
-from trimtab.signal.tensors import as_plain, as_torch, host, library
+from trimtab.signal.tensors import as_plain, host, in_precision
 from trimtab.signal.vote import ended_episodes, episode_lengths
 
 
@@ -31,8 +31,9 @@ def batch_metrics(
     constant: Tensor, advantage: Field, kl: PerToken | None,
 ) -> dict[str, Metric]:  # fmt: skip
     """What the batch is made of. Those about tokens and sequences are left to the tally."""
-    group, num = batch.levels.group_of_episode, batch.levels.num_groups
-    voted, signalled = (host(segment_any(flags, group, num)) for flags in (votes, has_signal & votes))
+    group, num = host(batch.levels.group_of_episode), batch.levels.num_groups
+    voting = host(votes)
+    voted, signalled = any_of(voting, group, num), any_of(host(has_signal) & voting, group, num)
     tally.share_of_sequences("trains/sequence_fraction", training.values)
     tally.mean("advantage/token_mean", advantage, training)
     if batch.ended is not None:
@@ -43,7 +44,7 @@ def batch_metrics(
     return {
         "reward/episode_mean": Mean(total, count),
         "reward/episode_std": Spread(count, mean, m2),
-        "votes/episode_fraction": Mean.fraction(host(votes)),
+        "votes/episode_fraction": Mean.fraction(voting),
         "groups_without_signal/group_fraction": Mean.fraction(~signalled),
         "constant_groups/group_fraction": Mean.fraction(host(constant), voted),
         "advantage/token_std": _token_spread(advantage, training),
@@ -55,9 +56,9 @@ def _token_spread(values: Field, among: Field) -> Spread:
     if not (values.is_shared and among.is_shared):
         return Spread.of(values.tokens, among.tokens)
     times = values.segments.measures[:, 0] * among.values
-    exact, count = host(as_torch(values.values).double()), times.sum()
-    mean = exact @ times / library(times).clip(count, 1, None)
-    return Spread(as_plain(count), as_plain(mean), as_plain((exact - mean) ** 2 @ times))
+    exact, count = in_precision(values.values, torch.float64), as_plain(times.sum())
+    mean = as_plain(exact @ times) / larger(count, 1.0)
+    return Spread(count, mean, as_plain((exact - mean) ** 2 @ times))
 
 
 def shaping_metrics(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> dict[str, Metric]:
@@ -65,7 +66,7 @@ def shaping_metrics(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> d
     entries: dict[str, Metric] = {}
     if not recipe.reward:
         return entries
-    reward = torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward))
+    reward = torch.where(batch.scored, batch.reward, 0.0)
     for step in recipe.reward:
         shaped = run(step, {"reward": reward, "ended": ended_episodes(batch), "length": episode_lengths(batch)})
         entries[f"{step.formula.name}/effect"] = Mean.of((shaped - reward).abs(), votes)

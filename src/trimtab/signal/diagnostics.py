@@ -16,7 +16,7 @@ from trimtab.signal.ratio import Ratio
 from trimtab.signal.reduce import LOG_BOUND, bounded_exp
 from trimtab.signal.stages import Decisions, Seen, conjunction
 from trimtab.signal.tally import Tally
-from trimtab.signal.tensors import Number, library
+from trimtab.signal.tensors import Number, between, library
 
 
 def drift(ratios: Mapping[str, Ratio], segments: Segments) -> Metrics:
@@ -63,7 +63,7 @@ def _products(ratio: Ratio) -> tuple[Number, ...]:
     if not segments.num_tokens:
         return (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -math.inf, -math.inf)
     lib, count = library(logs), segments.num_filled
-    product = low = high = lib.exp(lib.clip(logs, -LOG_BOUND, LOG_BOUND))
+    product = low = high = lib.exp(between(logs, -LOG_BOUND, LOG_BOUND))
     if not segments.all_filled:
         filled = segments.filled
         product = lib.where(filled, product, 0.0)

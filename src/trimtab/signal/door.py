@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.layout import Cells, Levels, Segments, places
-from trimtab.signal.tensors import Numbers, as_flags, as_integers, as_names, as_tensor, read_all
+from trimtab.signal.tensors import Array, Numbers, as_flags, as_integers, as_names, as_tensor, host, read_all
 
 TokenField = Numbers
 """One number per token, in the layout of `trainable`."""
@@ -59,8 +59,7 @@ def levels_of(segments: Segments, owner: Tensor | None, group: Tensor, num_group
     """The index maps."""
     if owner is not None:
         return Levels(segments, owner, group, num_groups)
-    everyone = torch.arange(segments.num_sequences, device=segments.token_counts.device)
-    return Levels(segments, everyone, group, num_groups, one_each=True)
+    return Levels(segments, segments.everyone, group, num_groups, one_each=True)
 
 
 def group_of(group: Numbers, reward: Tensor) -> Tensor:
@@ -210,14 +209,14 @@ def check_ids(sequence_id: Tensor) -> None:
 
 
 def check_values(
-    fields: Mapping[str, Tensor], reward: Tensor, scored: Tensor, segments: Segments, facts: Tensor
+    fields: Mapping[str, Tensor], reward: Tensor, scored: Tensor, segments: Segments, facts: Array
 ) -> tuple[int, int]:
     """Every number is one that can be computed with. All that decides is read in one go, and `facts` with it."""
     if scored.shape != reward.shape:
         raise SignalError(f"SignalBatch: scored has shape {list(scored.shape)} for {reward.shape[0]} episodes.")
     for name, values in fields.items():
         check_floats("SignalBatch", name, values)
-    wrong = (~(reward.abs() <= LARGEST) & scored).any()
+    wrong = (~(abs(host(reward)) <= LARGEST) & host(scored)).any()
     bounds = [bound for values in fields.values() if values.numel() for bound in torch.aminmax(values)]
     is_wrong, *numbers, num, lone = read_all([wrong, *bounds], facts)
     if is_wrong:

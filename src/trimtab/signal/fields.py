@@ -107,6 +107,11 @@ def everything(segments: Segments) -> Field:
     return Field(segments.measures[:, 1] > 0, segments, True)
 
 
+def ones(segments: Segments, dtype: torch.dtype) -> Field:
+    """1 at every token."""
+    return Field(torch.ones_like(segments.token_counts, dtype=dtype), segments, True)
+
+
 class Fields(Mapping[str, Tensor]):
     """Token fields by name. A plain read gives one value per token; `held` gives a field as it is held."""
 

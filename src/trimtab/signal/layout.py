@@ -57,10 +57,14 @@ class Segments:
     @cached_property
     def sequence_of_token(self) -> TokenIndex:
         """Made where a formula reads it: most need only the counts."""
-        index = torch.arange(self.num_sequences, device=self.token_counts.device)
         if is_plain(self.token_counts):
-            return torch.from_numpy(index.numpy().repeat(self.token_counts.numpy()))
-        return index.repeat_interleave(self.token_counts, output_size=self.num_tokens)
+            return torch.from_numpy(self.everyone.numpy().repeat(self.token_counts.numpy()))
+        return self.everyone.repeat_interleave(self.token_counts, output_size=self.num_tokens)
+
+    @cached_property
+    def everyone(self) -> SequenceIndex:
+        """The sequences by their places: 0, 1, …"""
+        return torch.arange(self.num_sequences, device=self.token_counts.device)
 
     @cached_property
     def offsets(self) -> Int[Tensor, " boundaries"]:
@@ -271,13 +275,13 @@ def renumbered(group: Tensor) -> tuple[Tensor, int]:
     return known_company(index, lone), num
 
 
-def group_index(group: Tensor) -> tuple[Tensor, Int[Tensor, " 2"]]:
+def group_index(group: Tensor) -> tuple[Tensor, Array]:
     """Any group names as 0, 1, … in their order; how many there are, and whether one has a single episode."""
     if not group.numel():
-        return group.clone(), torch.zeros(2, dtype=torch.long, device=group.device)
+        return group.clone(), host(torch.zeros(2, dtype=torch.long, device=group.device))
     if is_plain(group):
         index, sizes = _numbered(group.numpy())
-        return torch.from_numpy(index), torch.tensor([len(sizes), bool((sizes == 1).any())])
+        return torch.from_numpy(index), np.array([len(sizes), 1 in sizes])
     ordered, order = group.sort()
     begins = torch.ones_like(ordered, dtype=torch.bool)
     begins[1:] = ordered[1:] != ordered[:-1]
@@ -303,13 +307,17 @@ def known_company(index: Tensor, lone: int) -> Tensor:
     return index
 
 
-def _facts(ends: Tensor, counts: Tensor, trainable: Tensor) -> list[int]:
-    """The first and the last boundary, the least count, and how many tokens are trainable."""
+def _counted(ends: Tensor, trainable: Tensor) -> tuple[Tensor, list[int]]:
+    """Tokens between boundaries; the first and the last boundary, the least count, how many tokens are trainable."""
     if is_plain(ends) and is_plain(trainable):
-        found = int(np.count_nonzero(trainable.numpy()))
-        return [int(ends.numpy()[0]), int(ends.numpy()[-1]), int(counts.numpy().min(initial=0)), found]
+        at = ends.numpy()
+        counts = at[1:] - at[:-1]
+        facts = [int(at[0]), int(at[-1]), min(counts.tolist(), default=0), int(np.count_nonzero(trainable.numpy()))]
+        return torch.from_numpy(counts), facts
+    counts = ends[1:] - ends[:-1]
     shortest = counts.amin() if counts.shape[0] else ends[0]
-    return cast("list[int]", torch.stack([ends[0], ends[-1], shortest, trainable.count_nonzero()]).tolist())
+    facts = torch.stack([ends[0], ends[-1], shortest, trainable.count_nonzero()])
+    return counts, cast("list[int]", facts.tolist())
 
 
 def padded_cells(trainable: Bool[Tensor, "rows width"]) -> tuple[Cells, Segments]:
@@ -337,12 +345,9 @@ def token_cells(token_counts: SequenceIndex) -> tuple[Cells, Segments]:
 def packed_cells(trainable: Bool[Tensor, " packed"], cu_seqlens: Int[Tensor, " boundaries"]) -> tuple[Cells, Segments]:
     """Cells of one packed row; cu_seqlens = [0, end of sequence 0, …, end of the last]."""
     ends, width = cu_seqlens, trainable.shape[0]
-    counts, num_tokens = ends[1:] - ends[:-1], width
-    covers = ends.shape[0] > 0
-    if covers:  # everything that decides is read in one go
-        first, last, least, num_tokens = _facts(ends, counts, trainable)
-        covers = first == 0 and last == width and least >= 0
-    if not covers:
+    # Everything that decides is read in one go.
+    counts, (first, last, least, num_tokens) = _counted(ends, trainable) if len(ends) else (ends, (-1, 0, 0, width))
+    if first != 0 or last != width or least < 0:
         raise SignalError(
             f"SignalBatch: cu_seqlens is {ends.tolist()} for a packed row of {width} tokens, so the sequences do not "
             f"cover it. It starts with 0, never decreases and ends with {width}."

@@ -87,7 +87,7 @@ class Extremum(NamedTuple):
         return cls(signed.max() if signed.numel() else signed.new_full((), -torch.inf), sign)
 
     def merge(self, other: "Extremum") -> "Extremum":
-        return Extremum(_larger(self.extreme, other.extreme), self.sign)
+        return Extremum(larger(self.extreme, other.extreme), self.sign)
 
     def value(self) -> tuple[Number, "bool | Tensor"]:
         return self.sign * self.extreme, self.extreme != -math.inf
@@ -106,11 +106,11 @@ class Spread(NamedTuple):
 
     def merge(self, other: "Spread") -> "Spread":
         count = self.count + other.count
-        delta, share = other.mean - self.mean, other.count / _larger(count, 1.0)
+        delta, share = other.mean - self.mean, other.count / larger(count, 1.0)
         return Spread(count, self.mean + delta * share, self.m2 + other.m2 + delta * delta * self.count * share)
 
     def value(self) -> tuple[Number, "bool | Tensor"]:
-        return (self.m2 / _larger(self.count, 1.0)) ** 0.5, self.count > 0
+        return (self.m2 / larger(self.count, 1.0)) ** 0.5, self.count > 0
 
 
 class SampleSize(NamedTuple):
@@ -129,7 +129,7 @@ class SampleSize(NamedTuple):
         return SampleSize(self.total + other.total, self.square + other.square, self.count + other.count)
 
     def value(self) -> tuple[Number, "bool | Tensor"]:
-        return self.total * self.total / _larger(self.count * self.square, 1e-300), self.count > 0
+        return self.total * self.total / larger(self.count * self.square, 1e-300), self.count > 0
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Histogram:
 
     OUTER = (0.010009765625, 0.030029296875, 0.10009765625, 0.30078125, 1.0, 3.0, 10.0)
     EDGES = (*(-edge for edge in OUTER[::-1]), *OUTER)
-    LARGE = 16_384
+    LARGE = 8_192
     """More values than this are sampled."""
 
     @classmethod
@@ -199,6 +199,10 @@ class Metrics(Mapping[str, Metric]):
     def __len__(self) -> int:
         return len(self.entries)
 
+    def after(self, entries: Mapping[str, Metric]) -> "Metrics":
+        """These behind others, of other names."""
+        return Metrics({**entries, **self.entries}, self.histograms)
+
     def merge(self, other: "Metrics") -> "Metrics":
         return Metrics(_merged(self.entries, other.entries), _merged(self.histograms, other.histograms))
 
@@ -206,7 +210,11 @@ class Metrics(Mapping[str, Metric]):
         """Plain numbers; the one place where the device is asked. A metric with nothing to report is left out."""
         found: dict[str, float] = {}
         for name, metric in self.entries.items():
-            number, is_there = metric.value()
+            if type(metric) is Mean and type(metric.count) is float:  # most are, so this is written out
+                total, count, absent = metric
+                number, is_there = total / (count if count > 1 else 1.0), count > 0 or not absent
+            else:
+                number, is_there = metric.value()
             if isinstance(number, Tensor):
                 return Metrics(_read(self.entries), {}).numbers()
             if is_there:
@@ -278,7 +286,7 @@ def _merged(first: Mapping[str, Merging], second: Mapping[str, Merging]) -> dict
 def moments(values: Array, among: Array | None = None) -> tuple[Number, Number, Number, Number]:
     """Sum, count, mean, and the sum of squares around the mean, of what is chosen."""
     total, count = _sums(values, among)
-    mean = total / _larger(count, 1.0)
+    mean = total / larger(count, 1.0)
     exact = cast("Array", values.astype(np.float64) if isinstance(values, np.ndarray) else values.detach().double())
     return total, count, mean, _sums((exact - mean) ** 2, among)[0]
 
@@ -305,7 +313,7 @@ def _plain_sums(values: Array, among: Array | None) -> tuple[float, float]:
     return float((exact if among is None else np.where(among, exact, 0.0)).sum()), count
 
 
-def _larger(first: Number, second: Number) -> Number:
+def larger(first: Number, second: Number) -> Number:
     """The larger of two; not a number, if the first is none."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return torch.maximum(first, second)

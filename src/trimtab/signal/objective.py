@@ -25,7 +25,7 @@ from trimtab.signal.fields import Field, Fields, everything
 from trimtab.signal.layout import Keep, PerToken, Scalar
 from trimtab.signal.metrics import Mean, Metric, Metrics, Sum
 from trimtab.signal.parts import Part, run
-from trimtab.signal.ratio import Ratio
+from trimtab.signal.ratio import EXACT_RATIO, EXACT_TOTAL, Exact, Ratio
 from trimtab.signal.stages import Decisions, Seen, conjunction, observations, product, run_stages, stage_inputs
 from trimtab.signal.tally import Tally
 from trimtab.signal.tensors import Number, host, quiet, read_if_plain
@@ -111,9 +111,8 @@ def token_loss(
     weights = weight_sums(part)
     _watch(loss, sum(weights.values()), micro)
     entries = _entries(part, terms, weights, keep, importance, policy, late) | value_seen | _means(kl, entropy)
-    metrics = Metrics(entries, {})
-    if is_all_watched():
-        metrics = metrics.merge(drift(ratios, part.segments))
+    watched = drift(ratios, part.segments) if is_all_watched() else Metrics.empty()
+    metrics = watched.after(entries)
     decided = Fields(
         part.segments, {"keep": keep, "importance": importance, "advantage": part.fields.held("advantage")}
     )
@@ -122,13 +121,23 @@ def token_loss(
 
 def _ratios(part: Slice, available: Mapping[str, Any]) -> dict[str, Ratio]:
     """The ratios of the current policy to the earlier ones, as far as they were recorded."""
-    now, fields = available["logp_current"], part.fields
-    pairs = (("update", "logp_old"), ("total", "logp_rollout"))
-    return {
-        name: Ratio(lambda earlier=earlier: now - fields[earlier], part.segments)
-        for name, earlier in pairs
-        if earlier in fields
-    }
+    now, fields, segments = available["logp_current"], part.fields, part.segments
+    ratios: dict[str, Ratio] = {}
+    engine = _exact_engine(fields)
+    if "logp_old" in fields:
+        ratios["update"] = Ratio(lambda: now - fields["logp_old"], segments, is_factor=engine is not None)
+    if "logp_rollout" in fields:
+        factors = None if engine is None or "update" not in ratios else (ratios["update"], engine)
+        ratios["total"] = Ratio(lambda: now - fields["logp_rollout"], segments, factors=factors)
+    return ratios
+
+
+def _exact_engine(fields: Fields) -> Exact | None:
+    """What `prepare` computed of ratio_engine, where it is still held as it was then."""
+    is_there = EXACT_RATIO in fields and fields.held(EXACT_TOTAL).is_shared
+    if not (is_there and is_fast() and is_all_watched()):
+        return None
+    return Exact(fields[EXACT_RATIO], fields.held(EXACT_TOTAL).values)
 
 
 def _late_decisions(part: Slice, available: Mapping[str, Any], ratios: Mapping[str, Ratio]) -> Decisions:

@@ -6,7 +6,7 @@ that what they reject moves nobody.
 """
 
 from collections import ChainMap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,22 +20,31 @@ from trimtab.signal.catalogue import INPUTS
 from trimtab.signal.composition import Recipe
 from trimtab.signal.diagnostics import Population, drift, stage_metrics
 from trimtab.signal.door import check_floats, check_tokens
-from trimtab.signal.fast.choice import is_fast
+from trimtab.signal.fast.choice import is_all_watched, is_fast
 from trimtab.signal.fast.per_group import normalized
 from trimtab.signal.fast.per_sequence import StageShortcuts
-from trimtab.signal.fields import Field, Fields, everything
-from trimtab.signal.layout import EpisodeFlag, Keep, PerEpisode, PerSequence, PerToken, SequenceFlag, places
+from trimtab.signal.fields import Field, Fields, everything, ones
+from trimtab.signal.layout import (
+    EpisodeFlag,
+    Keep,
+    PerEpisode,
+    PerSequence,
+    PerToken,
+    Segments,
+    SequenceFlag,
+    places,
+)
 from trimtab.signal.metrics import Metrics
 from trimtab.signal.normalize import whiten
 from trimtab.signal.parts import run
-from trimtab.signal.ratio import Ratio
+from trimtab.signal.ratio import EXACT_RATIO, EXACT_TOTAL, Ratio
 from trimtab.signal.recipes import recipe as named
 from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
 from trimtab.signal.reward import token_rewards
 from trimtab.signal.stages import conjunction, product, run_stages
 from trimtab.signal.state import SignalState, drift_warning
 from trimtab.signal.tally import Tally
-from trimtab.signal.tensors import as_count, as_tensor, as_torch, library, quiet
+from trimtab.signal.tensors import as_count, as_tensor, between, quiet
 from trimtab.signal.update import Update, updates_of
 from trimtab.signal.vote import constant_groups, ended_episodes, episode_lengths, votes_and_trains
 
@@ -153,18 +162,18 @@ def prepare(
     entries = batch_metrics(tally, batch, votes, training, has_signal, constant, credit, kl)
     stage_metrics(tally, stages, population)
     entries |= tally.entries() | shaping_metrics(batch, recipe, votes) | by_age(batch, ratios, version)
-    metrics = Metrics(entries, {}).merge(drift(ratios, segments))
+    metrics = drift(ratios, segments).after(entries)
     numbers = metrics.numbers()
     state, said = (state or SignalState()).observe(numbers)
-    one = as_torch(segments.measures)[:, 1].to(batch.dtype)
+    held = _exact_engine(ratios, segments) | _carried(batch)
     decided = {
         "advantage": credit, "returns": returns, "keep": conjunction(keep, after.keeps), "voted": voted,
-        "importance": product(Field(one, segments, True), stages.importances),
+        "importance": product(ones(segments, batch.dtype), stages.importances),
     }  # fmt: skip
     prepared = Prepared(
         batch=batch,
         recipe=recipe,
-        fields=Fields(segments, {**_carried(batch), **decided}),
+        fields=Fields(segments, {**held, **decided}),
         votes=votes,
         trains=trains,
         all_train=numbers.get("trains/sequence_fraction") == 1.0,
@@ -249,7 +258,7 @@ def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
 
 def _shaped(batch: SignalBatch, recipe: Recipe) -> PerEpisode:
     """Task rewards after shaping; unscored ones are set to 0 so that nothing undefined travels on."""
-    reward = torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward))
+    reward = torch.where(batch.scored, batch.reward, 0.0)
     for step in recipe.reward:
         reward = run(step, {"reward": reward, "ended": ended_episodes(batch), "length": episode_lengths(batch)})
     return reward
@@ -347,7 +356,7 @@ def _settle(recipe: Recipe, advantage: Field, voting: Field) -> Field:
         advantage = Field(whiten(advantage.tokens, voting.tokens), advantage.segments)
     if recipe.clip_advantage is not None:
         bound = recipe.clip_advantage
-        advantage = advantage.map(lambda values: library(values).clip(values, -bound, bound))
+        advantage = advantage.map(lambda values: between(values, -bound, bound))
     return advantage
 
 
@@ -367,4 +376,13 @@ def _refuse_varying(advantage: PerToken, batch: SignalBatch, recipe: Recipe) -> 
 def _engine_ratio(batch: SignalBatch) -> dict[str, Ratio]:
     if batch.logp_old is None or batch.logp_rollout is None:
         return {}
-    return {"engine": Ratio(batch.logp_old - batch.logp_rollout, batch.segments)}
+    is_factor = is_fast() and is_all_watched()
+    return {"engine": Ratio(batch.logp_old - batch.logp_rollout, batch.segments, is_factor=is_factor)}
+
+
+def _exact_engine(ratios: Mapping[str, Ratio], segments: Segments) -> dict[str, Field]:
+    """ratio_engine as it was computed: ratio_total is its product with ratio_update. No formula can name these."""
+    exact = ratios["engine"].exact() if "engine" in ratios else None
+    if exact is None:
+        return {}
+    return {EXACT_RATIO: Field(exact.value, segments), EXACT_TOTAL: Field(exact.total, segments, True)}

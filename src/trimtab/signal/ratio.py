@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -16,12 +16,14 @@ from torch import Tensor
 from trimtab.signal.layout import PerToken, Segments
 from trimtab.signal.metrics import Histogram
 from trimtab.signal.reduce import LOG_BOUND, bounded_exp, sequence_extremes, sequence_sum
-from trimtab.signal.tensors import Array, Number, as_torch, host, is_plain, library, read_if_plain
+from trimtab.signal.tensors import Array, Number, as_plain, as_torch, between, host, is_plain, read_if_plain
 
 BLOCK = 2**19
 """Tokens that are walked over together, so that what is needed on the way stays small."""
 
 
+EXACT_RATIO, EXACT_TOTAL = "exact:ratio_engine", "exact:logratio_engine"
+"""Names of the fields that carry ratio_engine from `prepare` to `token_loss`."""
 LOG2_E = math.log2(math.e)
 WIDE = 1e-4
 """A variance above this share of the squared mean is the difference of two sums; below, too many digits cancel."""
@@ -42,18 +44,41 @@ class RatioSums:
     """Sum of the squares of the ratio around its mean."""
 
 
+class Exact(NamedTuple):
+    """A ratio in float64, none of whose log-ratios was bounded, and the sum of these over each sequence."""
+
+    value: Tensor
+    total: Array
+
+
 class Ratio:
     """logratio = later - earlier policy, at every token; ratio = exp of it, bounded."""
 
-    def __init__(self, logratio: PerToken | Callable[[], PerToken], segments: Segments) -> None:
+    def __init__(
+        self,
+        logratio: PerToken | Callable[[], PerToken],
+        segments: Segments,
+        *,
+        is_factor: bool = False,
+        factors: "tuple[Ratio, Exact] | None" = None,
+    ) -> None:
+        """`is_factor`: what was computed in float64 is kept for the product with another; `factors`: whose product
+        this is."""
         self._given: PerToken | Callable[[], PerToken] = logratio
         self.segments: Segments = segments
+        self._is_factor: bool = is_factor
+        self._factors: tuple[Ratio, Exact] | None = factors
+        self._value: PerToken | None = None
 
     @cached_property
     def logratio(self) -> PerToken:
         """Made when somebody asks for it, and let go by `forget`."""
         given = self._given
         return (given if isinstance(given, Tensor) else given()).detach()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.logratio.dtype
 
     def forget(self) -> None:
         """Let go of the tokens; what was asked for stays."""
@@ -63,7 +88,9 @@ class Ratio:
     @cached_property
     def total(self) -> Array:
         """The sum over each sequence: the log of the product of its ratios."""
-        exact = self.logratio.to(torch.float64, copy=True)
+        if self._factors is not None:
+            return self._factors[0].total + self._factors[1].total
+        exact = _doubled(self.logratio)
         if len(exact) <= BLOCK:
             self.__dict__["exact"] = exact  # for the walk
         return host(sequence_sum(exact, self.segments))
@@ -71,7 +98,7 @@ class Ratio:
     @cached_property
     def mean(self) -> Array:
         """The mean over each sequence, 0 for one without tokens: the log of the geometric mean of its ratios."""
-        return self.total / library(self.total).clip(self.segments.measures[:, 0], 1, None)
+        return self.total / between(self.segments.measures[:, 0], 1, None)
 
     @cached_property
     def extremes(self) -> tuple[Array, Array]:
@@ -86,6 +113,11 @@ class Ratio:
     @cached_property
     def sums(self) -> RatioSums:
         return self._walk(None)
+
+    def exact(self) -> "Exact | None":
+        """What a product with another ratio is made of; once, and only if it was asked for and nothing was bounded."""
+        value, self._value = self._value, None
+        return None if value is None else Exact(value, self.total)
 
     def value(self, *, sums_too: bool = True) -> PerToken:
         """The ratio itself; with its sums, both take one walk."""
@@ -111,27 +143,30 @@ class Ratio:
         if not self.logratio.numel():
             return float("inf"), -float("inf")
         if "extremes" in self.__dict__:
-            low, high = (as_torch(each) for each in self.extremes)
-            return read_if_plain(low.min()), read_if_plain(high.max())
+            low, high = self.extremes
+            return as_plain(low.min()), as_plain(high.max())
         low, high = torch.aminmax(self.logratio)
         return read_if_plain(low), read_if_plain(high)
 
     def _walk(self, value: PerToken | None) -> RatioSums:
-        """Block after block, in place: the log-ratio, then the ratio, then what it lacks to its block's mean."""
+        """Block after block, in place: the log-ratio, then the ratio."""
         count = self.logratio.numel()
         size = BLOCK if is_plain(self.logratio) else max(count, 1)
         far, moved, around, done = 0.0, 0.0, 0.0, 0
         for start in range(0, count, size):
             block = self.logratio if size >= count else self.logratio[start : start + size]
             held = self.__dict__.pop("exact", None)
-            exact, num = block.to(torch.float64, copy=True) if held is None else held, len(block)
+            num = len(block)
             far += read_if_plain(block.abs().sum())  # nothing cancels, so the digits of the log-ratio suffice
-            if size >= count and "total" not in self.__dict__:  # while it is at hand
-                self.__dict__["total"] = host(sequence_sum(exact, self.segments))
-            exact = exact if self.is_within else exact.clamp_(-LOG_BOUND, LOG_BOUND)
-            # exp2 is a third faster, and where float32 is asked for, nobody sees its last bit.
-            is_rounded = value is None or value.dtype != exact.dtype
-            _ = exact.mul_(LOG2_E).exp2_() if is_rounded else exact.exp_()
+            exact = self._product() if value is None and size >= count else None
+            if exact is None:
+                exact = _doubled(block) if held is None else held
+                if size >= count and "total" not in self.__dict__:  # while it is at hand
+                    self.__dict__["total"] = host(sequence_sum(exact, self.segments))
+                exact = exact if self.is_within else exact.clamp_(-LOG_BOUND, LOG_BOUND)
+                # exp2 is a third faster, and where float32 is asked for, nobody sees its last bit.
+                is_rounded = value is None or value.dtype != exact.dtype
+                _ = exact.mul_(LOG2_E).exp2_() if is_rounded else exact.exp_()
             if value is not None:
                 _ = (value if size >= count else value[start : start + size]).copy_(exact)
             here = read_if_plain(exact.sum()) - num
@@ -139,18 +174,33 @@ class Ratio:
             apart = (here / num - moved / done) ** 2 * (num * done / (num + done)) if done else 0.0
             around += _around_mean(exact, 1 + here / num) + apart
             moved, done = moved + here, done + num
+            if self._is_factor and size >= count and self.is_within:
+                self._value = exact
         return RatioSums(far, *self._bounds, moved, around)
+
+    def _product(self) -> Tensor | None:
+        """The ratio as the product of its factors, which takes no exponential; None where one of them was bounded."""
+        if self._factors is None or not self.is_within:
+            return None
+        first, second = self._factors
+        held = first.exact()
+        return None if held is None else held.value.mul_(second.value)
+
+
+def _doubled(values: Tensor) -> Tensor:
+    """A copy in float64."""
+    return values.clone() if values.dtype == torch.float64 else values.double()
 
 
 def _around_mean(ratio: Tensor, mean: Number) -> Number:
-    """The sum of squares around the mean; the ratio is lost."""
+    """The sum of squares around the mean."""
     if isinstance(mean, float):
         squares, count = read_if_plain(torch.dot(ratio, ratio)), len(ratio)
         around = cast("float", squares) - count * mean * mean
         if around > WIDE * count * mean * mean:  # of 16 digits, 12 are left
             return around
-    _ = ratio.sub_(mean)
-    return read_if_plain(torch.dot(ratio, ratio))
+    apart = ratio - mean
+    return read_if_plain(torch.dot(apart, apart))
 
 
 def bounded_factor(exponent: Array) -> Array:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from trimtab.signal.layout import Keep, PerSequence, PerToken, Segments, SequenceIndex
-from trimtab.signal.tensors import is_plain, quiet
+from trimtab.signal.tensors import Array, as_torch, host, is_plain, quiet
 
 LOG_BOUND = 20.0
 """A log-ratio is bounded here just before it is exponentiated: e^20 is 5e8, far past any truncation in use,
@@ -38,11 +38,16 @@ def segment_any(
     flags: Bool[Tensor, " items"], index: Int[Tensor, " items"], num_segments: int
 ) -> Bool[Tensor, " segments"]:
     """Whether any item of each segment is flagged."""
-    if is_plain(flags) and is_plain(index):
-        found = np.zeros(num_segments, np.bool_)
-        found[index.numpy()[flags.numpy()]] = True
-        return torch.from_numpy(found)
-    return flags.new_zeros(num_segments).index_put((index,), flags, accumulate=True)
+    return as_torch(any_of(host(flags), host(index), num_segments))
+
+
+def any_of(flags: Array, index: Array, num_segments: int) -> Array:
+    """`segment_any` of arrays."""
+    if isinstance(flags, Tensor):
+        return flags.new_zeros(num_segments).index_put((index,), flags, accumulate=True)
+    found = np.zeros(num_segments, np.bool_)
+    found[index[flags]] = True
+    return found
 
 
 @quiet
@@ -50,14 +55,17 @@ def segment_extreme(
     values: Float[Tensor, " items"], index: Int[Tensor, " items"], num_segments: int, how: Literal["amin", "amax"]
 ) -> Float[Tensor, " segments"]:
     """The smallest or the largest item of each segment; without any, an infinity that bounds nothing."""
+    return as_torch(extreme_of(host(values), host(index), num_segments, how))
+
+
+def extreme_of(values: Array, index: Array, num_segments: int, how: Literal["amin", "amax"]) -> Array:
+    """`segment_extreme` of arrays."""
     bound = torch.inf if how == "amin" else -torch.inf
-    if is_plain(values) and is_plain(index):
-        items = values.numpy()
-        found = np.full(num_segments, bound, items.dtype)
-        (np.minimum if how == "amin" else np.maximum).at(found, index.numpy(), items)
-        return torch.from_numpy(found)
-    blank = values.new_full((num_segments,), bound)
-    return blank.scatter_reduce(0, index, values, how)
+    if isinstance(values, Tensor):
+        return values.new_full((num_segments,), bound).scatter_reduce(0, index, values, how)
+    found = np.full(num_segments, bound, values.dtype)
+    (np.minimum if how == "amin" else np.maximum).at(found, index, values)
+    return found
 
 
 def sequence_sum(values: PerToken, segments: Segments, dtype: torch.dtype | None = None) -> PerSequence:

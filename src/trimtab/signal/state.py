@@ -1,7 +1,7 @@
 """What one batch hands to the next, and the warnings that follow from it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from trimtab.signal.composition import Recipe
 
@@ -44,7 +44,7 @@ class SignalState:
                 said.append(f"{stage}: rejects everything: its effect was exactly 1 in the last {self.window} batches.")
         if recipe is not None and "logratio_update/token_abs_mean" not in values:
             said += drift_warning(recipe, values.get("logratio_total/token_abs_mean", 0.0))
-        return replace(self, effects={**self.effects, **effects}), tuple(said)
+        return SignalState({**self.effects, **effects}, self.window), tuple(said)
 
 
 def drift_warning(recipe: Recipe, gap: float) -> tuple[str, ...]:

@@ -66,7 +66,9 @@ call, which is all that counts for an array with one number per sequence."""
 
 def host(values: Array) -> Array:
     """Plain numbers as numpy sees them; anything else as it is."""
-    return values.numpy() if type(values) is Tensor and is_plain(values) else values
+    if type(values) is Tensor and values.is_cpu and not values.requires_grad and _Reading.is_on:
+        return values.numpy()
+    return values
 
 
 def as_torch(values: Array) -> Tensor:
@@ -102,9 +104,25 @@ class _Thread(threading.local):
 _Here = _Thread()
 
 
+NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+def in_precision(values: Array, dtype: torch.dtype) -> Array:
+    """The same numbers in another precision."""
+    return values.to(dtype) if isinstance(values, Tensor) else values.astype(NUMPY[dtype], copy=False)
+
+
 def library(values: Array) -> Any:
     """numpy or torch, whose array it is."""
     return np if isinstance(values, np.ndarray) else torch
+
+
+def between(values: Array, low: float | None, high: float | None) -> Array:
+    """Values held within bounds; numpy's own clip takes three times as long as the two functions it stands for."""
+    if isinstance(values, Tensor):
+        return values.clamp(low, high)
+    raised = values if low is None else np.maximum(values, low)
+    return raised if high is None else np.minimum(raised, high)
 
 
 Number = float | Tensor
@@ -118,13 +136,13 @@ def as_plain(number: Array) -> Number:
 
 def read_if_plain(number: Tensor) -> Number:
     """A single number, read where reading costs nothing; in float64 where it stays."""
-    return cast("float", number.numpy().item()) if is_plain(number) else number.double()
+    return number.item() if is_plain(number) else number.double()
 
 
-def read_all(numbers: Sequence[Tensor], more: Tensor) -> list[float]:
-    """Single numbers and those of a list; a device is asked once for all of them."""
-    if is_plain(more):
-        return [number.numpy().item() for number in numbers] + cast("list[float]", more.tolist())
+def read_all(numbers: Sequence[Array], more: Array) -> list[float]:
+    """Single numbers and those of an array; a device is asked once for all of them."""
+    if isinstance(more, np.ndarray):
+        return [number.item() for number in numbers] + cast("list[float]", more.tolist())
     return cast("list[float]", torch.cat([torch.stack([one.double() for one in numbers]), more.double()]).tolist())
 
 

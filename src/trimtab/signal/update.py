@@ -5,7 +5,7 @@ current policy and looks across sequences. Slices carry their numbers with them;
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +17,7 @@ from trimtab.errors import SignalError, unknown_word
 from trimtab.signal.composition import Recipe
 from trimtab.signal.fields import Field, Fields
 from trimtab.signal.layout import Segments, SequenceIndex, TokenIndex
-from trimtab.signal.tensors import Number, as_count, as_integers, as_number, as_torch, host, read_if_plain
+from trimtab.signal.tensors import Number, as_count, as_integers, as_number, in_precision, read_if_plain
 
 if TYPE_CHECKING:
     from trimtab.signal.preparation import Prepared
@@ -224,8 +224,7 @@ def _whole(prepared: "Prepared") -> Slice:
     if prepared.recipe.reads_token_key:
         key = _token_key(batch.segments, batch.sequence_id, prepared.seed)
         fields = fields.adding({"token_key": Field(key, batch.segments)})
-    everything = torch.arange(batch.levels.num_sequences, device=batch.reward.device)
-    return Slice(prepared.recipe, everything, batch.segments, fields)
+    return Slice(prepared.recipe, batch.segments.everyone, batch.segments, fields)
 
 
 def _token_key(segments: Segments, sequence_id: Tensor, seed: int) -> TokenIndex:
@@ -276,11 +275,10 @@ def _total(field: Field) -> Number:
     """The sum over tokens, in float64."""
     if not field.is_shared:
         return read_if_plain(field.values.sum(dtype=torch.float64))
-    exact = host(as_torch(field.values).double())
-    found = exact @ field.segments.measures[:, 0]
+    found = in_precision(field.values, torch.float64) @ field.segments.measures[:, 0]
     return found if isinstance(found, Tensor) else float(found)
 
 
 def with_fields(part: Slice, **fields: Field) -> Slice:
     """A slice with more, or other, token fields."""
-    return replace(part, fields=part.fields.adding(fields))
+    return Slice(part.recipe, part.sequences, part.segments, part.fields.adding(fields))

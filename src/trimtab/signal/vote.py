@@ -7,7 +7,7 @@ from trimtab.signal.batch import SignalBatch
 from trimtab.signal.composition import Recipe
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import EpisodeFlag, PerEpisode, SequenceFlag
-from trimtab.signal.reduce import segment_extreme, segment_sum
+from trimtab.signal.reduce import extreme_of, segment_sum
 from trimtab.signal.tensors import as_torch, host, library
 
 
@@ -40,9 +40,9 @@ def votes_and_trains(batch: SignalBatch, recipe: Recipe, keep: Field) -> tuple[E
 
 def constant_groups(batch: SignalBatch, votes: EpisodeFlag) -> Tensor:
     """Groups whose voters all have the same raw task reward: comparing their answers teaches nothing."""
-    group, num = batch.levels.group_of_episode, batch.levels.num_groups
+    group, num = host(batch.levels.group_of_episode), batch.levels.num_groups
     reward, voting = host(batch.reward), host(votes)
     where = library(reward).where
-    high = segment_extreme(as_torch(where(voting, reward, -torch.inf)), group, num, "amax")
-    low = segment_extreme(as_torch(where(voting, reward, torch.inf)), group, num, "amin")
-    return high == low  # without voters, two different infinities
+    high = extreme_of(where(voting, reward, -torch.inf), group, num, "amax")
+    low = extreme_of(where(voting, reward, torch.inf), group, num, "amin")
+    return as_torch(high == low)  # without voters, two different infinities

@@ -30,6 +30,7 @@ from trimtab.signal import (
 )
 from trimtab.signal.fields import Fields
 from trimtab.signal.layout import Segments
+from trimtab.signal.ratio import EXACT_RATIO, EXACT_TOTAL
 from trimtab.signal.update import Slice
 from trimtab.train.actor import Actor
 from trimtab.train.adapter import adapter_off, has_adapter
@@ -208,7 +209,8 @@ class Learner:
         if decided is not None:
             part = decided.whole
             held = {"sequences": part.sequences, "counts": part.segments.token_counts}
-            held |= {f"field {name}": values for name, values in part.fields.items()}
+            carried = (name for name in part.fields if name not in (EXACT_RATIO, EXACT_TOTAL))  # others do without
+            held |= {f"field {name}": part.fields[name] for name in carried}
         _, told = self.world.broadcast({}, held)
         fields = {name.removeprefix("field "): v for name, v in told.items() if name.startswith("field ")}
         segments = Segments.from_counts(told["counts"], int(told["counts"].sum()))

@@ -15,7 +15,7 @@ from trimtab.signal.parts import Part
 from trimtab.signal.ratio import Ratio, bounded_factor
 from trimtab.signal.reduce import LOG_BOUND, sequence_mean
 from trimtab.signal.stages import Answer, Seen, logratio
-from trimtab.signal.tensors import Array, as_torch, host, library
+from trimtab.signal.tensors import Array, between, host, in_precision, library
 
 PerSequenceAnswer = tuple[Array, Seen]
 
@@ -35,12 +35,12 @@ def truncated(ratio: Ratio, *, level: str, band: tuple[float, float]) -> PerSequ
         "over_high_sequences": over & filled,
         "under_low_sequences": under & filled,
     }
-    return library(factor).clip(factor, low, high), seen
+    return between(factor, low, high), seen
 
 
 def _as_held(values: Array, ratio: Ratio) -> Array:
     """In the precision of the log-probs, in which the formula decides."""
-    return host(as_torch(values).to(ratio.logratio.dtype))
+    return in_precision(values, ratio.dtype)
 
 
 def product_band(ratio: Ratio, *, band: tuple[float, float]) -> PerSequenceAnswer:
@@ -72,7 +72,7 @@ def token_mean(one: Array, keep: Array, segments: Segments, *, over: str) -> Arr
 
 def sequence_mean_token_mean(one: Array, keep: Array, segments: Segments, *, over: str) -> Array:
     # An empty sequence has no token to weigh; a divisor of 0 must not become a weight of infinity.
-    tokens = library(one).clip(segments.measures[:, 0], 1, None)
+    tokens = between(segments.measures[:, 0], 1, None)
     return one / (tokens * _sequences(keep, segments, over))
 
 
@@ -145,4 +145,4 @@ def weights(part: Part, dtype: torch.dtype, keep: Field) -> Field | None:
     segments = keep.segments
     values = shortcut(segments.measures[:, 1], keep.values, segments, **part.own_settings)
     weight = library(values).where(keep.values, values, 0.0)
-    return Field(host(as_torch(weight).to(dtype)), segments, True)
+    return Field(in_precision(weight, dtype), segments, True)
