@@ -7,7 +7,6 @@ sequence after sequence, trainable ones only. It knows nothing of rewards, log-p
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -16,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from trimtab.errors import SignalError
+from trimtab.signal.once import once
 from trimtab.signal.tensors import Array, Numbers, as_tensor, host, is_plain
 
 PerToken = Float[Tensor, " tokens"]
@@ -54,24 +54,24 @@ class Segments:
     def num_sequences(self) -> int:
         return self.token_counts.shape[0]
 
-    @cached_property
+    @once
     def sequence_of_token(self) -> TokenIndex:
         """Made where a formula reads it: most need only the counts."""
         if is_plain(self.token_counts):
             return torch.from_numpy(self.everyone.numpy().repeat(self.token_counts.numpy()))
         return self.everyone.repeat_interleave(self.token_counts, output_size=self.num_tokens)
 
-    @cached_property
+    @once
     def everyone(self) -> SequenceIndex:
         """The sequences by their places: 0, 1, …"""
         return torch.arange(self.num_sequences, device=self.token_counts.device)
 
-    @cached_property
+    @once
     def offsets(self) -> Int[Tensor, " boundaries"]:
         """[0, end of sequence 0, …, number of tokens]: computed once, read by every reduction."""
         return torch.nn.functional.pad(self.token_counts.cumsum(0), (1, 0))
 
-    @cached_property
+    @once
     def starts(self) -> "tuple[Array | None, Array]":
         """For plain counts: which sequences have tokens (None: all), and where each of these begins."""
         counts = self.token_counts.numpy()
@@ -81,12 +81,12 @@ class Segments:
         filled = counts.nonzero()[0]
         return filled, first[filled]
 
-    @cached_property
+    @once
     def filled(self) -> Array:
         """The sequences that have tokens."""
         return host(self.token_counts) > 0
 
-    @cached_property
+    @once
     def measures(self) -> Array:
         """What a sequence counts for, in float64: its tokens, and itself."""
         if is_plain(self.token_counts):
@@ -96,17 +96,17 @@ class Segments:
         tokens = self.token_counts.double()
         return torch.stack([tokens, torch.ones_like(tokens)], 1)
 
-    @cached_property
+    @once
     def all_filled(self) -> bool:
         """Every sequence has tokens, as far as that can be seen without waiting for a device."""
         return is_plain(self.token_counts) and self.starts[0] is None
 
-    @cached_property
+    @once
     def counted(self) -> Array:
         """1 for a sequence that has tokens, 0 for one without, in float64."""
         return self.measures[:, 1] * self.filled
 
-    @cached_property
+    @once
     def num_filled(self) -> "float | Tensor":
         """How many sequences have tokens, at least 1: what a mean over sequences is divided by."""
         count = self.counted.sum()
@@ -179,7 +179,7 @@ class Cells:
         if self.places is not None:
             object.__setattr__(self, "device", self.places.device)
 
-    @cached_property
+    @once
     def index(self) -> TokenIndex:
         """The place of every trainable token among the cells."""
         return torch.arange(math.prod(self.shape), device=self.device) if self.places is None else self.places

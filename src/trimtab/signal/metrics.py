@@ -154,8 +154,8 @@ class Histogram:
         every = max(1, num // cls.LARGE)
         values = logratio.detach()
         if is_plain(values):
-            chosen = np.ascontiguousarray(values.numpy()[::every][: num // every], dtype=np.float32)
-            place = BIN_OF_UPPER[chosen.view(np.uint16)[UPPER::2]]
+            chosen = np.ascontiguousarray(values.numpy()[: num // every * every : every], dtype=np.float32)
+            place = BIN_OF_UPPER.take(chosen.view(np.uint16)[UPPER::2])
             return cls(torch.from_numpy(np.bincount(place, minlength=len(cls.EDGES) + 1) * every))
         chosen = values[::every][: num // every].float()
         place = torch.bucketize(chosen.contiguous(), torch.from_numpy(BEYOND).to(chosen.device), right=True)

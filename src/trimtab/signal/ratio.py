@@ -7,7 +7,6 @@ taken in float64: beside a large number, the small ones of float32 would vanish.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, cast
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from trimtab.signal.layout import PerToken, Segments
 from trimtab.signal.metrics import Histogram
+from trimtab.signal.once import once
 from trimtab.signal.reduce import LOG_BOUND, bounded_exp, sequence_extremes, sequence_sum
 from trimtab.signal.tensors import Array, Number, as_plain, as_torch, between, host, is_plain, read_if_plain
 
@@ -70,7 +70,7 @@ class Ratio:
         self._factors: tuple[Ratio, Exact] | None = factors
         self._value: PerToken | None = None
 
-    @cached_property
+    @once
     def logratio(self) -> PerToken:
         """Made when somebody asks for it, and let go by `forget`."""
         given = self._given
@@ -85,7 +85,7 @@ class Ratio:
         for name in ("logratio", "exact"):
             _ = self.__dict__.pop(name, None)
 
-    @cached_property
+    @once
     def total(self) -> Array:
         """The sum over each sequence: the log of the product of its ratios."""
         if self._factors is not None:
@@ -95,22 +95,22 @@ class Ratio:
             self.__dict__["exact"] = exact  # for the walk
         return host(sequence_sum(exact, self.segments))
 
-    @cached_property
+    @once
     def mean(self) -> Array:
         """The mean over each sequence, 0 for one without tokens: the log of the geometric mean of its ratios."""
         return self.total / between(self.segments.measures[:, 0], 1, None)
 
-    @cached_property
+    @once
     def extremes(self) -> tuple[Array, Array]:
         """The smallest and the largest log-ratio of each sequence."""
         low, high = sequence_extremes(self.logratio, self.segments)
         return host(low), host(high)
 
-    @cached_property
+    @once
     def histogram(self) -> Histogram:
         return Histogram.of(self.logratio)
 
-    @cached_property
+    @once
     def sums(self) -> RatioSums:
         return self._walk(None)
 
@@ -127,7 +127,7 @@ class Ratio:
         self.__dict__["sums"] = self._walk(value)
         return value
 
-    @cached_property
+    @once
     def is_within(self) -> bool:
         """No log-ratio is beyond its bound, as far as that can be seen without waiting for a device."""
         low, high = self._bounds
@@ -138,7 +138,7 @@ class Ratio:
         """1 where a log-ratio is not beyond its bound, so that its gradient passes, 0 elsewhere; None if none is."""
         return None if self.is_within else self.logratio.abs().le_(LOG_BOUND)
 
-    @cached_property
+    @once
     def _bounds(self) -> tuple[Number, Number]:
         if not self.logratio.numel():
             return float("inf"), -float("inf")
