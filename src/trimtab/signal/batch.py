@@ -156,7 +156,7 @@ class SignalBatch:
         refuse_layout(flags.ndim != 1, f"trainable has shape {list(flags.shape)}", "[tokens]")
         ends = as_integers(cu_seqlens, "SignalBatch: cu_seqlens", flags.device)
         refuse_layout(ends.ndim != 1, f"cu_seqlens has shape {list(ends.shape)}", "[sequences + 1]")
-        cells, segments = packed_cells(flags, ends.to(flags.device))
+        cells, segments = packed_cells(flags, ends)
         return _build(cells, segments, None, reward, group, fields)
 
 

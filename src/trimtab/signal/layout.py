@@ -346,7 +346,7 @@ def packed_cells(trainable: Bool[Tensor, " packed"], cu_seqlens: Int[Tensor, " b
     """Cells of one packed row; cu_seqlens = [0, end of sequence 0, …, end of the last]."""
     ends, width = cu_seqlens, trainable.shape[0]
     # Everything that decides is read in one go.
-    counts, (first, last, least, num_tokens) = _counted(ends, trainable) if len(ends) else (ends, (-1, 0, 0, width))
+    counts, (first, last, least, num_tokens) = _counted(ends, trainable) if ends.numel() else (ends, (-1, 0, 0, width))
     if first != 0 or last != width or least < 0:
         raise SignalError(
             f"SignalBatch: cu_seqlens is {ends.tolist()} for a packed row of {width} tokens, so the sequences do not "

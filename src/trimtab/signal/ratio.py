@@ -15,7 +15,7 @@ from torch import Tensor
 from trimtab.signal.layout import PerToken, Segments
 from trimtab.signal.metrics import Histogram
 from trimtab.signal.once import once
-from trimtab.signal.reduce import LOG_BOUND, bounded_exp, sequence_extremes, sequence_sum
+from trimtab.signal.reduce import LOG_BOUND, bounded_exp, extremes_of, sum_of
 from trimtab.signal.tensors import Array, Number, as_plain, as_torch, between, host, is_plain, read_if_plain
 
 BLOCK = 2**19
@@ -91,9 +91,9 @@ class Ratio:
         if self._factors is not None:
             return self._factors[0].total + self._factors[1].total
         exact = _doubled(self.logratio)
-        if len(exact) <= BLOCK:
+        if exact.numel() <= BLOCK:
             self.__dict__["exact"] = exact  # for the walk
-        return host(sequence_sum(exact, self.segments))
+        return sum_of(exact, self.segments)
 
     @once
     def mean(self) -> Array:
@@ -103,8 +103,7 @@ class Ratio:
     @once
     def extremes(self) -> tuple[Array, Array]:
         """The smallest and the largest log-ratio of each sequence."""
-        low, high = sequence_extremes(self.logratio, self.segments)
-        return host(low), host(high)
+        return extremes_of(self.logratio, self.segments)
 
     @once
     def histogram(self) -> Histogram:
@@ -156,13 +155,13 @@ class Ratio:
         for start in range(0, count, size):
             block = self.logratio if size >= count else self.logratio[start : start + size]
             held = self.__dict__.pop("exact", None)
-            num = len(block)
+            num = block.numel()
             far += read_if_plain(block.abs().sum())  # nothing cancels, so the digits of the log-ratio suffice
             exact = self._product() if value is None and size >= count else None
             if exact is None:
                 exact = _doubled(block) if held is None else held
                 if size >= count and "total" not in self.__dict__:  # while it is at hand
-                    self.__dict__["total"] = host(sequence_sum(exact, self.segments))
+                    self.__dict__["total"] = sum_of(exact, self.segments)
                 exact = exact if self.is_within else exact.clamp_(-LOG_BOUND, LOG_BOUND)
                 # exp2 is a third faster, and where float32 is asked for, nobody sees its last bit.
                 is_rounded = value is None or value.dtype != exact.dtype
@@ -195,7 +194,7 @@ def _doubled(values: Tensor) -> Tensor:
 def _around_mean(ratio: Tensor, mean: Number) -> Number:
     """The sum of squares around the mean."""
     if isinstance(mean, float):
-        squares, count = read_if_plain(torch.dot(ratio, ratio)), len(ratio)
+        squares, count = read_if_plain(torch.dot(ratio, ratio)), ratio.numel()
         around = cast("float", squares) - count * mean * mean
         if around > WIDE * count * mean * mean:  # of 16 digits, 12 are left
             return around

@@ -70,13 +70,17 @@ def extreme_of(values: Array, index: Array, num_segments: int, how: Literal["ami
 
 def sequence_sum(values: PerToken, segments: Segments, dtype: torch.dtype | None = None) -> PerSequence:
     """Sum over each sequence's tokens, added up in `dtype`, or in that of the values."""
-    values = values if dtype is None else values.to(dtype)
+    return as_torch(sum_of(values if dtype is None else values.to(dtype), segments))
+
+
+def sum_of(values: PerToken, segments: Segments) -> Array:
+    """`sequence_sum` as an array."""
     if is_plain(values):
         return _reduced(np.add, values, segments, 0)
     return torch.segment_reduce(values, "sum", offsets=segments.offsets, initial=0, unsafe=True)
 
 
-def sequence_extremes(values: PerToken, segments: Segments) -> tuple[PerSequence, PerSequence]:
+def extremes_of(values: PerToken, segments: Segments) -> tuple[Array, Array]:
     """The smallest and the largest of each sequence's tokens, past nan; inf and -inf for a sequence without any."""
     if is_plain(values):
         return _reduced(np.fmin, values, segments, np.inf), _reduced(np.fmax, values, segments, -np.inf)
@@ -88,7 +92,7 @@ def sequence_extremes(values: PerToken, segments: Segments) -> tuple[PerSequence
 def sequence_tally(flags: Keep, segments: Segments) -> SequenceIndex:
     """How many tokens of each sequence are flagged: a running count is exact, whatever the other sequences hold."""
     if is_plain(flags):
-        return _reduced(np.add, flags.view(torch.uint8), segments, 0, dtype=np.int32)
+        return as_torch(_reduced(np.add, flags.view(torch.uint8), segments, 0, dtype=np.int32))
     running = torch.zeros(flags.shape[0] + 1, dtype=torch.int32, device=flags.device)
     _ = torch.cumsum(flags, 0, dtype=torch.int32, out=running[1:])
     return running.index_select(0, segments.offsets).diff()
@@ -112,7 +116,7 @@ def sequence_mean(values: PerToken, segments: Segments, keep: Keep | None = None
 def sequence_any(flags: Keep, segments: Segments) -> Bool[Tensor, " sequences"]:
     """Whether any token of the sequence is flagged."""
     if is_plain(flags):
-        return _reduced(np.logical_or, flags, segments, False)
+        return as_torch(_reduced(np.logical_or, flags, segments, False))
     return sequence_tally(flags, segments) > 0
 
 
@@ -123,15 +127,15 @@ def _reduced(
     segments: Segments,
     nothing: float | int | bool,
     dtype: type[np.generic] | None = None,
-) -> Tensor:
+) -> Array:
     """Each sequence's tokens joined by `how`; `nothing` where there are none."""
     array, (filled, starts) = values.numpy(), segments.starts
     if filled is None:
-        return torch.from_numpy(how.reduceat(array, starts, dtype=dtype))
+        return how.reduceat(array, starts, dtype=dtype)
     found = np.full(segments.num_sequences, nothing, dtype or array.dtype)
     if len(starts):
         found[filled] = how.reduceat(array, starts, dtype=dtype)
-    return torch.from_numpy(found)
+    return found
 
 
 def to_tokens(values: Tensor, segments: Segments) -> Tensor:
