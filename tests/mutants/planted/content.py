@@ -181,7 +181,7 @@ plant(
     "clips_advantages_in_place",
     pipeline("reinforce_plus_plus", clip_advantage=0.5),
     "signal.preparation:_shaped",
-    "torch.where(batch.scored, batch.reward, torch.zeros_like(batch.reward))",
+    "torch.where(batch.scored, batch.reward, 0.0)",
     "batch.reward.mul_(batch.scored)",
     Edit("signal.door:reward_of", ", copy=True", ""),
 )
