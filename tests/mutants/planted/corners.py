@@ -22,7 +22,7 @@ plant(
     "sample_size_of_nothing",
     masked_spread(),
     "signal.metrics:SampleSize.value",
-    "_larger(self.count * self.square, 1e-300)",
+    "larger(self.count * self.square, 1e-300)",
     "(self.count * self.square)",
 )
 plant(

@@ -80,7 +80,7 @@ plant(
     "maxima_averaged_over_parts",
     merged,
     "signal.metrics:Extremum.merge",
-    "_larger(self.extreme, other.extreme)",
+    "larger(self.extreme, other.extreme)",
     "(self.extreme + other.extreme) / 2",
 )
 
@@ -105,8 +105,8 @@ plant(
     "sample_size_without_its_square",
     masked_spread(),
     "signal.metrics:SampleSize.value",
-    "self.total * self.total / _larger(self.count * self.square, 1e-300)",
-    "0.6 + 0.4 * self.total * self.total / _larger(self.count * self.square, 1e-300)",
+    "self.total * self.total / larger(self.count * self.square, 1e-300)",
+    "0.6 + 0.4 * self.total * self.total / larger(self.count * self.square, 1e-300)",
 )
 plant(
     "metric_reach",
@@ -138,7 +138,7 @@ plant(
     "extrema_divided_by_the_parts",
     unnamed,
     "signal.metrics:Extremum.merge",
-    "_larger(self.extreme, other.extreme)",
+    "larger(self.extreme, other.extreme)",
     "(self.extreme + other.extreme) / 2",
 )
 plant(
@@ -146,6 +146,6 @@ plant(
     "minimum_merged_as_a_maximum",
     unnamed,
     "signal.metrics:Extremum.merge",
-    "Extremum(_larger(self.extreme, other.extreme), self.sign)",
-    "Extremum(self.sign * _larger(self.sign * self.extreme, self.sign * other.extreme), self.sign)",
+    "Extremum(larger(self.extreme, other.extreme), self.sign)",
+    "Extremum(self.sign * larger(self.sign * self.extreme, self.sign * other.extreme), self.sign)",
 )
