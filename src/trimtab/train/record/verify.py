@@ -114,9 +114,10 @@ def group_prompt(look: Look) -> Iterator[str]:
     rollouts = look.rollouts
     first: dict[int, tuple[int, Tensor]] = {}
     tickets = cast("list[int]", rollouts.ticket[rollouts.episode.long()].tolist())
-    for row, _ in _rows(rollouts):
+    position = rollouts.position
+    for row, span in _rows(rollouts):
         start = int(rollouts.first_id[row])
-        prompt = rollouts.ids[start : start + int(rollouts.prompt_length[row])]
+        prompt = rollouts.ids[start : start + int(position[span.start])]
         other, known = first.setdefault(tickets[row], (row, prompt))
         if not torch.equal(prompt, known):
             yield (
