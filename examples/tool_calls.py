@@ -122,7 +122,7 @@ def write_model(folder: Path) -> None:
         "num_attention_heads": 4,
         "head_dim": 16,
     }
-    config = Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=4, tie_word_embeddings=True, **sizes, **ends)
+    config = Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=4, tie_word_embeddings=False, **sizes, **ends)
     Qwen3ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -1,4 +1,6 @@
-"""A verifiers environment for tests: write digits, in two turns, with rewards that a small policy finds at once."""
+"""A verifiers environment for tests: write a digit, in two turns, with rewards that a small policy finds at once."""
+
+import asyncio
 
 import aiohttp
 import verifiers.v1 as vf
@@ -8,26 +10,34 @@ ROWS = 400
 
 
 class DigitData(vf.TaskData):
-    wanted: str = "1"
+    does: str = ""
 
 
 class DigitTask(vf.Task[DigitData]):
-    @vf.reward(weight=1.0)
-    async def right(self, trace: vf.Trace) -> float:
-        """The share of characters of all turns that are the wanted digit."""
+    @vf.reward(weight=0.5)
+    async def digits(self, trace: vf.Trace) -> float:
+        """The share of characters of all turns that are digits."""
+        if self.data.does == "raises":
+            raise RuntimeError("boom")
         text = "".join(str(node.message.content or "") for node in trace.nodes if node.sampled)
-        return sum(one == self.data.wanted for one in text) / max(1, len(text))
+        return sum(one.isdigit() for one in text) / max(1, len(text))
+
+    @vf.reward(weight=0.5)
+    async def short(self, trace: vf.Trace) -> float:
+        """The share of turns that the policy ended itself."""
+        calls = [call for call in trace.calls if call.node is not None]
+        return sum(call.finish_reason == "stop" for call in calls) / max(1, len(calls))
 
 
 class DigitConfig(vf.TasksetConfig):
-    fails: int = 0
-    """One task in so many raises when it is judged; 0: none."""
+    does: str = ""
+    """What goes wrong: raises, rewrites, sleeps; empty for nothing."""
 
 
 class DigitTasks(vf.Taskset[DigitTask, DigitConfig]):
     def load(self):
         for number in range(ROWS):
-            yield DigitTask(DigitData(prompt=f"{number}?", wanted=str(number % 2)), self.config.task)
+            yield DigitTask(DigitData(prompt=f"{number}?", does=self.config.does), self.config.task)
 
 
 class InProcess(vf.Harness[vf.HarnessConfig]):
@@ -46,6 +56,10 @@ class InProcess(vf.Harness[vf.HarnessConfig]):
                     if answer.status != 200:
                         return ProgramResult(exit_code=1, stdout="", stderr=await answer.text())
                     message = (await answer.json())["choices"][0]["message"]
+                if data.does == "sleeps":
+                    await asyncio.sleep(60)
+                if data.does == "rewrites":
+                    message = {**message, "content": "7"}
                 messages += [message, {"role": "user", "content": "more"}]
         return ProgramResult(exit_code=0, stdout="", stderr="")
 

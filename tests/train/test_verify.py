@@ -16,6 +16,7 @@ from trimtab.errors import ConfigError
 from trimtab.rollout.rollouts import STATUSES, Rollouts
 from trimtab.train import train
 from trimtab.train.record.replay import Dump, read_dump
+from trimtab.train.show.progress import Silent
 from trimtab.train.record.verify import INVARIANTS, Verified, verify, verify_run
 
 ENDS = frozenset({1})
@@ -32,9 +33,9 @@ CALCULATOR = SMALL.model_copy(
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, undrawn: None) -> Path:
     folder = tmp_path_factory.mktemp("run") / "a"
-    _ = train(CALCULATOR.model_copy(update={"run_dir": folder}))
+    _ = train(CALCULATOR.model_copy(update={"run_dir": folder}), progress=Silent())
     return folder
 
 
