@@ -100,7 +100,10 @@ def write_model(folder: Path) -> None:
     from trimtab.config.train import TaskSettings
 
     bpe = Tokenizer(models.BPE())
-    digits, words = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits, words = (
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    )
     bpe.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
     bpe.decoder = decoders.ByteLevel()
     task = calculate(TaskSettings(), seed=0)

@@ -62,7 +62,8 @@ def check(
         typer.Argument(
             help="trimtab; a formula (policy_loss.clipped); a framework (verl, skyrl, areal, openrlhf, trl as "
             "released; slime, miles, nemo-rl, prime-rl, roll, open-instruct with --path); or your own: mypkg (all "
-            "its modules), mypkg.losses, mypkg.losses:my_loss, losses.py. Or the folder of a run that dumped its batches."
+            "its modules), mypkg.losses, mypkg.losses:my_loss, losses.py. Or a run's folder with "
+            "dumped batches."
         ),
     ] = None,
     path: Annotated[
@@ -159,7 +160,8 @@ def check(
     Exit code 0: no bug. 1: bugs (with --strict: any finding). 2: something could not be run.
 
     Examples: trimtab check areal · trimtab check slime --path ~/slime@045310b2b · trimtab check losses.py ·
-    trimtab check policy_loss.clipped --seed 7 · trimtab check verl --format html --out verl.html · trimtab check runs/b ·
+    trimtab check policy_loss.clipped --seed 7 · trimtab check verl --format html --out verl.html ·
+    trimtab check runs/b ·
     trimtab check --recipe findings/x/recipe.json --path ~/slime · trimtab check --render verl.json --format html
     """
     from trimtab.cli.check import Asked, run_check, run_recipe

@@ -111,7 +111,7 @@ class Opening:
             for caution in (*cautions(settings, self.recipe), *self.notes):
                 self.progress.stage(f"warning: {caution}")
             lead = Lead(
-                runtime=open_runtime(sampler, settings, buffer),
+                runtime=open_runtime(sampler, settings, buffer, self.folder),
                 judge=judge,
                 probe=Probe(learner, copy),
                 record=Record(self.folder),
