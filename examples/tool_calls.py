@@ -31,9 +31,11 @@ CALC = {
 }
 """The tool as chat templates take it; the template of the model decides how it is shown to the policy."""
 TEMPLATE = (
-    "{% if tools %}<|im_start|>system\n# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% if tools %}<|im_start|>system\n# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n"
+    "{% endif %}"
     "{% for one in messages %}{% if one.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ one.content }}\n"
-    "</tool_response><|im_end|>\n{% else %}<|im_start|>{{ one.role }}\n{{ one.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "</tool_response><|im_end|>\n{% else %}<|im_start|>{{ one.role }}\n{{ one.content }}<|im_end|>\n"
+    "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """A small one of the form that Qwen and Hermes models have."""

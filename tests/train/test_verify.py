@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from trimtab.errors import ConfigError
 from trimtab.rollout.rollouts import STATUSES, Rollouts
 from trimtab.train import train
 from trimtab.train.record.replay import Dump, read_dump
-from trimtab.train.show.progress import Silent
 from trimtab.train.record.verify import INVARIANTS, Verified, verify, verify_run
+from trimtab.train.show.progress import Silent
 
 ENDS = frozenset({1})
 CALCULATOR = SMALL.model_copy(
@@ -54,9 +55,7 @@ def broken(dump: Dump, change: Callable[[Rollouts], Rollouts], *, sealed: bool =
 
 def multi_turn(rollouts: Rollouts) -> int:
     """A sequence with an observation between two turns."""
-    turns = [
-        int(rollouts.turn[a:b].max()) for a, b in zip(rollouts.first_token, rollouts.first_token[1:], strict=False)
-    ]
+    turns = [int(rollouts.turn[a:b].max()) for a, b in pairwise(rollouts.first_token)]
     return turns.index(1)
 
 
@@ -93,7 +92,7 @@ def observation_trains(rollouts: Rollouts) -> Rollouts:
 def shifted(rollouts: Rollouts) -> Rollouts:
     """Every sequence's log-probs stand one token too late, as after a forgotten shift."""
     first, logp = rollouts.first_token.tolist(), rollouts.logp_rollout.clone()
-    for start, end in zip(first, first[1:], strict=False):
+    for start, end in pairwise(first):
         logp[start:end] = rollouts.logp_rollout[start:end].roll(1)
     return replace(rollouts, logp_rollout=logp)
 
@@ -165,5 +164,5 @@ def test_the_command_shows_and_counts(run: Path) -> None:
 
 def test_a_run_without_batches_is_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((run / "config.json").read_text())
-    with pytest.raises(ConfigError, match="holds no batches.*dump_batches=true"):
+    with pytest.raises(ConfigError, match=r"holds no batches.*dump_batches=true"):
         verify_run(tmp_path)

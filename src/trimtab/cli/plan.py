@@ -102,8 +102,9 @@ def _show_plan(work: Workload, gpus: int, staleness: int) -> int:
         tokens = work.groups_per_batch * work.tokens_per_group
         sample, learn = tokens / work.engine, tokens / work.learner
         console.print(
-            f"One device samples and learns in turn: {sample:.3g} s + {learn:.3g} s per step, {sample / (sample + learn):.0%} "
-            'of it sampling. Write runtime = "inline" and staleness = 0.',
+            f"One device samples and learns in turn: {sample:.3g} s + {learn:.3g} s per step, "
+            f"{sample / (sample + learn):.0%} of it sampling. "
+            ' Write runtime = "inline" and staleness = 0.',
             highlight=False,
         )
         return 0

@@ -269,7 +269,8 @@ def plan(
     """Say how many samplers per learner, which staleness, and where the time goes, before anything is run.
 
     The run's own runtime, pool and buffer work under a virtual clock: only durations are made up. With the folder of a
-    run, its recorded durations are replayed first, which shows how far the plan can be believed, and its rates are used.
+    run, its recorded durations are replayed first, which shows how far the plan can be believed; then its rates are
+    used.
 
     Examples: trimtab plan run.toml --engine-tokens-per-second 4000 --learner-tokens-per-second 9000 --gpus 8 ·
     trimtab plan runs/a --gpus 4

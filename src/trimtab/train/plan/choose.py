@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from trimtab.train.plan.simulate import Course, simulate
 
-STEPS = 60
+STEPS = 24
 """Simulated steps. Start and end weigh little then."""
 STALENESS = (0, 1, 2, 4, 8)
 NEAR = 1.03
@@ -40,6 +40,10 @@ class Rates:
     def learn(self, step: int) -> float:
         del step
         return self.groups_per_batch * self.tokens_per_group / self.learner
+
+    def rest(self, step: int) -> float:
+        del step
+        return 0.0
 
 
 @dataclass(frozen=True)

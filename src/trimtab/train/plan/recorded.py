@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
 from trimtab.errors import ConfigError
@@ -19,6 +18,9 @@ class Recorded:
     loads: dict[tuple[int, int], float]
     """Seconds from sending a version to a sampler to its proof, by seat and version."""
     steps: tuple[float, ...]
+    """Seconds from each batch to the publication that follows it."""
+    rests: tuple[float, ...]
+    """Seconds from each publication to the request for the next batch."""
     batches: tuple[Batch, ...]
     samplers: int
     sampled_tokens: int
@@ -39,6 +41,9 @@ class Recorded:
 
     def learn(self, step: int) -> float:
         return self.steps[step] if step < len(self.steps) else 0.0
+
+    def rest(self, step: int) -> float:
+        return self.rests[step] if step < len(self.rests) else 0.0
 
     @property
     def seconds(self) -> float:
@@ -61,14 +66,13 @@ class Recorded:
 
     @property
     def learner_rate(self) -> float:
-        """Tokens per second of the learner while it did not wait."""
-        return self.learned_tokens / sum(self.steps)
+        """Tokens per second of the learner while it did not wait, with everything that it does between two batches."""
+        return self.learned_tokens / (sum(self.steps) + sum(self.rests))
 
 
 def recorded(events: Sequence[Event]) -> Recorded:
-    """What a schedule says. A run that was resumed has several starts, whose clocks differ; the last one is read."""
-    starts = [place for place, (one, two) in enumerate(pairwise(events), start=1) if two.at < one.at - 1e-6]
-    events = events[starts[-1] :] if starts else events
+    """What a schedule says. Of a run that was resumed, what happened before that is read."""
+    events = _first_start(events)
     batches = [event for event in events if event.kind == "batch"]
     published = [event for event in events if event.kind == "publish"]
     if len(batches) < 2 or len(published) < 2 or published[0].version != 0:
@@ -78,7 +82,9 @@ def recorded(events: Sequence[Event]) -> Recorded:
             "from its first step to its last."
         )
     origin = published[0].at
-    found = _batches(batches, published, origin)
+    asked = [event.at for event in events if event.kind == "ask"]
+    found = _batches(batches, asked, origin)
+    rests = tuple(at - after.at for at, after in zip(asked, published, strict=False))
     steps = tuple(after.at - batch.at for batch, after in zip(batches, published[1:], strict=False))
     ordered = {event.tickets[0]: event for event in events if event.kind == "order"}
     sampled = [event for event in events if event.kind == "sampled" and event.tickets[0] in ordered]
@@ -88,33 +94,32 @@ def recorded(events: Sequence[Event]) -> Recorded:
     busy = _covered([(ordered[event.tickets[0]].at, event.at, event.seat) for event in sampled])
     arrived, learned = sum(event.tokens for event in sampled), sum(event.tokens for event in batches[: len(steps)])
     count = sum(len(event.tickets) for event in sampled)
-    return Recorded(orders, loads, steps, found, len(seats), arrived, learned, count, busy)
+    return Recorded(orders, loads, steps, rests, found, len(seats), arrived, learned, count, busy)
 
 
-def _batches(batches: Sequence[Event], published: Sequence[Event], origin: float) -> tuple[Batch, ...]:
-    began = [event.at for event in published]
+def _first_start(events: Sequence[Event]) -> list[Event]:
+    """Events up to where the numbers of published versions begin again. Threads write them nearly in their order."""
+    newest, first = -1, list[Event]()
+    for event in events:
+        if event.kind == "publish":
+            if first and event.version != newest + 1:
+                break
+            newest = event.version
+        first.append(event)
+    return sorted(first, key=lambda event: event.at)
+
+
+def _batches(batches: Sequence[Event], asked: Sequence[float], origin: float) -> tuple[Batch, ...]:
     return tuple(
-        Batch(step, event.at - origin, event.at - began[step], event.tickets, event.version)
-        for step, event in enumerate(batches)
+        Batch(step, event.at - origin, event.at - began, event.tickets, event.version)
+        for step, (event, began) in enumerate(zip(batches, asked, strict=False))
     )
 
 
 def _loads(events: Sequence[Event]) -> dict[tuple[int, int], float]:
-    """A version is sent when the sampler has little to do, which is not written down; the simulation decides that.
-
-    Known is the time of the proof. What lies before it, back to the publication or to the last event of that sampler,
-    whichever is later, is the time that loading took at most.
-    """
-    published = {event.version: event.at for event in events if event.kind == "publish"}
-    heard: dict[int, float] = {}
-    found: dict[tuple[int, int], float] = {}
-    for event in events:
-        if event.kind == "loaded":
-            since = max(published.get(event.version, event.at), heard.get(event.seat, 0.0))
-            found[event.seat, event.version] = event.at - since
-        if event.kind in ("loaded", "sampled"):
-            heard[event.seat] = event.at
-    return found
+    sent = {(event.seat, event.version): event.at for event in events if event.kind == "send"}
+    loaded = {(event.seat, event.version): event.at for event in events if event.kind == "loaded"}
+    return {key: at - sent[key] for key, at in loaded.items() if key in sent}
 
 
 def _covered(spans: Sequence[tuple[float, float, int]]) -> float:

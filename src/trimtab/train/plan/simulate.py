@@ -39,6 +39,10 @@ class Durations(Protocol):
         """From taking a batch to publishing what was learned from it."""
         ...
 
+    def rest(self, step: int) -> float:
+        """From publishing to asking for the batch of this step: records, evaluation, checkpoints."""
+        ...
+
 
 @dataclass
 class Virtual:
@@ -120,7 +124,7 @@ class Pretend:
         self.virtual.later(seconds, lambda: self._end(one))
 
     def _begin(self) -> None:
-        while self.waiting and (not self.running or self.running + len(self.waiting[0].tickets) <= self.slots):
+        while self.waiting and self.running < self.slots:
             one = self.waiting.pop(0)
             one.version = self.version
             self.running += len(one.tickets)
@@ -211,6 +215,7 @@ def simulate(
     runtime.publish(Publication(0, {}))
     batches: list[Batch] = []
     for step in range(steps):
+        virtual.pass_time(durations.rest(step))
         began = virtual.now()
         delivered = runtime.batch(lambda rollouts: rollouts)
         assert delivered is not None, "nobody asks a plan to stop"

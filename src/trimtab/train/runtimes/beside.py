@@ -109,6 +109,7 @@ class Beside:
 
     def batch(self, arrived: Arrived, wait: Wait = FOR_EVER) -> Delivered | None:
         began = self._clock.now()
+        self._note({"at": began, "kind": "ask"})
         notices = 1
         while True:
             fresh = self._take_arrived(wait.say)
@@ -176,7 +177,8 @@ class Beside:
             if post.sent < self._newest.version and len(member.tickets) <= PLENTY * member.room:
                 if not self._owes(member):
                     post.heard = self._clock.now()  # it had nothing to do before
-                post.sent = self._newest.version
+                post.sent = version = self._newest.version
+                self._note({"at": self._clock.now(), "kind": "send", "seat": post.seat, "version": version})
                 post.worker.publish(self._newest)
 
     def _dispatch(self) -> None:

@@ -1,7 +1,7 @@
 """The only place that writes down who was asked for what and when, and that reads it again: `schedule.jsonl`.
 
-One line per event of a run whose samplers work beside the learner: parameters published and loaded, prompts ordered and
-sampled, batches taken. It is what `trimtab plan` replays.
+One line per event of a run whose samplers work beside the learner: parameters published, sent and loaded, prompts
+ordered and sampled, batches taken. It is what `trimtab plan` replays.
 """
 
 import json
@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from trimtab.errors import ConfigError
 
 SCHEDULE_FILE = "schedule.jsonl"
-KINDS = ("publish", "loaded", "order", "sampled", "batch")
 Note = Callable[[Mapping[str, object]], None]
 
 
