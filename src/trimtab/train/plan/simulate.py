@@ -84,7 +84,7 @@ class Virtual:
     def __enter__(self) -> "Virtual":
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None:
         """One thread: nobody else can hold it."""
 
 
@@ -145,7 +145,7 @@ class Pretend:
         self.version = version
         self.hear(Loaded(version))
 
-    def close(self, timeout: float) -> None:
+    def close(self, seconds: float) -> None:
         """Nothing was started."""
 
 

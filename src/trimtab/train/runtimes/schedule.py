@@ -23,7 +23,7 @@ class Changed(Protocol):
 
     def __enter__(self) -> object: ...
 
-    def __exit__(self, *error: Any) -> object: ...
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> object: ...
 
     def wait(self, timeout: float | None = None) -> object: ...
 
@@ -76,8 +76,9 @@ def read_schedule(folder: Path) -> list[Event]:
     events: list[Event] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            held = json.loads(line)
-            events.append(Event(**{**held, "tickets": tuple(held.get("tickets", ()))}))
+            held: dict[str, Any] = json.loads(line)
+            held["tickets"] = tuple(held.get("tickets", ()))
+            events.append(Event(**held))
         except (ValueError, TypeError) as error:
             raise ConfigError(f"plan: {path}, line {number} cannot be read ({error}). Copy the file again.") from error
     return events
