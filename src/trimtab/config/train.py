@@ -45,7 +45,7 @@ class TaskSettings(Table):
     """What is asked and how answers are judged. A bare name is enough: `train.task=sort`."""
 
     name: str = "sort"
-    """reverse, sort, arithmetic, calculator, gsm8k, file, openenv, `reasoning_gym.X`, `verifiers.X`, `module:factory`."""
+    """reverse, sort, arithmetic, calculator, gsm8k, file, openenv, reasoning_gym.X, verifiers.X, `module:factory`."""
     size: Annotated[Count, Field(le=1000)] = 5
     """Digits of reverse and sort; operands of arithmetic, calculator and gsm8k lie below ten times this; 1 to 1000."""
     file: File | None = None
