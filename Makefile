@@ -47,6 +47,14 @@ test-vllm: ## test against real vLLM servers on the CPU; about 12 minutes
 	@sh scripts/vllm_env.sh
 	@$(RUN_TESTS) -m vllm tests/vllm $(ARGS)
 
+test-environments: ## test with real verifiers and OpenEnv environments; about 4 minutes, and 6 to install them
+	@VENV=.verifiers-env sh scripts/setup.sh dev verifiers
+	@VENV=.openenv-env sh scripts/setup.sh dev openenv
+	@status=0; \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .verifiers-env/bin/pytest -q -m environments tests/environments/test_verifiers.py $(ARGS) || status=1; \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .openenv-env/bin/pytest -q -m environments tests/environments/test_openenv.py $(ARGS) || status=1; \
+	exit $$status
+
 right: ## check right functions and their wrong twins; about two hours on two cores; ARGS="--sample 90" for some
 	@sh scripts/setup.sh dev
 	@OMP_NUM_THREADS=1 .venv/bin/python -m tests.right $(ARGS)
@@ -72,4 +80,4 @@ format: ## format the code and repair what ruff can
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
 
-.PHONY: help train test test-all vllm-env test-vllm right lint package matrix format
+.PHONY: help train test test-all vllm-env test-vllm test-environments right lint package matrix format

@@ -62,7 +62,8 @@ def check(
         typer.Argument(
             help="trimtab; a formula (policy_loss.clipped); a framework (verl, skyrl, areal, openrlhf, trl as "
             "released; slime, miles, nemo-rl, prime-rl, roll, open-instruct with --path); or your own: mypkg (all "
-            "its modules), mypkg.losses, mypkg.losses:my_loss, losses.py."
+            "its modules), mypkg.losses, mypkg.losses:my_loss, losses.py. Or a run's folder with "
+            "dumped batches."
         ),
     ] = None,
     path: Annotated[
@@ -160,12 +161,16 @@ def check(
 
     Examples: trimtab check areal · trimtab check slime --path ~/slime@045310b2b · trimtab check losses.py ·
     trimtab check policy_loss.clipped --seed 7 · trimtab check verl --format html --out verl.html ·
+    trimtab check runs/b ·
     trimtab check --recipe findings/x/recipe.json --path ~/slime · trimtab check --render verl.json --format html
     """
     from trimtab.cli.check import Asked, run_check, run_recipe
+    from trimtab.cli.verify import is_run, run_verify
 
     if recipe is not None:
         raise typer.Exit(run_recipe(recipe, path))
+    if target is not None and is_run(target):
+        raise typer.Exit(run_verify(Path(target), output.value))
     if target is None and saved is None and not discover:
         raise typer.BadParameter("name a target, --recipe FILE, --render REPORT or --discover", param_hint="TARGET")
     if target is not None and saved is not None:

@@ -233,3 +233,49 @@ def serve(
         environment=environment,
         dry_run=dry_run,
     )
+
+
+@app.command(rich_help_panel=PANEL)
+def plan(
+    target: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A run file, or the folder of a run whose samplers worked beside the learner.", metavar="RUN"
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    engine: Annotated[
+        float | None,
+        typer.Option(
+            "--engine-tokens-per-second",
+            min=1e-9,
+            help="Tokens that one sampler device writes per second, all answers.",
+        ),
+    ] = None,
+    learner: Annotated[
+        float | None,
+        typer.Option(
+            "--learner-tokens-per-second", min=1e-9, help="Written tokens that one learner device trains on per second."
+        ),
+    ] = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Devices to share out.")] = 2,
+    answer_tokens: Annotated[
+        float | None, typer.Option(min=1, help="Tokens of an answer, mean; unset: train.max_new_tokens, the longest.")
+    ] = None,
+    publish_seconds: Annotated[
+        float | None, typer.Option(min=0, help="From new parameters to a sampler that uses them; unset: none.")
+    ] = None,
+) -> None:
+    """Say how many samplers per learner, which staleness, and where the time goes, before anything is run.
+
+    The run's own runtime, pool and buffer work under a virtual clock: only durations are made up. With the folder of a
+    run, its recorded durations are replayed first, which shows how far the plan can be believed; then its rates are
+    used.
+
+    Examples: trimtab plan run.toml --engine-tokens-per-second 4000 --learner-tokens-per-second 9000 --gpus 8 ·
+    trimtab plan runs/a --gpus 4
+    """
+    from trimtab.cli.plan import Asked, run_plan
+
+    asked = Asked(target, tuple(overrides or ()), engine, learner, gpus, answer_tokens, publish_seconds)
+    raise typer.Exit(run_plan(asked))

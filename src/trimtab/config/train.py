@@ -45,7 +45,7 @@ class TaskSettings(Table):
     """What is asked and how answers are judged. A bare name is enough: `train.task=sort`."""
 
     name: str = "sort"
-    """A generated task (reverse, sort, arithmetic, calculator, gsm8k), `reasoning_gym.X`, `file`, `module:factory`."""
+    """reverse, sort, arithmetic, calculator, gsm8k, file, openenv, reasoning_gym.X, verifiers.X, `module:factory`."""
     size: Annotated[Count, Field(le=1000)] = 5
     """Digits of reverse and sort; operands of arithmetic, calculator and gsm8k lie below ten times this; 1 to 1000."""
     file: File | None = None
@@ -53,7 +53,7 @@ class TaskSettings(Table):
     eval_file: File | None = None
     """Held-out problems in the same form; unset: a fifth of `file`, split off by a hash of the prompt."""
     options: dict[str, bool | int | float | str] = {}  # noqa: RUF012 - pydantic copies it
-    """Settings of a reasoning-gym data set, by its own names; of a file: `prompt_column`, `answer_column`."""
+    """Options of the task by its own names: a reasoning-gym data set, a file's columns, verifiers (dotted), openenv."""
     reward: str = "task"
     """Who judges: the task itself, `exact`, `numeric`, `math_verify`, or your own as `module:function`."""
     reward_seconds: Rate = 5.0

@@ -19,6 +19,7 @@ from trimtab.rollout.play import Played, Player
 from trimtab.rollout.publication import Publication
 from trimtab.rollout.reward import Scorer, Verdict
 from trimtab.rollout.rollouts import Rollouts
+from trimtab.rollout.seal import seal_samples
 from trimtab.rollout.seed import stream_seed
 from trimtab.rollout.stepped import as_async
 from trimtab.rollout.task import Problem, Task
@@ -126,6 +127,7 @@ def _episode(one: Played, verdict: Verdict) -> Episode:
         status=verdict.status,
         message=verdict.message,
         support=_support(samples),
+        seal=seal_samples(samples),
     )
 
 

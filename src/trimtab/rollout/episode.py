@@ -41,3 +41,5 @@ class Episode:
     message: str = ""
     support: "tuple[Numbers, Numbers] | None" = None
     """Where top-p or top-k left fewer tokens: their ids, flat, and how many for each trainable token."""
+    seal: int = 0
+    """Of what the engine drew (`seal.py`); 0 where nobody sampled."""

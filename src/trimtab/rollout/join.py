@@ -11,6 +11,7 @@ from torch import Tensor
 from trimtab.errors import SignalError
 from trimtab.rollout.episode import STATUSES, Episode, Numbers
 from trimtab.rollout.rollouts import FINISHES, OPTIONAL, SUPPORT, WHOLE, Level, Rollouts
+from trimtab.rollout.seal import FIELD as SEAL
 
 
 def gather(ticket: int, prompt: str, episodes: Sequence[Episode]) -> Rollouts:
@@ -53,6 +54,7 @@ def gather_groups(tickets: Sequence[int], prompts: Sequence[str], episodes: Sequ
         **held,
         prompts=dict(zip(tickets, prompts, strict=True)),
         messages={place: e.message for place, e in enumerate(episodes) if e.message},
+        extra={"sequence": {SEAL: _column((e.seal for e in episodes), torch.int64)}},
     )
 
 

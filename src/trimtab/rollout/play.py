@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from trimtab.errors import TrimtabError
+from trimtab.rollout.chat import observed_ids
+from trimtab.rollout.driven import Driven, Driving
 from trimtab.rollout.engine import AsyncEngine, Greedy, Request, Sample, Sampling
 from trimtab.rollout.episode import Status
 from trimtab.rollout.reward import Attempt
 from trimtab.rollout.seed import stream_seed
-from trimtab.rollout.task import Environment, Problem, Prompt, Task, Turn
-from trimtab.rollout.tokenizer import decode, encode, encode_prompt
+from trimtab.rollout.task import Environment, Problem, Prompt, Task, Tool, Turn
+from trimtab.rollout.tokenizer import decode, encode_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -32,7 +34,7 @@ class Played:
     """One attempt while it is being made: everything read and written so far."""
 
     problem: Problem
-    environment: Environment | None
+    environment: Environment | Driven | None
     """None if the task could not make one."""
     seed: int
     order: tuple[int, ...]
@@ -45,6 +47,30 @@ class Played:
     status: Status = "ok"
     """`ok` until something ends the episode early; then it gets no reward."""
     message: str = ""
+    earned: float | None = None
+    """What the environment itself paid so far; None if it leaves that to the judge."""
+    tools: tuple[Tool, ...] = ()
+    """What the prompt offered."""
+
+    def begin(self, ids: Sequence[int]) -> None:
+        """Read the prompt. Nothing was written yet."""
+        self.prompt_ids, self.ids, self.trainable = tuple(ids), list(ids), [False] * len(ids)
+
+    def take(self, sample: Sample, answer: str) -> None:
+        """Write a turn of the policy: these tokens train."""
+        self.ids += sample.ids
+        self.trainable += [True] * len(sample.ids)
+        self.samples.append(sample)
+        self.answers.append(answer)
+
+    def observe(self, ids: Sequence[int]) -> None:
+        """Read what the environment said: these tokens never train."""
+        self.ids += ids
+        self.trainable += [False] * len(ids)
+
+    def end(self, tokenizer: "PreTrainedTokenizerFast") -> str:
+        """The text of the token that closed the last turn; "" if it was cut off."""
+        return decode(tokenizer, [self.samples[-1].ids[-1]]) if self.ended else ""
 
     @property
     def ended(self) -> bool:
@@ -54,7 +80,7 @@ class Played:
     def attempt(self) -> Attempt:
         """What a reward function sees of it."""
         written = tuple(token for sample in self.samples for token in sample.ids)
-        return Attempt(self.problem, self.answers[-1], "".join(self.answers), written, self.ended)
+        return Attempt(self.problem, self.answers[-1], "".join(self.answers), written, self.ended, self.earned)
 
 
 class GaveUp(Exception):
@@ -79,7 +105,7 @@ class Player:
         prompt, environment, failure = problem.prompt, None, ""
         try:
             environment = self.task.environment(problem)
-            prompt = environment.reset()
+            prompt = problem.prompt if hasattr(environment, "drive") else cast(Environment, environment).reset()
         except TrimtabError:
             raise
         except Exception as error:  # an environment of the user's own; one episode must not end the run
@@ -87,7 +113,7 @@ class Player:
         is_same = before is not None and prompt == before.prompt and problem.tools == before.problem.tools
         ids = before.prompt_ids if before is not None and is_same else None
         ids = tuple(encode_prompt(self.tokenizer, prompt, problem.tools)) if ids is None else ids
-        one = Played(problem, environment, seed, order, prompt, ids, list(ids), [False] * len(ids))
+        one = Played(problem, environment, seed, order, prompt, ids, list(ids), [False] * len(ids), tools=problem.tools)
         if failure:
             one.status, one.message = "error", failure
         return one
@@ -97,7 +123,7 @@ class Player:
         if one.status != "ok":
             return
         try:
-            await (self._limited(one, how) if self.seconds else self._turns(one, how))
+            await (self._limited(one, how) if self.seconds else self._to_the_end(one, how))
         except GaveUp as error:
             one.status, one.message = "abort", str(error)
 
@@ -105,33 +131,38 @@ class Player:
         limit = asyncio.timeout(self.seconds)
         try:
             async with limit:
-                await self._turns(one, how)
+                await self._to_the_end(one, how)
         except TimeoutError:
             if not limit.expired():
                 raise
             one.status, one.message = "timeout", f"the episode took more than {self.seconds:g} s"
+
+    async def _to_the_end(self, one: Played, how: Sampling | Greedy) -> None:
+        if not hasattr(one.environment, "drive"):
+            return await self._turns(one, how)
+        driving = Driving(one, self.tokenizer, lambda turn: self._answer(one, turn, how), self.max_turns)
+        return await driving.run(cast(Driven, one.environment))
 
     async def _turns(self, one: Played, how: Sampling | Greedy) -> None:
         for turn in range(self.max_turns):
             sample = await self._answer(one, turn, how)
             ended = sample.finish == "eos"
             answer = decode(self.tokenizer, list(sample.ids[:-1] if ended else sample.ids))
-            one.ids += sample.ids
-            one.trainable += [True] * len(sample.ids)
-            one.samples.append(sample)
-            one.answers.append(answer)
+            one.take(sample, answer)
             reply = await self._reply(one, answer, ended=ended)
-            if reply is None or reply.done or turn + 1 == self.max_turns:
+            if reply is None:
                 return
-            observed = encode(self.tokenizer, reply.observation)
-            one.ids += observed
-            one.trainable += [False] * len(observed)
+            if reply.reward is not None:
+                one.earned = (one.earned or 0.0) + reply.reward
+            if reply.done or turn + 1 == self.max_turns:
+                return
+            one.observe(observed_ids(self.tokenizer, reply, one.tools, end=one.end(self.tokenizer)))
 
     async def _reply(self, one: Played, answer: str, *, ended: bool) -> Turn | None:
         """What the environment says; None if it failed, and the episode with it."""
-        assert one.environment is not None
+        environment = cast(Environment, one.environment)
         try:
-            reply = one.environment.step(answer, ended=ended)
+            reply = environment.step(answer, ended=ended)
             return await reply if inspect.isawaitable(reply) else reply
         except asyncio.CancelledError:
             task = asyncio.current_task()

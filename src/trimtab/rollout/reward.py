@@ -33,6 +33,8 @@ class Attempt:
     """The ids of `completion`."""
     ended: bool
     """The policy closed its last turn itself."""
+    earned: float | None = None
+    """What the environment itself paid; None if it leaves that to the task."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def open_scorer(settings: "TaskSettings", task: Task) -> Scorer:
     if settings.reward == "task":
         if settings.name.startswith("reasoning_gym."):
             return _in_workers(settings, task, settings.name, settings.options)
-        return Here(lambda attempt: task.judge(attempt.problem, attempt.answer, ended=attempt.ended))
+        return Here(lambda attempt: _by_task(task, attempt))
     if settings.reward == "exact":
         return Here(exact)
     if settings.reward == "numeric":
@@ -171,6 +173,13 @@ def open_scorer(settings: "TaskSettings", task: Task) -> Scorer:
         return _in_workers(settings, task, settings.reward, {})
     choices = ["task", "exact", "numeric", "math_verify", "module:function"]
     raise ConfigError(unknown_name("reward", settings.reward, choices))
+
+
+def _by_task(task: Task, attempt: Attempt) -> float:
+    """What the episode's environment paid, or else what the task says of its last turn."""
+    if attempt.earned is not None:
+        return attempt.earned
+    return task.judge(attempt.problem, attempt.answer, ended=attempt.ended)
 
 
 def _in_workers(settings: "TaskSettings", task: Task, target: str, options: Mapping[str, object]) -> Scorer:

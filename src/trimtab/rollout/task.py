@@ -14,6 +14,7 @@ from trimtab.rollout.own import build
 
 if TYPE_CHECKING:
     from trimtab.config.train import TaskSettings
+    from trimtab.rollout.driven import Driven
 
 Message = dict[str, Any]
 """One message of a chat: `role` and `content`; templates may know `name`, `tool_calls` and `tool_call_id` too."""
@@ -69,8 +70,13 @@ def _json(value: object) -> str:
 class Turn:
     """An environment's reply to a turn: an observation, which never trains, and whether the episode is over."""
 
-    observation: str
-    done: bool
+    observation: str = ""
+    """A text that follows the policy's turn as it is."""
+    done: bool = True
+    messages: tuple[Message, ...] = ()
+    """Instead of `observation`: a tool's answer or a user's words, which the chat template writes."""
+    reward: float | None = None
+    """What this turn earned. The turns of an episode add up; if none says a number, the task judges."""
 
 
 class Environment(Protocol):
@@ -109,8 +115,8 @@ class Task(Protocol):
         """Different problems that never train, the same for every seed."""
         ...
 
-    def environment(self, problem: Problem) -> Environment:
-        """A new episode of the problem."""
+    def environment(self, problem: Problem) -> "Environment | Driven":
+        """A new episode of the problem: one that replies to turns, or one that drives itself."""
         ...
 
     def demonstration(self, problem: Problem) -> tuple[str, ...]:
@@ -183,9 +189,17 @@ def open_task(settings: "TaskSettings", seed: int) -> Task:
         from trimtab.rollout.tasks.gym import open_gym
 
         return open_gym(settings, seed)
+    if settings.name.startswith("verifiers."):
+        from trimtab.rollout.tasks.verifiers import open_verifiers
+
+        return open_verifiers(settings, seed)
+    if settings.name == "openenv":
+        from trimtab.rollout.tasks.openenv import open_openenv
+
+        return open_openenv(settings, seed)
     if ":" in settings.name:
         return _own_task(settings, seed)
-    choices = [*sorted(GENERATED), "file", "reasoning_gym.NAME", "module:factory"]
+    choices = [*sorted(GENERATED), "file", "reasoning_gym.NAME", "verifiers.ID", "openenv", "module:factory"]
     raise ConfigError(unknown_name("task", settings.name, choices))
 
 

@@ -64,8 +64,8 @@ def encode_prompt(tokenizer: "PreTrainedTokenizerFast", prompt: Prompt, tools: S
             "prompt: is a list of messages and the tokenizer has no chat template, so it cannot be written as a text. "
             "Use a model folder with a chat template (an instruct model), or write the prompts as text."
         )
-    text = _written(tokenizer, prompt, tools)
-    if tools and text == _written(tokenizer, prompt, ()):
+    text = write_chat(tokenizer, prompt, tools)
+    if tools and text == write_chat(tokenizer, prompt, ()):
         raise ConfigError(
             f"prompt: offers {len(tools)} tools and the tokenizer's chat template does not write them, so the policy "
             "would never hear of them. Use a model whose template knows tools, or describe them in a message."
@@ -73,7 +73,8 @@ def encode_prompt(tokenizer: "PreTrainedTokenizerFast", prompt: Prompt, tools: S
     return encode(tokenizer, text)
 
 
-def _written(tokenizer: "PreTrainedTokenizerFast", prompt: Sequence[Message], tools: Sequence[Tool]) -> str:
+def write_chat(tokenizer: "PreTrainedTokenizerFast", prompt: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+    """The messages as the chat template writes them, up to where the policy's turn begins."""
     from jinja2 import TemplateError
 
     messages = [dict(message) for message in prompt]

@@ -111,7 +111,7 @@ class Opening:
             for caution in (*cautions(settings, self.recipe), *self.notes):
                 self.progress.stage(f"warning: {caution}")
             lead = Lead(
-                runtime=open_runtime(sampler, settings, buffer),
+                runtime=open_runtime(sampler, settings, buffer, self.folder),
                 judge=judge,
                 probe=Probe(learner, copy),
                 record=Record(self.folder),
@@ -162,7 +162,7 @@ def open_new(
     def write() -> dict[str, str]:
         progress.opened(settings, recipe.name, folder)
         config = {**settings.model_dump(mode="json"), "recipe": describe(recipe), "origin": origin}
-        facts = manifest(settings, parts[1].dtype)
+        facts = {**manifest(settings, parts[1].dtype), "eos_ids": list(parts[1].eos_ids)}
         identity = write_identity(folder, config, facts, hash_inputs(settings, origin, recipe))
         return {"run_id": identity.run_id}
 

@@ -24,6 +24,7 @@ from trimtab.train.policy import Policy, frozen_copy, load, new_policy
 from trimtab.train.runtimes.beside import Beside
 from trimtab.train.runtimes.child import Child
 from trimtab.train.runtimes.inline import Inline, Runtime
+from trimtab.train.runtimes.schedule import quiet, writer
 from trimtab.train.runtimes.worker import Hear, Local, Worker
 
 if TYPE_CHECKING:
@@ -101,12 +102,15 @@ Start = Callable[[int, Hear], Worker]
 """Makes the worker of a seat, and its successors."""
 
 
-def open_runtime(sampler: Collector | Start, settings: "TrainSettings", buffer: Buffer) -> Runtime:
-    """Open the runtime: with this sampler, or with workers."""
+def open_runtime(
+    sampler: Collector | Start, settings: "TrainSettings", buffer: Buffer, folder: Path | None = None
+) -> Runtime:
+    """Open the runtime: with this sampler, or with workers, whose schedule is written into the run's folder."""
     if isinstance(sampler, Collector):
         return Inline(sampler, buffer)
     workers = len(settings.engine.servers) or settings.engine.processes
-    return Beside(sampler, buffer, workers=workers, room=worker_room(settings))
+    note = quiet if folder is None else writer(folder)
+    return Beside(sampler, buffer, workers=workers, room=worker_room(settings), note=note)
 
 
 def new_workers(policy: Policy, settings: "TrainSettings", folder: Path) -> Start:

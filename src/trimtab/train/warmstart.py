@@ -1,17 +1,18 @@
 """The only place that trains on given answers: a few supervised steps, so that sampling finds a reward at all."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
+from trimtab.rollout.chat import observed_ids
 from trimtab.rollout.episode import Episode
 from trimtab.rollout.join import gather
 from trimtab.rollout.loop import settled
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.rows import cut, lay_out
 from trimtab.rollout.seed import stream_seed
-from trimtab.rollout.task import Problem, Task, open_task
+from trimtab.rollout.task import Environment, Problem, Task, open_task
 from trimtab.rollout.tokenizer import encode, encode_prompt
 from trimtab.train.logp import token_pass
 from trimtab.train.policy import Policy
@@ -47,11 +48,12 @@ def demonstrations(policy: Policy, task: Task, problems: Sequence[Problem]) -> R
 
 def _shown(policy: Policy, task: Task, problem: Problem) -> Episode:
     """The episode that a perfect policy would have: its turns train, the environment's words do not."""
-    environment = task.environment(problem)
+    shown = task.demonstration(problem)
+    environment = cast(Environment, task.environment(problem))
     ids = encode_prompt(policy.tokenizer, environment.reset(), problem.tools)
     trainable = [False] * len(ids)
     turns: list[int] = []
-    for number, text in enumerate(task.demonstration(problem)):
+    for number, text in enumerate(shown):
         written = [*encode(policy.tokenizer, text), policy.eos_id]
         ids += written
         trainable += [True] * len(written)
@@ -59,7 +61,7 @@ def _shown(policy: Policy, task: Task, problem: Problem) -> Episode:
         reply = settled(environment.step(text, ended=True))
         if reply.done:
             break
-        observed = encode(policy.tokenizer, reply.observation)
+        observed = observed_ids(policy.tokenizer, reply, problem.tools, end=str(policy.tokenizer.eos_token))
         ids += observed
         trainable += [False] * len(observed)
     return Episode(

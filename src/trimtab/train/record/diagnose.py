@@ -71,7 +71,9 @@ def measured_now(learned: Learned) -> Tensor:
 
 
 def staleness(rollouts: Rollouts, version: int) -> dict[str, float]:
-    """Updates between sampling and learning, over tokens."""
+    """Updates between sampling and learning, over tokens; nothing where no episode wrote one."""
+    if not rollouts.num_tokens:
+        return {}
     age = (version - rollouts.version).double()
     return {"staleness/mean": float(age.mean()), "staleness/max": float(age.max())}
 

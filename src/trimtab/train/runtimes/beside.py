@@ -7,7 +7,6 @@ them.
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from trimtab.rollout.pool import Member, Pool
 from trimtab.rollout.publication import Publication
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.train.runtimes.inline import FOR_EVER, Arrived, Delivered, Wait
+from trimtab.train.runtimes.schedule import Changed, Clock, Note, quiet
 from trimtab.train.runtimes.worker import Gone, Hear, Loaded, Said, Sampled, Worker
 
 POLL_SECONDS = 0.2
@@ -57,8 +57,19 @@ class Post:
 class Beside:
     """Workers that sample while the learner learns."""
 
-    def __init__(self, start: Callable[[int, Hear], Worker], buffer: Buffer, *, workers: int, room: int) -> None:
-        """`start` makes the worker of a seat; each takes `room` tickets at once."""
+    def __init__(
+        self,
+        start: Callable[[int, Hear], Worker],
+        buffer: Buffer,
+        *,
+        workers: int,
+        room: int,
+        clock: Clock | None = None,
+        note: Note = quiet,
+    ) -> None:
+        """`start` makes the worker of a seat; each takes `room` tickets at once. `note` hears what happens when."""
+        self._clock: Clock = clock or Clock()
+        self._note: Note = note
         self._start: Callable[[int, Hear], Worker] = start
         self._room: int = room
         self._pool: Pool = Pool(buffer)
@@ -74,7 +85,7 @@ class Beside:
         self._sample_seconds: float = 0.0
         self._lag: tuple[float, int] = (0.0, 0)
         self._is_closing: bool = False
-        self._changed: threading.Condition = threading.Condition()
+        self._changed: Changed = self._clock.changed
         with self._changed:
             for seat in range(workers):
                 self._add(seat)
@@ -92,11 +103,13 @@ class Beside:
         copied = publication.copy()
         with self._changed:
             self._newest = copied
-            self._published[copied.version] = time.perf_counter()
+            self._published[copied.version] = self._clock.now()
+            self._note({"at": self._clock.now(), "kind": "publish", "version": copied.version})
             self._offer()
 
     def batch(self, arrived: Arrived, wait: Wait = FOR_EVER) -> Delivered | None:
-        began = time.perf_counter()
+        began = self._clock.now()
+        self._note({"at": began, "kind": "ask"})
         notices = 1
         while True:
             fresh = self._take_arrived(wait.say)
@@ -106,8 +119,9 @@ class Beside:
                     self.buffer.put(fresh)
                 self._dispatch()
                 taken = self.buffer.take()
-                waited = time.perf_counter() - began
+                waited = self._clock.now() - began
                 if taken is not None:
+                    self._tell("batch", taken[0])
                     sampled, self._sample_seconds = self._sample_seconds, 0.0
                     return Delivered(*taken, sampled, waited, *self._lag, *self.buffer.size)
                 if not self._arrived and not self._error:
@@ -148,7 +162,7 @@ class Beside:
         """Start a worker. It is given tickets when it has proven what it samples with. The caller holds the lock."""
         number = self._pool.join(self._room)
         worker = self._start(seat, partial(self._hear, number))
-        self._posts[number] = Post(seat, worker, time.monotonic())
+        self._posts[number] = Post(seat, worker, self._clock.now())
         self._offer()
 
     def _offer(self) -> None:
@@ -162,8 +176,9 @@ class Beside:
             member = self._pool.members[number]
             if post.sent < self._newest.version and len(member.tickets) <= PLENTY * member.room:
                 if not self._owes(member):
-                    post.heard = time.monotonic()  # it had nothing to do before
-                post.sent = self._newest.version
+                    post.heard = self._clock.now()  # it had nothing to do before
+                post.sent = version = self._newest.version
+                self._note({"at": self._clock.now(), "kind": "send", "seat": post.seat, "version": version})
                 post.worker.publish(self._newest)
 
     def _dispatch(self) -> None:
@@ -171,11 +186,13 @@ class Beside:
         for number, tickets in self._pool.dispatch().items():
             post = self._posts[number]
             if set(tickets) == self._pool.members[number].tickets:
-                post.heard = time.monotonic()  # it had nothing to do before
+                post.heard = self._clock.now()  # it had nothing to do before
             parts = ORDERS_PER_BATCH if self.buffer.staleness else 1
             size = -(-self.buffer.groups_per_batch // parts)
             for first in range(0, len(tickets), size):
-                post.worker.order(tickets[first : first + size])
+                part = tickets[first : first + size]
+                self._note({"at": self._clock.now(), "kind": "order", "seat": post.seat, "tickets": part})
+                post.worker.order(part)
 
     def _owes(self, member: Member) -> bool:
         return bool(member.tickets) or member.version < self._posts[member.number].sent
@@ -186,7 +203,7 @@ class Beside:
             post = self._posts.get(number)
             if post is None or self._is_closing:
                 return
-            post.heard = time.monotonic()
+            post.heard = self._clock.now()
             if isinstance(said, Loaded):
                 self._hear_version(number, said)
             elif isinstance(said, Sampled):
@@ -200,16 +217,25 @@ class Beside:
                 self._offer()
             self._changed.notify_all()
 
+    def _tell(self, kind: str, rollouts: Rollouts, seat: int = -1) -> None:
+        """Note groups that arrived or were taken."""
+        tokens = rollouts.num_tokens
+        held = {"seat": seat, "version": rollouts.oldest_version, "tickets": rollouts.tickets, "tokens": tokens}
+        self._note({"at": self._clock.now(), "kind": kind, **held})
+
     def _hear_version(self, number: int, said: Loaded) -> None:
+        seat = self._posts[number].seat
+        self._note({"at": self._clock.now(), "kind": "loaded", "seat": seat, "version": said.version})
         self._pool.prove(number, said.version)
         self._decode = said.decode
         published = self._published.get(said.version)
         self._published = {version: at for version, at in self._published.items() if version >= said.version}
         if published is not None:
-            self._lag = (time.perf_counter() - published, self._lag[1])
+            self._lag = (self._clock.now() - published, self._lag[1])
 
     def _hear_groups(self, number: int, said: Sampled) -> None:
         self._sample_seconds += said.seconds
+        self._tell("sampled", said.rollouts, self._posts[number].seat)
         kept = self._pool.accept(number, said.rollouts)
         if kept is not None:
             self._arrived.append(kept)
@@ -243,7 +269,7 @@ class Beside:
         members = [self._pool.members[number] for number in self._posts]
         owing = [member for member in members if self._owes(member)] or members
         member = min(owing, key=lambda one: self._posts[one.number].heard)
-        return member, time.monotonic() - self._posts[member.number].heard
+        return member, self._clock.now() - self._posts[member.number].heard
 
     def _doing(self) -> str:
         """What the sampler that keeps the learner waiting is doing, by its last messages."""
