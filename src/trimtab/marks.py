@@ -21,6 +21,10 @@ EXAMINED = "TRIMTAB_EXAMINED"
 """The same for one child of an examination."""
 EXAMINATION = "TRIMTAB_EXAMINATION"
 """The same for all children of one examination."""
+CLUSTER = "TRIMTAB_CLUSTER"
+"""The same for all processes of a Ray cluster that a run has started for itself."""
+SERVER = "TRIMTAB_SERVER"
+"""The same for a server that a sampler on a cluster has started."""
 ROUNDS = 10
 """How often to look, at most. A process that forks faster than it is killed is left to the system."""
 

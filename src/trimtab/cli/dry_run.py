@@ -91,7 +91,7 @@ def _time(settings: TrainSettings, recipe: Recipe) -> str:
     finally:
         collector.close()
     sample, learn = sampled - began, learned - sampled
-    step = max(sample, learn) if settings.runtime == "processes" else sample + learn
+    step = max(sample, learn) if settings.runtime != "inline" else sample + learn
     return (
         f"{sample:.2f} s to sample and {learn:.2f} s to learn from one batch (measured now, untrained), so about "
         f"{_duration(step * settings.steps)} for {settings.steps} steps, evaluations and warm start besides"
