@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,10 +104,10 @@ class Crew:
     def _hire(self, target: str, names: tuple[str, ...], options: Mapping[str, object]) -> Distributed:
         """Place reward workers, as many as the task asks for. Ray starts a lost one again."""
         task = self.settings.task
-        sent = settings_bytes(self.settings)
-        file = next((name for name in sent if name.startswith("task.reward/")), "")
+        sent = {name: one for name, one in settings_bytes(self.settings).items() if name.startswith("task.reward/")}
+        file = next(iter(sent), "")
         head = {"target": target, "file": file, "names": list(names), "options": dict(options)}
-        opening = self.put(lambda: pack({**head, "seconds": task.reward_seconds}, sent))
+        opening = pack({**head, "seconds": task.reward_seconds}, sent)  # itself, not its place: a restart needs it
         self.rewards = [
             self.start(
                 RewardRole, self.settings.cluster.reward, given=(opening,), restarts=self.settings.cluster.restarts,

@@ -1,4 +1,4 @@
-"""What a run asks of a cluster, and what of it would fit. Settings and plain descriptions of nodes in, sentences out."""
+"""What a run asks of a cluster, and what of it would fit: settings and descriptions of nodes in, sentences out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +69,9 @@ def placement_lines(settings: "TrainSettings", nodes: Sequence[Mapping[str, Any]
         line = f"{role.count} x {role.what}; each asks for {asks}"
         if nodes is not None:
             rooms = fit(role, [node["resources"] for node in nodes])
-            named = ", ".join(f"{node['name']} has room for {room}" for node, room in zip(nodes, rooms, strict=True) if room)
+            named = ", ".join(
+                f"{node['name']} has room for {room}" for node, room in zip(nodes, rooms, strict=True) if room
+            )
             line += f": {named or 'no node has room, so they wait until one is added'}"
         lines.append(line)
     return lines

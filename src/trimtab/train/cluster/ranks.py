@@ -95,9 +95,7 @@ class Group:
         self._kept: dict[int, str] = {}
         self._running: dict[int, Any] = {}
         self.actors: dict[int, Any] = {
-            rank: start_actor(
-                self._ray, RankRole, settings.cluster.rank, groups={"look": 1}, methods={"look": "look"}
-            )
+            rank: start_actor(self._ray, RankRole, settings.cluster.rank, groups={"look": 1}, methods={"look": "look"})
             for rank in range(1, settings.cluster.ranks)
         }
 
@@ -154,7 +152,7 @@ class Group:
             with contextlib.suppress(Exception):
                 self._keep(rank, self._ray.get(actor.look.remote(), timeout=LOOK_SECONDS))
             with contextlib.suppress(Exception):
-                self._ray.kill(actor)
+                self._ray.kill(actor)  # it may be in a collective, so it is not asked
 
     def _look(self) -> None:
         while not self._ending.wait(LOOK_SECONDS):
@@ -171,7 +169,11 @@ class Group:
 
 @contextmanager
 def learner_group(
-    session: "Session", settings: TrainSettings, origin: Mapping[str, object] | None, identity: Identity | None, say: Any
+    session: "Session",
+    settings: TrainSettings,
+    origin: Mapping[str, object] | None,
+    identity: Identity | None,
+    say: Any,
 ) -> Generator[Group]:
     """Ranks 1 and up run while this is open, and this process is rank 0. With one rank there is nothing to start."""
     if settings.cluster.ranks > 1 and not origin:

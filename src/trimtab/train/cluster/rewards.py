@@ -58,9 +58,7 @@ class Distributed:
         ray = import_ray()
         size = max(1, -(-count // len(self.handles)))
         parts = [slice(first, min(first + size, count)) for first in range(0, count, size)]
-        asked = [
-            handle.judge.remote(_call(columns, part)) for handle, part in zip(self.handles, parts, strict=False)
-        ]
+        asked = [handle.judge.remote(_call(columns, part)) for handle, part in zip(self.handles, parts, strict=False)]
         try:
             answers: list[bytes] = ray.get(asked)
         except ray.exceptions.RayError as error:

@@ -17,6 +17,8 @@ from trimtab import marks
 
 MOST_WORDS = 1 << 16
 """Bytes of output that are handed on at once; the rest follows with the next message."""
+ORPHANED = 'exec 3<&0; "$@" <&3 3<&- &'
+"""A shell's way to leave a process that keeps this standard input and has no parent."""
 COMPARED = ("trimtab", "torch", "transformers")
 
 
@@ -28,15 +30,21 @@ class Scratch:
         tempfile.tempdir = str(self.folder)  # whatever this process leaves behind lies in it
         self.mark: str = uuid.uuid4().hex
         own = {name: value for name, value in os.environ.items() if name != marks.CLUSTER}  # it outlives the cluster
-        self._warden: subprocess.Popen[bytes] = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(marks.__file__), marks.SERVER, self.mark, str(self.folder)],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            env=own,
+        theirs, self._open = os.pipe()
+        warden = [sys.executable, "-I", "-S", str(marks.__file__), marks.SERVER, self.mark, str(self.folder)]
+        # Not a child of ours, because Ray ends the children of a process that it ends.
+        _ = subprocess.run(
+            ["sh", "-c", ORPHANED, "sh", *warden],
+            stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=own,
+            check=True,
         )  # fmt: skip
+        os.close(theirs)
 
     def close(self) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            _ = self._warden.communicate()
+        """Remove it now. May be called again."""
+        if self._open >= 0:
+            os.close(self._open)
+            self._open = -1
 
 
 class Words:

@@ -17,8 +17,8 @@ from trimtab.processor import limit_instructions
 from trimtab.rollout.engine import AsyncEngine, Engine
 from trimtab.rollout.wire import pack, unpack
 from trimtab.train.cluster.parcel import MODEL, settings_here, write_parcel
-from trimtab.train.cluster.role import Scratch, Words, here
 from trimtab.train.cluster.rewards import Distributed
+from trimtab.train.cluster.role import Scratch, Words, here
 from trimtab.train.cluster.server import OwnServer
 from trimtab.train.policy import Policy, load
 from trimtab.train.runtimes.message import read_publication, said_message
@@ -51,7 +51,8 @@ class SamplerRole:
             torch.set_num_threads(settings.threads)
             policy = load(folder / MODEL, settings.model)
             engine = self._engine(policy, settings, folder)
-            collector = new_collector(policy, settings, engine=engine, hire=lambda *_: Distributed(rewards))
+            pool = Distributed(rewards)
+            collector = new_collector(policy, settings, engine=engine, hire=lambda _target, _names, _options: pool)
             self._worker = Local(collector, self._said.put)
         except TrimtabError as error:
             self._said.put(Failed(f"cluster: a sampler could not be opened: {error}"))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from trimtab.rollout.publication import Publication
 from trimtab.rollout.wire import pack, unpack
 from trimtab.train.cluster.crew import Crew
-from trimtab.train.cluster.sampler_role import SamplerRole
 from trimtab.train.cluster.role import own_versions
+from trimtab.train.cluster.sampler_role import SamplerRole
 from trimtab.train.runtimes.message import load_message, read_said
 from trimtab.train.runtimes.worker import Failed, Gone, Hear, Loaded, Noted
 

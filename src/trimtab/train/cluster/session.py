@@ -65,6 +65,15 @@ def find_address(settings: "ClusterSettings") -> str:
     return "local"
 
 
+def look_at_nodes(settings: "ClusterSettings") -> list[dict[str, Any]]:
+    """Name and resources of every node of a cluster that is there."""
+    with open_session(settings, {}) as session:
+        return [
+            {"name": f"{node['NodeID'][:8]} ({node['NodeManagerHostname']})", "resources": node["Resources"]}
+            for node in session.nodes()
+        ]
+
+
 @contextmanager
 def open_session(settings: "ClusterSettings", wanted: Mapping[str, float]) -> Generator[Session]:
     """Connect, or start a cluster with the resources that are `wanted`; closed afterwards.
@@ -72,7 +81,7 @@ def open_session(settings: "ClusterSettings", wanted: Mapping[str, float]) -> Ge
     A process that is connected already stays so.
     """
     address = find_address(settings)
-    if address == "local":
+    if address == "local" or address.startswith(("127.", "localhost:")):
         os.environ.setdefault(LOOPBACK, "0")
     ray = import_ray()
     if ray.is_initialized():

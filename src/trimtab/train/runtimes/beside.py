@@ -19,7 +19,7 @@ from trimtab.rollout.pool import Member, Pool
 from trimtab.rollout.publication import Publication
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.train.runtimes.inline import FOR_EVER, Arrived, Delivered, Wait
-from trimtab.train.runtimes.worker import Failed, Gone, Hear, Loaded, Noted, Said, Sampled, Worker
+from trimtab.train.runtimes.worker import Gone, Hear, Loaded, Noted, Said, Sampled, Worker
 
 POLL_SECONDS = 0.2
 """How often a waiting learner looks at signals and at the time."""
@@ -220,7 +220,7 @@ class Beside:
                 self._hear_groups(number, said)
             elif isinstance(said, Gone):
                 self._lose(number, said)
-            elif isinstance(said, Failed):
+            else:
                 self._error = said.text
             if not self._error:
                 self._dispatch()
@@ -260,9 +260,9 @@ class Beside:
             self._notes.append(f"warning: {said.text}; {len(self._posts)} are left, and sample its {len(lost)} prompts")
         else:
             self._error = (
-                f"{self._name}: {said.text}, so no batch can come; {self._allowed} restarts did not help. The run can be "
-                "resumed from its last checkpoint; if it happens again, train.runtime=inline shows the error in place. "
-                f"{said.detail}"
+                f"{self._name}: {said.text}, so no batch can come; {self._allowed} restarts did not help. The run can "
+                "be resumed from its last checkpoint; if it happens again, train.runtime=inline shows the error in "
+                f"place. {said.detail}"
             )
 
     def _quietest(self) -> tuple[Member, float]:

@@ -121,7 +121,9 @@ class Inline:
             taken = self._buffer.take()
             if taken is not None:
                 seconds = time.perf_counter() - began
-                return Delivered(*taken, seconds, 0.0, self._lag, 0, *self._buffer.size, (self._collector.engine.version,))
+                return Delivered(
+                    *taken, seconds, 0.0, self._lag, 0, *self._buffer.size, (self._collector.engine.version,)
+                )
 
     def ready(self) -> tuple[dict[str, object], Rollouts | None]:
         return self._buffer.state(), self._buffer.ready_rollouts()

@@ -1,4 +1,4 @@
-"""The only place that says how a worker's words travel: as messages of `rollout/wire.py`, over a pipe or through Ray."""
+"""The only place that says how a worker's words travel: as messages of `rollout/wire.py`, by pipe or through Ray."""
 
 from collections.abc import Mapping
 from typing import Any
