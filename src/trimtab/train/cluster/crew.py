@@ -133,7 +133,8 @@ class Crew:
 
 
 REASONS = {
-    "node": "its node is gone",
+    "its node has died": "its node is gone",
+    "node died": "its node is gone",
     "The actor is dead because its owner has died": "its owner is gone",
     "ActorUnavailable": "its node cannot be reached",
     "worker process has died": "its process was killed or ended",

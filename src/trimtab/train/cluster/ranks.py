@@ -130,6 +130,8 @@ class Group:
     def note_folder(self, logs: Logs) -> None:
         """From now on there is a run folder for what they print."""
         self._logs = logs
+        for role, place in _PLACED.items():
+            logs.event(f"{role} is on {place}")
 
     def why(self) -> str:
         """What ranks that have ended say about it; those that were lost say nothing."""

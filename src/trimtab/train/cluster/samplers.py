@@ -62,6 +62,7 @@ class Placed:
         self._is_closing: bool = False
         self._changed: threading.Condition = threading.Condition()
         self.place: str = ""
+        self._has_loaded: bool = False
         self._actor: Any = crew.start(
             SamplerRole, crew.settings.cluster.sampler, groups={"hear": 1}, methods={"hear": "hear"}
         )
@@ -137,8 +138,9 @@ class Placed:
             return
         self._crew.keep_proofs(str(head.get("proofs", "")))
         said = read_said(head, tensors)
-        if isinstance(said, Loaded):
-            self._crew.logs.event(f"{self._role} has version {said.version}")
+        if isinstance(said, Loaded) and not self._has_loaded:
+            self._has_loaded = True
+            self._crew.logs.event(f"{self._role} samples, first with version {said.version}")
         self._hear(said)
 
     def _send(self) -> None:
