@@ -1,1 +1,1 @@
-"""Real Ray clusters on this machine: several nodes, a driver that sees another disk, and faults (`make test-cluster`)."""
+"""Real Ray clusters on this machine: several nodes, a disk that only the driver sees, faults (`make test-cluster`)."""

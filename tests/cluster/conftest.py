@@ -30,10 +30,12 @@ class Nodes:
     """The driver's own: nodes see it empty."""
     is_hidden: bool
     mark: str
-    process: "subprocess.Popen[str]"
+    process: "subprocess.Popen[str] | None"
+    """The one that holds it; none for a cluster that a run starts for itself."""
     address: str = ""
 
     def ask(self, **order: object) -> Any:
+        assert self.process is not None
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(json.dumps(order), file=self.process.stdin, flush=True)
@@ -80,6 +82,7 @@ def start_nodes(folder: Path, head: dict[str, object] | None = None) -> Nodes:
 
 
 def stop_nodes(nodes: Nodes) -> None:
+    assert nodes.process is not None
     with contextlib.suppress(BrokenPipeError, OSError):
         assert nodes.process.stdin is not None
         print(json.dumps({"do": "end"}), file=nodes.process.stdin, flush=True)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -193,11 +192,10 @@ def fill(nodes: Nodes) -> "subprocess.Popen[str]":
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Driver]:
+def alone(tmp_path: Path) -> Driver:
     """A run with a cluster of its own; its processes carry the mark of the test."""
-    mark = os.urandom(8).hex()
-    nodes = Nodes(tmp_path, False, mark, None, "local")  # pyright: ignore[reportArgumentType]
-    yield start(nodes, "local", {"train.cluster.sampler": "{CPU = 1}"})
+    nodes = Nodes(tmp_path, False, os.urandom(8).hex(), None, "local")
+    return start(nodes, "local", {"train.cluster.sampler": "{CPU = 1}"})
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 MODEL = "model"
 
 
-def folder_bytes(folder: Path, under: str) -> dict[str, Tensor]:
-    """Every file of a folder, by its path in it."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+def folder_bytes(folder: Path, under: str, pattern: str = "*") -> dict[str, Tensor]:
+    """Every file of a folder with such a name, by its path in it."""
+    paths = [path for path in sorted(folder.rglob(pattern)) if path.is_file()]
     return {f"{under}/{path.relative_to(folder).as_posix()}": _bytes(path) for path in paths}
+
+
+def file_bytes(path: Path) -> Tensor:
+    """One file."""
+    return _bytes(path)
 
 
 def settings_bytes(settings: "TrainSettings") -> dict[str, Tensor]:
