@@ -140,11 +140,14 @@ def test_a_slow_sampler_holds_nobody_up_for_long_and_loses_nothing(nodes: Nodes)
 
 
 def test_a_sampler_that_hangs_is_found_by_the_health_check(nodes: Nodes) -> None:
-    driver = start(nodes, "hang", {"train.engine.processes": 2, "train.cluster.health_seconds": 4})
+    changed = {"train.engine.processes": 2, "train.cluster.health_seconds": 4, "train.steps": 200}
+    driver = start(nodes, "hang", changed)
+    driver.wait_for(lambda: driver.events().count("samples, first with") == 2)
     driver.wait_for_step(5)
     pid = driver.pid_of("sampler 1")
     os.kill(pid, signal.SIGSTOP)
-    whole(driver)
+    driver.wait_for(lambda: "has not answered" in driver.events())
+    whole(driver, 200)
     assert "has not answered for 4 s; it is started again" in driver.said
     assert not Path(f"/proc/{pid}").exists()
 
@@ -155,7 +158,8 @@ def test_a_full_object_store_stops_the_run_with_a_sentence(tmp_path: Path) -> No
     ballast = None
     try:
         nodes.add("first", CPU=2, sampler=2)
-        driver = start(nodes, "full", {"train.steps": 400})
+        large = {"train.model.hidden_size": 128, "train.model.mlp_size": 512, "train.warm_start_steps": 10}
+        driver = start(nodes, "full", {**large, "train.steps": 1000, "train.cluster.health_seconds": 8})
         driver.wait_for_step(8)
         ballast = fill(nodes)
         said = driver.end()
@@ -165,8 +169,8 @@ def test_a_full_object_store_stops_the_run_with_a_sentence(tmp_path: Path) -> No
         assert not nothing_left(nodes)
         ballast.kill()
         _ = ballast.wait()
-        again = resume(driver, "train.steps=60")
-        whole(again, 60)
+        done = driver.lines()[-1]["step"] + 10
+        whole(resume(driver, f"train.steps={done}"), done)
     finally:
         if ballast is not None:
             ballast.kill()
@@ -177,13 +181,9 @@ def fill(nodes: Nodes) -> "subprocess.Popen[str]":
     """A process that keeps the object store of its node full until it is killed."""
     script = (
         "import os, sys, time; os.environ['RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER'] = '0'\n"
-        "import ray; ray.init(address=sys.argv[1], logging_level='ERROR'); kept, size = [], 1 << 20\n"
-        "while size >= 1 << 12:\n"
-        "    try: kept.append(ray.put(os.urandom(size)))\n"
-        "    except ray.exceptions.ObjectStoreFullError: size //= 4\n"
-        "print('full', flush=True)\n"
+        "import ray; ray.init(address=sys.argv[1], logging_level='ERROR'); kept = []\n"
         "while True:\n"
-        "    try: kept.append(ray.put(os.urandom(1 << 16)))\n"
+        "    try: kept.append(ray.put(os.urandom(1 << 18)))\n"
         "    except ray.exceptions.ObjectStoreFullError: time.sleep(0.01)\n"
     )
     return subprocess.Popen(

@@ -1,6 +1,8 @@
 """One run over several nodes that share no disk gives what one process gives, while nodes come and go."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,8 +12,6 @@ from tests.train.conftest import timeless
 
 pytestmark = pytest.mark.cluster
 
-KEYS = ("train/loss", "rollout/reward_mean", "train/grad_norm")
-
 
 def summary(run: Path) -> dict[str, object]:
     return json.loads((run / "summary.json").read_text())
@@ -19,8 +19,6 @@ def summary(run: Path) -> dict[str, object]:
 
 def inline(nodes: Nodes, run: str, overrides: dict[str, object]) -> Path:
     """The same settings in one process, without a cluster."""
-    import subprocess
-
     settings = [f"{key}={value}" for key, value in {**SMALL, **overrides}.items()]
     words = [sys.executable, "-m", "trimtab", "train", *settings, "--run-dir", str(nodes.folder / run), "--quiet"]
     _ = subprocess.run(words, cwd=nodes.folder, check=True)
@@ -114,23 +112,46 @@ def test_two_ranks_and_two_samplers_learn_the_default_task(nodes: Nodes) -> None
     assert not nothing_left(nodes)
 
 
+PROTOCOL = """
+title = "Two arms"
+question = "Do they come back?"
+chosen = "Nothing was."
+metric = "held_out_accuracy"
+seeds = [0]
+jobs = 2
+
+[base]
+recipe = "start_async"
+
+[base.train]
+task = { name = "reverse", size = 3 }
+model = { hidden_size = 32, num_layers = 1, num_heads = 2, mlp_size = 64 }
+warm_start_steps = 20
+steps = 4
+prompts_per_step = 4
+samples_per_prompt = 4
+max_new_tokens = 5
+eval_prompts = 20
+early_stop = "never"
+
+[arms.fresh]
+means = "No staleness"
+
+[arms.stale]
+means = "Two updates"
+train.staleness = 2
+"""
+
+
 def test_runs_of_a_study_are_placed_and_their_folders_come_back(nodes: Nodes) -> None:
-    arms = "".join(f'[arms.{name}]\nrecipe = "{name}"\n\n' for name in ("start_async", "reinforce_tis"))
-    base = "".join(f"{key} = {value!r}\n".replace("'", '"') for key, value in BASE.items())
-    _ = (nodes.folder / "study.toml").write_text(
-        f'[study]\ntitle = "A"\nquestion = "Q?"\nseeds = [0]\njobs = 2\n\n[base]\n{base}\n{arms}'
-    )
+    _ = (nodes.folder / "study.toml").write_text(PROTOCOL)
     process = command(nodes, "study", "study.toml", "--out", "study")
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
     told = json.loads((nodes.folder / "study" / "study.json").read_text())
-    assert [len(arm["cells"]) for arm in told["arms"]] == [1, 1]
-    assert all((nodes.folder / "study" / arm / "seed0" / "report.html").is_file() for arm in BASE_ARMS)
+    assert [[cell["value"] is not None for cell in arm["cells"]] for arm in told["arms"]] == [[True], [True]]
+    assert all((nodes.folder / "study" / arm / "seed0" / "report.html").is_file() for arm in ("fresh", "stale"))
     assert not nothing_left(nodes)
-
-
-BASE_ARMS = ("start_async", "reinforce_tis")
-BASE: dict[str, object] = {}
 
 
 def test_subjects_of_a_check_are_placed_and_give_the_same_verdicts(nodes: Nodes) -> None:
@@ -141,9 +162,6 @@ def test_subjects_of_a_check_are_placed_and_give_the_same_verdicts(nodes: Nodes)
         if where is not None:
             process = command(where, *words)
         else:
-            import os
-            import subprocess
-
             process = subprocess.Popen([sys.executable, "-m", "trimtab", *words], env={**os.environ, MARK: ""})
         _ = process.communicate(timeout=300)
         assert process.returncode == 0

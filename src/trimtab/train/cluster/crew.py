@@ -41,7 +41,7 @@ class Crew:
         self._looked: dict[str, str] = {}
         head = {"settings": settings.model_dump(mode="json")}
         files = {**folder_bytes(folder, MODEL), **settings_bytes(settings)}
-        self.opening: Any = self.put(lambda: pack(head, files))
+        self.opening: Any = self.put(pack(head, files))
         self.rewards: list[Any] = []
         _ = open_scorer(settings.task, open_task(settings.task, settings.seed), self._hire)
         if self.rewards:
@@ -50,19 +50,30 @@ class Crew:
     def start(self, role: type, resources: Mapping[str, float], **how: Any) -> Any:
         return start_actor(self.ray, role, resources, **how)
 
-    def put(self, message: Callable[[], bytes]) -> Any:
-        """Put a message into the object store."""
-        try:
-            return self.ray.put(message())
-        except self.ray.exceptions.ObjectStoreFullError as error:
-            raise EngineError(self.full(error)) from error
+    def put(self, message: bytes) -> Any:
+        """Put a message into the object store. Ray waits for ever where it is full; here it is given up."""
+        found: list[Any] = []
+
+        def put() -> None:
+            try:
+                found.append(self.ray.put(message))
+            except self.ray.exceptions.RayError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=put, daemon=True, name="object store")
+        thread.start()
+        thread.join(self.health_seconds)
+        if not found or isinstance(found[0], Exception):
+            why = f"{len(message)} bytes found no room within {self.health_seconds:g} s"
+            raise EngineError(self.full(self.why(found[0]) if found else why))
+        return found[0]
 
     def put_once(self, publication: Publication, message: Callable[[], bytes]) -> Any:
         """The same for a version, once for all samplers; it stays until the next one comes."""
         with self._lock:
             if self._kept is None or self._kept[0] is not publication:
                 self._kept = None
-                self._kept = (publication, self.ray.put(message()))
+                self._kept = (publication, self.put(message()))
             return self._kept[1]
 
     def placement(self) -> dict[str, str]:
@@ -82,13 +93,13 @@ class Crew:
                 return words
         return (text.strip() or type(error).__name__).splitlines()[0][:200]
 
-    def full(self, error: Exception) -> str:
+    def full(self, why: str) -> str:
         """What to say when the object store has no room."""
         size = self.ray.cluster_resources().get("object_store_memory", 0)
         return (
             f"cluster: the object store is full ({size / 1e6:.0f} MB over all nodes), so new parameters cannot reach "
             "the samplers. Give it more room (train.cluster.object_store_mb, or ray start --object-store-memory) or "
-            f"free what others keep there; the run can be resumed from its last checkpoint. ({self.why(error)})"
+            f"free what others keep there; the run can be resumed from its last checkpoint. ({why})"
         )
 
     def close(self) -> None:

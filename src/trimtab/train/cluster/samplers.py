@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trimtab.errors import EngineError
 from trimtab.rollout.publication import Publication
 from trimtab.rollout.wire import pack, unpack
 from trimtab.train.cluster.crew import Crew
@@ -149,8 +150,8 @@ class Placed:
         try:
             while (message := self._next()) is not None:
                 ray.get(self._actor.tell.remote(message))  # one after the other: the newest version goes first
-        except ray.exceptions.ObjectStoreFullError as error:
-            self._hear(Failed(self._crew.full(error)))
+        except EngineError as error:
+            self._hear(Failed(str(error)))
         except ray.exceptions.RayError:
             return
 

@@ -64,18 +64,18 @@ class Beside:
         *,
         workers: int,
         room: int,
-        restarts: int = RESTARTS,
+        restarts: int | None = None,
         name: str = "processes",
     ) -> None:
         """`start` makes the worker of a seat; each takes `room` tickets at once. `name` is what people call it."""
         self._name: str = name
-        self._allowed: int = restarts
+        self._allowed: int = RESTARTS if restarts is None else restarts
         self._start: Callable[[int, Hear], Worker] = start
         self._room: int = room
         self._pool: Pool = Pool(buffer)
         self._posts: dict[int, Post] = {}
         self._ending: list[threading.Thread] = []
-        self._restarts: int = restarts
+        self._restarts: int = self._allowed
         self._newest: Publication | None = None
         self._published: dict[int, float] = {}
         self._arrived: list[Rollouts] = []
