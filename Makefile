@@ -47,6 +47,10 @@ test-vllm: ## test against real vLLM servers on the CPU; about 12 minutes
 	@sh scripts/vllm_env.sh
 	@$(RUN_TESTS) -m vllm tests/vllm $(ARGS)
 
+test-cluster: ## test on real Ray clusters of this machine, with faults; about 25 minutes
+	@sh scripts/setup.sh dev cluster
+	@$(RUN_TESTS) -m cluster tests/cluster $(ARGS)
+
 right: ## check right functions and their wrong twins; about two hours on two cores; ARGS="--sample 90" for some
 	@sh scripts/setup.sh dev
 	@OMP_NUM_THREADS=1 .venv/bin/python -m tests.right $(ARGS)
@@ -72,4 +76,4 @@ format: ## format the code and repair what ruff can
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
 
-.PHONY: help train test test-all vllm-env test-vllm right lint package matrix format
+.PHONY: help train test test-all vllm-env test-vllm test-cluster right lint package matrix format

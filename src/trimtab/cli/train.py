@@ -78,7 +78,7 @@ def on_cluster(settings: "TrainSettings", asked: Asked) -> "TrainSettings":
     if asked.cluster is None and settings.runtime != "ray":
         return settings
     cluster = {**settings.cluster.model_dump(), **cluster_changes(asked)}
-    return TrainSettings.model_validate({**settings.model_dump(), "runtime": "ray", "cluster": cluster})
+    return TrainSettings(**{**settings.model_dump(), "runtime": "ray", "cluster": cluster})
 
 
 def cluster_changes(asked: Asked) -> dict[str, Any]:

@@ -159,8 +159,12 @@ class Group:
     def _look(self) -> None:
         while not self._ending.wait(LOOK_SECONDS):
             for rank, actor in self.actors.items():
-                with contextlib.suppress(self._ray.exceptions.RayError):
+                try:
                     self._keep(rank, self._ray.get(actor.look.remote(), timeout=self._settings.cluster.health_seconds))
+                except self._ray.exceptions.GetTimeoutError:
+                    self._ray.kill(actor)  # the others then lose it, and say so
+                except self._ray.exceptions.RayError:
+                    continue
 
     def _keep(self, rank: int, told: Mapping[str, str]) -> None:
         """Keep what it printed, also before there is a run folder."""
