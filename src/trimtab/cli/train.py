@@ -78,7 +78,8 @@ def on_cluster(settings: "TrainSettings", asked: Asked) -> "TrainSettings":
     if asked.cluster is None and settings.runtime != "ray":
         return settings
     cluster = {**settings.cluster.model_dump(), **cluster_changes(asked)}
-    return TrainSettings(**{**settings.model_dump(), "runtime": "ray", "cluster": cluster})
+    given: dict[str, Any] = {**settings.model_dump(), "runtime": "ray", "cluster": cluster}
+    return TrainSettings(**given)
 
 
 def cluster_changes(asked: Asked) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from trimtab.rollout.wire import pack, unpack
 from trimtab.train.cluster.logs import Logs
 from trimtab.train.cluster.parcel import model_bytes, settings_bytes, settings_here, write_parcel
 from trimtab.train.cluster.role import Scratch, Words, here, own_versions
-from trimtab.train.cluster.start import start_actor
+from trimtab.train.cluster.start import end_process, start_actor
 from trimtab.train.record.identity import Identity
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ class Group:
         self._logs: Logs | None = logs
         self._ending: threading.Event = threading.Event()
         self._kept: dict[int, str] = {}
+        self._where: dict[int, tuple[str, int]] = {}
         self._running: dict[int, Any] = {}
         self.actors: dict[int, Any] = {
             rank: start_actor(self._ray, RankRole, settings.cluster.rank, groups={"look": 1}, methods={"look": "look"})
@@ -118,6 +119,7 @@ class Group:
                     f"{own_versions()}, so their numbers may differ. Install the same versions on every node."
                 )
             _PLACED[f"rank {rank}"] = told["place"]
+            self._where[rank] = (told["node"], int(told["pid"]))
             say(f"rank {rank} is on {told['place']}")
 
     def start(self, opening: bytes, meet: Mapping[str, str]) -> None:
@@ -162,7 +164,8 @@ class Group:
                 try:
                     self._keep(rank, self._ray.get(actor.look.remote(), timeout=self._settings.cluster.health_seconds))
                 except self._ray.exceptions.GetTimeoutError:
-                    self._ray.kill(actor)  # the others then lose it, and say so
+                    end_process(self._ray, *self._where[rank])  # the others then lose it, and say so
+                    return
                 except self._ray.exceptions.RayError:
                     continue
 

@@ -17,6 +17,7 @@ from trimtab.rollout.wire import pack, unpack
 from trimtab.train.cluster.crew import Crew
 from trimtab.train.cluster.role import own_versions
 from trimtab.train.cluster.sampler_role import SamplerRole
+from trimtab.train.cluster.start import end_process
 from trimtab.train.runtimes.message import load_message, read_said
 from trimtab.train.runtimes.worker import Failed, Gone, Hear, Loaded, Noted
 
@@ -63,6 +64,7 @@ class Placed:
         self._is_closing: bool = False
         self._changed: threading.Condition = threading.Condition()
         self.place: str = ""
+        self._where: tuple[str, int] = ("", 0)
         self._has_loaded: bool = False
         self._actor: Any = crew.start(
             SamplerRole, crew.settings.cluster.sampler, groups={"hear": 1}, methods={"hear": "hear"}
@@ -101,6 +103,7 @@ class Placed:
                 message: bytes = ray.get(self._actor.hear.remote(HEAR_SECONDS), timeout=self._crew.health_seconds)
                 self._take(message)
         except ray.exceptions.GetTimeoutError:
+            end_process(ray, *self._where)
             self._lose(f"has not answered for {self._crew.health_seconds:g} s")
         except ray.exceptions.RayError as error:
             self._lose(f"is lost ({self._crew.why(error)})")
@@ -117,7 +120,7 @@ class Placed:
         if self._is_closing:
             return
         told: dict[str, str] = ray.get(asked)
-        self.place = told["place"]
+        self.place, self._where = told["place"], (told["node"], int(told["pid"]))
         self._crew.logs.event(f"{self._role} is on {self.place}")
         if told["versions"] != own_versions():
             self._hear(

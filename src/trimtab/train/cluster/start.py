@@ -1,6 +1,10 @@
-"""The only place that asks Ray for a process: an actor of one of our roles, with what it may use."""
+"""The only place that asks Ray for a process of one of our roles, and that ends one that does not listen."""
 
+import os
+import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 
@@ -33,3 +37,16 @@ def start_actor(
     if "memory" in resources:
         options["memory"] = resources["memory"]
     return ray.remote(**options)(role).remote(*given)
+
+
+def end_process(ray: Any, node: str, pid: int) -> None:
+    """Kill an actor's process on its node. Ray asks a process to end itself, and one that hangs does not."""
+    affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+    ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=affinity)(kill_worker).remote(pid)
+
+
+def kill_worker(pid: int) -> None:
+    """On its node: kill it if it is still one of Ray's."""
+    with suppress(OSError):
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
+            os.kill(pid, signal.SIGKILL)
