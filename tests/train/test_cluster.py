@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ from typer.testing import CliRunner
 from trimtab.cli import app
 from trimtab.config.cluster import ClusterSettings
 from trimtab.config.train import TaskSettings, TrainSettings
-from trimtab.errors import ConfigError, MissingExtra
+from trimtab.errors import ConfigError, EngineError, MissingExtra
 from trimtab.rollout.publication import Publication
 from trimtab.rollout.wire import pack, unpack
 from trimtab.train import train
+from trimtab.train.cluster.crew import Crew
 from trimtab.train.cluster.parcel import model_bytes, settings_bytes, settings_here, write_parcel
 from trimtab.train.cluster.placement import Role, fit, placement_lines, roles, wanted_resources
 from trimtab.train.cluster.session import find_address
@@ -148,6 +150,30 @@ def test_a_parcel_writes_nothing_outside_of_its_folder(name: str, tmp_path: Path
     with pytest.raises(ConfigError, match="outside"):
         write_parcel({name: torch.zeros(1, dtype=torch.uint8)}, tmp_path / "node")
     assert not list(tmp_path.glob("outside"))
+
+
+class Full:
+    """What stands for Ray where a message finds no room: it waits for ever."""
+
+    class exceptions:  # noqa: N801 - as Ray names it
+        RayError = RuntimeError
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def put(self, _message: bytes) -> None:
+        _ = self.over.wait(60)
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"object_store_memory": 80e6}
+
+
+def test_a_message_that_finds_no_room_is_given_up_with_a_sentence() -> None:
+    crew, ray = Crew.__new__(Crew), Full()
+    crew.ray, crew.health_seconds = ray, 0.05
+    with pytest.raises(EngineError, match=r"the object store is full \(80 MB over all nodes\).*resumed.*3 bytes found"):
+        _ = crew.put(b"abc")
+    ray.over.set()
 
 
 # ------------------------------------------------------------------------------------------------------------ placement
