@@ -72,7 +72,7 @@ def test_nodes_come_and_go_and_the_run_learns_as_much(nodes: Nodes) -> None:
     nodes.add("stays", CPU=1, seat=1)
     changed = {
         "train.cluster.sampler": "{CPU = 0.5, seat = 1}", "train.engine.processes": 2, "train.steps": 300,
-        "train.eval_every": 100,
+        "train.eval_every": 100, "train.warm_start_steps": 35,
     }  # fmt: skip
     driver = start(nodes, "moves", changed)
     driver.wait_for(lambda: driver.events().count("samples, first with") == 2)

@@ -8,7 +8,6 @@ import typer
 
 from trimtab.cli.ranks import in_rank, is_first, start_ranks
 from trimtab.config import RunFile, load_run
-from trimtab.config.train import TrainSettings
 from trimtab.errors import ConfigError
 from trimtab.signal import names
 
@@ -52,9 +51,11 @@ def run_training(asked: Asked) -> None:
             )
     if asked.run_file is not None and not asked.run_file.exists():
         raise ConfigError(_not_a_file(str(asked.run_file)))
-    run = load_run(asked.run_file, asked.overrides)
+    run = load_run(asked.run_file, [*asked.overrides, *cluster_words(asked)])
     changes: dict[str, Any] = {"run_dir": asked.run_dir, "seed": asked.seed, "max_minutes": asked.max_minutes}
-    settings = on_cluster(run.train.model_copy(update={k: v for k, v in changes.items() if v is not None}), asked)
+    if run.train.runtime == "ray":
+        changes["cluster"] = run.train.cluster.model_copy(update=cluster_changes(asked))
+    settings = run.train.model_copy(update={k: v for k, v in changes.items() if v is not None})
     if asked.dry_run:
         from trimtab.cli.console import plain_console
         from trimtab.cli.dry_run import show_plan
@@ -73,13 +74,11 @@ def run_training(asked: Asked) -> None:
         _train_control(settings, recipe, summary, asked.quiet)
 
 
-def on_cluster(settings: "TrainSettings", asked: Asked) -> "TrainSettings":
-    """The settings with what the command line says about a cluster: --cluster makes it the runtime."""
-    if asked.cluster is None and settings.runtime != "ray":
-        return settings
-    cluster = {**settings.cluster.model_dump(), **cluster_changes(asked)}
-    given: dict[str, Any] = {**settings.model_dump(), "runtime": "ray", "cluster": cluster}
-    return TrainSettings(**given)
+def cluster_words(asked: Asked) -> list[str]:
+    """Overrides that --cluster stands for: it makes Ray the runtime."""
+    if asked.cluster is None:
+        return []
+    return ["train.runtime=ray", *(f"train.cluster.{name}={value}" for name, value in cluster_changes(asked).items())]
 
 
 def cluster_changes(asked: Asked) -> dict[str, Any]:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's own setting: 0 makes every process of a session listen on loopback only. It is read when ray is imported."""
-DASHBOARD = 8265
+NO_ACCIDENT = "RAY_ENABLE_AUTO_CONNECT"
+"""Ray's own setting: 0 keeps a call that comes after a session from opening another one."""
 RUNNING = "/tmp/ray/ray_current_cluster"
 """Where `ray start` leaves the address of this machine's cluster."""
 
@@ -50,6 +51,7 @@ def import_ray() -> Any:
             'train: runtime "ray" needs the package ray, and it is not installed. Run pip install "trimtab[cluster]", '
             "on every node."
         )
+    _ = os.environ.setdefault(NO_ACCIDENT, "0")
     return importlib.import_module("ray")
 
 
