@@ -55,6 +55,10 @@ test-environments: ## test with real verifiers and OpenEnv environments; about 4
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .openenv-env/bin/pytest -q -m environments tests/environments/test_openenv.py $(ARGS) || status=1; \
 	exit $$status
 
+test-cluster: ## test on real Ray clusters of this machine, with faults; about 25 minutes
+	@sh scripts/setup.sh dev cluster
+	@$(RUN_TESTS) -m cluster tests/cluster $(ARGS)
+
 right: ## check right functions and their wrong twins; about two hours on two cores; ARGS="--sample 90" for some
 	@sh scripts/setup.sh dev
 	@OMP_NUM_THREADS=1 .venv/bin/python -m tests.right $(ARGS)
@@ -80,4 +84,4 @@ format: ## format the code and repair what ruff can
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
 
-.PHONY: help train test test-all vllm-env test-vllm test-environments right lint package matrix format
+.PHONY: help train test test-all vllm-env test-vllm test-environments test-cluster right lint package matrix format

@@ -21,6 +21,10 @@ EXAMINED = "TRIMTAB_EXAMINED"
 """The same for one child of an examination."""
 EXAMINATION = "TRIMTAB_EXAMINATION"
 """The same for all children of one examination."""
+CLUSTER = "TRIMTAB_CLUSTER"
+"""The same for all processes of a Ray cluster that a run has started for itself."""
+SERVER = "TRIMTAB_SERVER"
+"""The same for a server that a sampler on a cluster has started."""
 ROUNDS = 10
 """How often to look, at most. A process that forks faster than it is killed is left to the system."""
 
@@ -50,7 +54,22 @@ def end_marked(name: str, mark: str | None = None) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def end_holders(folder: str, parent: int) -> None:
+    """Kill all processes that have a file in this folder open, but for the one that all this belongs to.
+
+    Processes of Ray write their title over their environment, and with it, now and then, over the mark.
+    """
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            held = any(os.readlink(one).startswith(f"{folder}/") for one in (place / "fd").iterdir())
+            if held and int(place.name) not in (os.getpid(), parent):
+                os.kill(int(place.name), signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    started_by = os.getppid()
     _ = sys.stdin.buffer.read()
     end_marked(sys.argv[1], sys.argv[2])
+    if sys.argv[1] == CLUSTER:
+        end_holders(sys.argv[3], started_by)
     shutil.rmtree(sys.argv[3], ignore_errors=True)

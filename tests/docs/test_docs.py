@@ -135,7 +135,7 @@ def test_the_table_of_training_keys_is_complete() -> None:
     expected: list[tuple[str, str]] = []
     for name, field in TrainSettings.model_fields.items():
         expected.append((name, field.description or ""))
-    for table in ("task", "model", "engine"):
+    for table in ("task", "model", "engine", "cluster"):
         for name, field in type(getattr(TrainSettings(), table)).model_fields.items():
             expected.append((f"{table}.{name}", field.description or ""))
     assert [(name, what) for name, _, what in rows] == expected

@@ -139,6 +139,14 @@ def check(
         ),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Child processes at once; default: cores, at most 4.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="auto|local|HOST:PORT",
+            help="Check on the nodes of a Ray cluster, which run the target's code; a file or folder of it is sent.",
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit code 1 also for suspects, latent bugs and hygiene.")
     ] = False,
@@ -178,7 +186,7 @@ def check(
     asked = Asked(
         target or "", path, wheel, offline, seed, examples, output.value, out, tuple(only or ()),
         tuple(invariants or ()), baseline, changed, findings, online, fixed, time_limit, memory_limit, jobs, discover,
-        strict, verbose,
+        strict, verbose, cluster,
     )  # fmt: skip
     raise typer.Exit(run_check(asked, saved))
 

@@ -12,6 +12,8 @@ from trimtab.cli.console import plain_console
 from trimtab.errors import AdapterError, unknown_name
 
 if TYPE_CHECKING:
+    from trimtab.sentinel.examination.job import Job
+    from trimtab.sentinel.examination.supervise import Spread
     from trimtab.sentinel.reports import Comparison, Report
 
 
@@ -40,6 +42,7 @@ class Asked:
     discover: bool = False
     strict: bool = False
     verbose: bool = False
+    cluster: str | None = None
 
 
 def run_check(asked: Asked, saved: Path | None = None) -> int:
@@ -113,7 +116,8 @@ def _examine(asked: Asked) -> "Report":
     jobs = 1 if asked.findings is not None else asked.jobs
     limits = Limits(**chosen, processes=jobs) if jobs else Limits(**chosen)
     console = plain_console(stderr=True)
-    console.print(f"running {sentence}, in at most {limits.processes} child processes", style="dim")
+    where = f"in at most {limits.processes} child processes" if asked.cluster is None else f"on Ray ({asked.cluster})"
+    console.print(f"running {sentence}, {where}", style="dim")
     written: list[dict[str, Any]] = []
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -127,10 +131,20 @@ def _examine(asked: Asked) -> "Report":
                 written.append(event)
                 console.print(f"finding: {event['folder']} ({_readiness(event)})", highlight=False, markup=False)
 
-        report = run_job(job, limits=limits, command=_command(), watch=watch)
+        report = run_job(job, limits=limits, command=_command(), watch=watch, spread=_spread(asked, job))
     if asked.findings is not None:
         console.print(_share(report, written), highlight=False, markup=False)
     return report
+
+
+def _spread(asked: Asked, job: "Job") -> "Spread | None":
+    """Where units are checked: in children of this process, or on a cluster."""
+    if asked.cluster is None:
+        return None
+    from trimtab.train.cluster.check_units import refuse, spread_units
+
+    refuse(job)
+    return spread_units(asked.cluster)
 
 
 def _readiness(event: dict[str, Any]) -> str:

@@ -42,12 +42,31 @@ def show_plan(settings: TrainSettings, recipe: Recipe, console: Console) -> None
         "memory": _memory(estimate_memory(policy, settings, recipe)),
         "time": _time(settings, recipe),
     }
+    rows |= _cluster(settings)
     long = caution_of_length(task, policy, settings)
     warnings = [*cautions(settings, recipe), *([long] if long else [])]
     console.print()
     for name, text in [*rows.items(), *(("warning", text) for text in warnings)]:
         style = "yellow" if name == "warning" else "bold"
         console.print(Text.assemble((f"{name:<12}", style), text), soft_wrap=True)
+
+
+def _cluster(settings: TrainSettings) -> dict[str, str]:
+    """Which cluster, and what would be placed where. One that is there is asked what it has; none is started."""
+    if settings.runtime != "ray":
+        return {}
+    from trimtab.train.cluster.placement import placement_lines, wanted_resources
+    from trimtab.train.cluster.session import find_address, look_at_nodes
+
+    address = find_address(settings.cluster)
+    if address == "local":
+        asks = ", ".join(f"{name} {count:g}" for name, count in wanted_resources(settings).items())
+        told = f"local: would be started for this run, on loopback, with {asks or 'CPU 1'}, without a dashboard"
+        lines = placement_lines(settings, None)
+    else:
+        nodes = look_at_nodes(settings.cluster)
+        told, lines = f"{address}, {len(nodes)} nodes", placement_lines(settings, nodes)
+    return {"cluster": told, "placement": ("\n" + " " * 12).join(lines)}
 
 
 def _adapter(policy: "Policy", settings: TrainSettings) -> str:
@@ -91,7 +110,7 @@ def _time(settings: TrainSettings, recipe: Recipe) -> str:
     finally:
         collector.close()
     sample, learn = sampled - began, learned - sampled
-    step = max(sample, learn) if settings.runtime == "processes" else sample + learn
+    step = max(sample, learn) if settings.runtime != "inline" else sample + learn
     return (
         f"{sample:.2f} s to sample and {learn:.2f} s to learn from one batch (measured now, untrained), so about "
         f"{_duration(step * settings.steps)} for {settings.steps} steps, evaluations and warm start besides"

@@ -35,6 +35,8 @@ class Asked:
     quiet: bool
     ranks: int = 1
     """Processes that train together. More than one are started by torchrun, which runs this command in each."""
+    cluster: str | None = None
+    """A Ray cluster: auto, local or its address. It places samplers, reward workers, and ranks beside this process."""
 
 
 def run_training(asked: Asked) -> None:
@@ -49,8 +51,10 @@ def run_training(asked: Asked) -> None:
             )
     if asked.run_file is not None and not asked.run_file.exists():
         raise ConfigError(_not_a_file(str(asked.run_file)))
-    run = load_run(asked.run_file, asked.overrides)
+    run = load_run(asked.run_file, [*asked.overrides, *cluster_words(asked)])
     changes: dict[str, Any] = {"run_dir": asked.run_dir, "seed": asked.seed, "max_minutes": asked.max_minutes}
+    if run.train.runtime == "ray":
+        changes["cluster"] = run.train.cluster.model_copy(update=cluster_changes(asked))
     settings = run.train.model_copy(update={k: v for k, v in changes.items() if v is not None})
     if asked.dry_run:
         from trimtab.cli.console import plain_console
@@ -59,7 +63,7 @@ def run_training(asked: Asked) -> None:
         show_plan(settings, run.build_recipe(), plain_console())
         return
     recipe = run.build_recipe()
-    if asked.ranks > 1 and not in_rank():
+    if asked.ranks > 1 and not in_rank() and settings.runtime != "ray":
         start_ranks(asked.ranks)
     from trimtab.train import train
 
@@ -68,6 +72,19 @@ def run_training(asked: Asked) -> None:
     _exit_if_stopped(summary)
     if asked.twin:
         _train_control(settings, recipe, summary, asked.quiet)
+
+
+def cluster_words(asked: Asked) -> list[str]:
+    """Overrides that --cluster stands for: it makes Ray the runtime."""
+    if asked.cluster is None:
+        return []
+    return ["train.runtime=ray", *(f"train.cluster.{name}={value}" for name, value in cluster_changes(asked).items())]
+
+
+def cluster_changes(asked: Asked) -> dict[str, Any]:
+    """Settings of [train.cluster] that --cluster and --ranks name."""
+    named: dict[str, Any] = {} if asked.cluster is None else {"address": asked.cluster}
+    return named | ({"ranks": asked.ranks} if asked.ranks > 1 else {})
 
 
 def _train_control(settings: Any, recipe: Any, summary: Any, quiet: bool) -> None:
@@ -98,7 +115,8 @@ def _resume(asked: Asked) -> None:
     if asked.max_minutes is not None:
         changes["max_minutes"] = asked.max_minutes
     assert asked.resume is not None
-    if asked.ranks > 1 and not in_rank():
+    is_ray = _resume_cluster(asked, asked.resume, changes)
+    if asked.ranks > 1 and not in_rank() and not is_ray:
         start_ranks(asked.ranks)
     summary = resume(
         asked.resume,
@@ -110,6 +128,23 @@ def _resume(asked: Asked) -> None:
         quiet=asked.quiet,
     )
     _exit_if_stopped(summary)
+
+
+def _resume_cluster(asked: Asked, folder: Path, changes: dict[str, object]) -> bool:
+    """Whether the run is one of a cluster. Which cluster, and on how many ranks, may change with each resume."""
+    from trimtab.train.record.identity import read_identity
+
+    config = read_identity(folder).config
+    if config.get("runtime") != "ray":
+        if asked.cluster is not None:
+            raise ConfigError(
+                f"train: {folder} was started with runtime {config.get('runtime')!r}, so it cannot go on with "
+                "--cluster. Leave it out; a run that is started with --cluster can."
+            )
+        return False
+    if cluster_changes(asked):
+        changes["cluster"] = {**config.get("cluster", {}), **cluster_changes(asked)}
+    return True
 
 
 LEARNED_NOTHING = 3

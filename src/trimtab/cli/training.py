@@ -17,6 +17,16 @@ Trust = Annotated[
 ]
 
 
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="auto|local|HOST:PORT",
+        help="Run on Ray. auto: RAY_ADDRESS or a cluster of this machine, else local; local: one for this command.",
+    ),
+]
+
+
 @app.command(rich_help_panel=PANEL)
 def train(
     run_file: Annotated[
@@ -57,20 +67,29 @@ def train(
     ranks: Annotated[
         int, typer.Option(min=1, help="Train in this many processes of this machine (FSDP2), started by torchrun.")
     ] = 1,
+    cluster: Cluster = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Resolve and explain, estimate memory and time; train nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Resolve and explain, estimate memory and time, say what goes where; train nothing."
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the result only.")] = False,
 ) -> None:
-    """Train a language model by RL on this machine, and write metrics, checkpoints, a summary and a report.
+    """Train a language model by RL here or on a Ray cluster, and write metrics, checkpoints, a summary, a report.
 
     With no arguments: a tiny transformer, warm-started by a few supervised steps, learns to sort five digits. With
     train.staleness and train.engine.format its sampler falls behind and is quantised, and the recipe corrects for both.
     Everything is in the run folder; open report.html to look at it. Ctrl-C, SIGTERM and SIGHUP finish the step, write a
     checkpoint and say how to go on (exit code 128 + signal); a second one ends at once.
 
+    With --cluster, Ray places samplers (train.engine.processes), workers of your own reward, and all ranks but
+    the first (--ranks) on its nodes; this process is the first rank and owns the run folder. docs/cluster.md says what
+    is lost when which process dies.
+
     Examples: trimtab train · trimtab train run.toml train.steps=60 --seed 1 · trimtab train recipe=dapo --dry-run ·
     trimtab train --resume runs/… · trimtab train run.toml --ranks 2 ·
+    trimtab train run.toml --cluster auto train.engine.processes=4 ·
     torchrun --nproc-per-node 8 -m trimtab train run.toml ·
     trimtab train train.model=path/to/hf_folder train.task.name=file train.task.file=problems.jsonl
     """
@@ -82,7 +101,7 @@ def train(
     run_training(
         Asked(
             run_file, given, run_dir, seed, resume, last_good, accept_changes, start_over, trust, twin, max_minutes,
-            dry_run, quiet, ranks,
+            dry_run, quiet, ranks, cluster,
         )
     )  # fmt: skip
 
@@ -171,18 +190,22 @@ def study(
     ],
     out: Annotated[Path | None, typer.Option(help="Folder of the study; default: runs/study-NAME.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once; default: as the protocol says.")] = None,
+    cluster: Cluster = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the table only.")] = False,
 ) -> None:
-    """Run arms x seeds of a protocol in parallel processes, and write a table with intervals, a figure and a page.
+    """Run arms x seeds in parallel processes or on a Ray cluster; write a table with intervals, a figure, a page.
 
     Prints the protocol's sha256 first. Finished runs are not run again, cut-off ones are resumed; a protocol that was
     changed in between is refused. Every seed is in the table, also those that failed.
 
-    Example: trimtab study studies/staleness_sort5.toml --jobs 2
+    With --cluster each run is a task of Ray with one CPU; its folder comes back when it ends or is stopped.
+
+    Examples: trimtab study studies/staleness_sort5.toml --jobs 2 ·
+    trimtab study studies/staleness_sort5.toml --cluster auto --jobs 16
     """
     from trimtab.cli.study import show_study
 
-    raise typer.Exit(show_study(protocol, out, jobs, quiet))
+    raise typer.Exit(show_study(protocol, out, jobs, quiet, cluster))
 
 
 @app.command(rich_help_panel=PANEL)

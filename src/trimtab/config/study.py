@@ -12,10 +12,10 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError, model_validator
 
+from trimtab.config.number import Count, Natural
 from trimtab.config.plain import read_toml
 from trimtab.config.run import RunFile, parse_run
 from trimtab.config.table import Table, sentences
-from trimtab.config.train import Count, Natural
 from trimtab.errors import ConfigError, unknown_name
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]

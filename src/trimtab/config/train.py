@@ -4,40 +4,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
+from trimtab.config.cluster import ClusterSettings
+from trimtab.config.number import Count, File, Natural, NonNegative, Rate, Seed, Share
 from trimtab.config.table import Table
 from trimtab.errors import ConfigError, unknown_name
 
-MOST = 2**31 - 1
-"""The largest count. More would not fit where torch and numpy count."""
-
-
-def _refuse_bool(value: Any) -> Any:
-    """Python counts true as 1. Nobody who writes `lr = true` means 1.0."""
-    if isinstance(value, bool):
-        raise ValueError(f"{str(value).lower()} is not a number")
-    return value
-
-
-def _refuse_bad_name(path: Path) -> Path:
-    """Refuse a name that no file system takes, before a run asks for it."""
-    if "\0" in str(path) or len(str(path)) > 4000 or any(len(part.encode()) > 255 for part in path.parts):
-        raise ValueError("a name of a file has at most 255 bytes between two slashes, 4000 characters in all, no NUL")
-    return path
-
-
-Int = Annotated[int, BeforeValidator(_refuse_bool)]
-Float = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=False)]
-Count = Annotated[Int, Field(ge=1, le=MOST)]
-Natural = Annotated[Int, Field(ge=0, le=MOST)]
-Seed = Annotated[Int, Field(ge=0, le=2**63 - 1)]
-Rate = Annotated[Float, Field(gt=0)]
-NonNegative = Annotated[Float, Field(ge=0)]
-Share = Annotated[Float, Field(gt=0, le=1)]
-File = Annotated[Path, AfterValidator(_refuse_bad_name)]
 Format = Literal["fp32", "bf16", "int8", "int4", "int3"]
-Runtime = Literal["inline", "processes"]
+Runtime = Literal["inline", "processes", "ray"]
 LOGGERS = ("tensorboard", "wandb", "trackio")
 
 
@@ -133,6 +108,11 @@ class ModelSettings(Table):
         return self
 
 
+UNCLEAR = (
+    'so it is not clear who samples. Write name = "vllm" together with servers = ["http://127.0.0.1:8000"], or neither.'
+)
+
+
 class EngineSettings(Table):
     """The sampler: how it stores the parameters, and which distribution it draws from."""
 
@@ -149,9 +129,9 @@ class EngineSettings(Table):
     max_rows: Natural = 0
     """Answers sampled at once; as some end the next enter. 0: all of them; in sampler processes, a batch each."""
     processes: Annotated[Count, Field(le=64)] = 1
-    """Sampler processes of `runtime = "processes"`, 1 to 64; each has a copy of the model and `threads` threads."""
+    """Samplers of the runtimes `processes` and `ray`, 1 to 64; each has a copy of the model and `threads` threads."""
     servers: tuple[str, ...] = ()
-    """Addresses of vLLM servers for `name = "vllm"` (`trimtab serve`); their token is in TRIMTAB_TOKEN."""
+    """Addresses of vLLM servers (`trimtab serve`); token: TRIMTAB_TOKEN. Unset on Ray: a sampler starts its own."""
     seen_as: str = ""
     """The run's `.sampler` folder as the servers see it, where they see it under another name."""
     request_seconds: Rate = 600.0
@@ -161,11 +141,8 @@ class EngineSettings(Table):
     def _engine_is_known(self) -> "EngineSettings":
         if self.name not in ("embedded", "vllm") and ":" not in self.name:
             raise ConfigError(unknown_name("train.engine.name", self.name, ["embedded", "vllm", "module:factory"]))
-        if (self.name == "vllm") != bool(self.servers):
-            raise ConfigError(
-                f"train.engine: name is {self.name!r} and servers is {list(self.servers)}, so it is not clear who "
-                'samples. Write name = "vllm" together with servers = ["http://127.0.0.1:8000"], or neither.'
-            )
+        if self.servers and self.name != "vllm":
+            raise ConfigError(f"train.engine: name is {self.name!r} and servers is {list(self.servers)}, {UNCLEAR}")
         for url in self.servers:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
@@ -206,7 +183,9 @@ class TrainSettings(Table):
     engine: EngineSettings = EngineSettings()
     """The sampler."""
     runtime: Runtime = "inline"
-    """`inline` samples and learns in turn, reproducibly; `processes` does both at once, in separate processes."""
+    """`inline` samples and learns in turn, reproducibly; `processes` does both at once; `ray` does so on a cluster."""
+    cluster: ClusterSettings = ClusterSettings()
+    """Where the parts of a run live; read only with `runtime = "ray"`."""
     staleness: Natural = 0
     """Updates between the parameters that sampled a batch and those that learn from it, at most; 0 is synchronous."""
     warm_start_steps: Natural = 50
@@ -284,6 +263,12 @@ class TrainSettings(Table):
         for name in self.log_to:
             if name not in LOGGERS and ":" not in name:
                 raise ConfigError(unknown_name("train.log_to", name, [*LOGGERS, "module:factory"]))
+        return self
+
+    @model_validator(mode="after")
+    def _servers_are_named_or_started(self) -> "TrainSettings":
+        if self.engine.name == "vllm" and not self.engine.servers and self.runtime != "ray":
+            raise ConfigError(f"train.engine: name is 'vllm' and servers is [], {UNCLEAR}")
         return self
 
     @model_validator(mode="after")

@@ -109,7 +109,7 @@ def timed(run: RunData) -> str:
     speed = run.result("tokens_per_second") or (s.mean if (s := run.series("time/tokens_per_second")) else 0.0)
     told = f"{duration(seconds)} in all, the largest share ({percent(spans[largest] / whole)}) for {largest}"
     told += f"; {speed:,.0f} tokens per second were sampled and trained on." if speed else "."
-    if runtime(run) == "processes":
+    if runtime(run) != "inline":
         busy = sum(run.series("time/sample_seconds").values)
         # if the two times add up to more than the whole, the excess was done at once; it may have been more
         beside = max(0.0, busy + sum(run.series("time/learn_seconds").values) - seconds)
@@ -127,7 +127,7 @@ def spent(run: RunData) -> dict[str, float]:
     total = elapsed(run)
     if not any(sums.values()) or not total:
         return {}
-    spans = {"sampling": 0.0 if runtime(run) == "processes" else sums["sample"], "learning": sums["learn"]}
+    spans = {"sampling": 0.0 if runtime(run) != "inline" else sums["sample"], "learning": sums["learn"]}
     spans |= {"waiting for rollouts": sums["wait"], "evaluation": sums["eval"]}
     rest = max(0.0, total - sum(spans.values()))
     other = "start-up, warm start" if sums["eval"] else "start-up, warm start, evaluation"

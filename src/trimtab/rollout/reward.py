@@ -17,7 +17,6 @@ from trimtab.signal.door import LARGEST
 
 if TYPE_CHECKING:
     from trimtab.config.train import TaskSettings
-    from trimtab.rollout.reward_pool import RewardPool
 
 
 @dataclass(frozen=True)
@@ -116,13 +115,31 @@ def numeric(attempt: Attempt) -> float:
     return float(attempt.ended and number_in(attempt.answer) == right)
 
 
+Columns = Mapping[str, Sequence[object]]
+"""A function's keyword arguments: one value for each answer."""
+
+
+class Workers(Protocol):
+    """Processes that hold one function."""
+
+    def judge(self, columns: Columns, count: int) -> list[Verdict]:
+        """One verdict for each of `count` answers, in order."""
+        ...
+
+    def close(self) -> None: ...
+
+
+Hire = Callable[[str, tuple[str, ...], Mapping[str, object]], Workers]
+"""Starts workers for a function, the names of its columns, and its options."""
+
+
 @dataclass(frozen=True)
 class InWorkers:
     """A `Scorer` that calls a function with TRL's signature in child processes."""
 
     waits: ClassVar[bool] = True
     """A call waits for other processes, so it is made in a thread while sampling goes on."""
-    pool: "RewardPool"
+    pool: Workers
     last_turn_only: bool = False
     """Judge the last turn only. A function of the user's own gets all that the policy wrote."""
 
@@ -156,11 +173,14 @@ def _plain(prompt: Prompt) -> object:
     return prompt if isinstance(prompt, str) else list(prompt)
 
 
-def open_scorer(settings: "TaskSettings", task: Task) -> Scorer:
-    """Open the judge that a run file names. One that needs processes is started, and refused if it does not load."""
+def open_scorer(settings: "TaskSettings", task: Task, hire: Hire | None = None) -> Scorer:
+    """Open the judge that a run file names. One that needs processes is started, and refused if it does not load.
+
+    `hire` starts these processes elsewhere.
+    """
     if settings.reward == "task":
         if settings.name.startswith("reasoning_gym."):
-            return _in_workers(settings, task, settings.name, settings.options)
+            return _in_workers(settings, task, settings.name, settings.options, hire)
         return Here(lambda attempt: _by_task(task, attempt))
     if settings.reward == "exact":
         return Here(exact)
@@ -168,9 +188,9 @@ def open_scorer(settings: "TaskSettings", task: Task) -> Scorer:
         return Here(numeric)
     if settings.reward == "math_verify":
         _require("math_verify", "math", "reward math_verify")
-        return _in_workers(settings, task, "math_verify", {})
+        return _in_workers(settings, task, "math_verify", {}, hire)
     if ":" in settings.reward:
-        return _in_workers(settings, task, settings.reward, {})
+        return _in_workers(settings, task, settings.reward, {}, hire)
     choices = ["task", "exact", "numeric", "math_verify", "module:function"]
     raise ConfigError(unknown_name("reward", settings.reward, choices))
 
@@ -182,11 +202,16 @@ def _by_task(task: Task, attempt: Attempt) -> float:
     return task.judge(attempt.problem, attempt.answer, ended=attempt.ended)
 
 
-def _in_workers(settings: "TaskSettings", task: Task, target: str, options: Mapping[str, object]) -> Scorer:
+def _in_workers(
+    settings: "TaskSettings", task: Task, target: str, options: Mapping[str, object], hire: Hire | None
+) -> Scorer:
     from trimtab.rollout.reward_pool import RewardPool
 
     names = tuple(columns_of(task.train(0)))
-    pool = RewardPool(target, settings.reward_workers, settings.reward_seconds, names, options)
+    if hire is None:
+        pool: Workers = RewardPool(target, settings.reward_workers, settings.reward_seconds, names, options)
+    else:
+        pool = hire(target, names, options)
     return InWorkers(pool, last_turn_only=":" not in target)
 
 

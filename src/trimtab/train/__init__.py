@@ -51,7 +51,12 @@ def train(
 
     if isinstance(recipe, str):
         origin, recipe = origin or {"recipe": recipe}, named(recipe)
-    return train_run(settings or TrainSettings(), recipe, progress or terminal_progress(quiet=quiet), origin)
+    settings, shown = settings or TrainSettings(), progress or terminal_progress(quiet=quiet)
+    if settings.runtime == "ray":
+        from trimtab.train.cluster.run import train_on_cluster
+
+        return train_on_cluster(settings, recipe, shown, origin)
+    return train_run(settings, recipe, shown, origin)
 
 
 def resume(
@@ -76,11 +81,16 @@ def resume(
     """
     _check_extras()
     from trimtab.train.opening import Leave
+    from trimtab.train.record.identity import read_identity
     from trimtab.train.show.progress import terminal_progress
     from trimtab.train.whole import resume_run
 
-    leave = Leave(last_good, accept_changes, start_over, trust)
-    return resume_run(folder, recipe, changes or {}, progress or terminal_progress(quiet=quiet), leave)
+    leave, shown = Leave(last_good, accept_changes, start_over, trust), progress or terminal_progress(quiet=quiet)
+    if read_identity(folder).config.get("runtime") == "ray":
+        from trimtab.train.cluster.run import resume_on_cluster
+
+        return resume_on_cluster(folder, recipe, changes or {}, shown, leave)
+    return resume_run(folder, recipe, changes or {}, shown, leave)
 
 
 def _check_extras() -> None:

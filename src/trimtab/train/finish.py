@@ -67,6 +67,7 @@ def _summarise(run: Run, lead: Lead, outcome: Outcome, stopped_by: str) -> Summa
         pass_at_k=None if repeated is None else repeated.pass_at_k,
         decode=lead.runtime.decode,
         learn=run.learner.actor.path,
+        placement=lead.runtime.placement,
         signal=shortcuts_of(run.learner.recipe),
         stopped_by=stopped_by if outcome == "interrupted" else "",
     )

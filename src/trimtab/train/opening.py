@@ -35,7 +35,17 @@ from trimtab.train.world import World
 SAMPLER = ".sampler"
 """Folder in a run's own: the copy of the model that a sampler process starts from."""
 CHANGEABLE = frozenset(
-    ("steps", "max_minutes", "early_stop", "checkpoint_every", "keep_checkpoints", "dump_batches", "log_to", "run_dir")
+    (
+        "steps",
+        "max_minutes",
+        "early_stop",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "dump_batches",
+        "log_to",
+        "run_dir",
+        "cluster",
+    )
 )
 """Settings that a resumed run may change: none of them touches a number that was already computed."""
 

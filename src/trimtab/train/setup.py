@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +15,7 @@ from trimtab.rollout.engine import AsyncEngine, Engine, Sampling
 from trimtab.rollout.meet import Language
 from trimtab.rollout.own import build
 from trimtab.rollout.place import Place
-from trimtab.rollout.reward import open_scorer
+from trimtab.rollout.reward import Hire, open_scorer
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.task import Task, open_task
 from trimtab.signal import Recipe
@@ -64,13 +65,13 @@ def new_engine(policy: Policy, settings: "TrainSettings", *, exact: bool = False
 
 
 def new_collector(
-    policy: Policy, settings: "TrainSettings", *, engine: Engine | AsyncEngine | None = None
+    policy: Policy, settings: "TrainSettings", *, engine: Engine | AsyncEngine | None = None, hire: Hire | None = None
 ) -> Collector:
-    """Task, reward and engine of one run, ready to answer tickets."""
+    """Task, reward and engine of one run, ready to answer tickets. `hire` starts the reward's processes elsewhere."""
     task = open_task(settings.task, settings.seed)
     return Collector(
         task=task,
-        scorer=open_scorer(settings.task, task),
+        scorer=open_scorer(settings.task, task, hire),
         engine=engine or new_engine(policy, settings),
         tokenizer=policy.tokenizer,
         how=Sampling(
@@ -108,42 +109,59 @@ def open_runtime(
     """Open the runtime: with this sampler, or with workers, whose schedule is written into the run's folder."""
     if isinstance(sampler, Collector):
         return Inline(sampler, buffer)
-    workers = len(settings.engine.servers) or settings.engine.processes
+    workers, room = len(settings.engine.servers) or settings.engine.processes, worker_room(settings)
     note = quiet if folder is None else writer(folder)
-    return Beside(sampler, buffer, workers=workers, room=worker_room(settings), note=note)
+    if settings.runtime == "ray":
+        allowed = settings.cluster.restarts
+        return Beside(sampler, buffer, workers=workers, room=room, restarts=allowed, name="cluster", note=note)
+    return Beside(sampler, buffer, workers=workers, room=room, note=note)
 
 
 def new_workers(policy: Policy, settings: "TrainSettings", folder: Path) -> Start:
     """Workers that sample beside the learner: servers, or processes that start from the model in `folder`."""
     if settings.engine.servers:
         return _servers(policy, settings, folder)
+    if settings.runtime == "ray":
+        from trimtab.train.cluster.samplers import place_samplers
+
+        return place_samplers(settings, folder)
     opening = {"settings": settings.model_dump(mode="json"), "model": str(folder), "slots": engine_slots(settings)}
     return lambda _, hear: Child(opening, hear)
 
 
 def _servers(policy: Policy, settings: "TrainSettings", folder: Path) -> Start:
     """vLLM servers. What they are held against is a copy that is made now: later the policy may be sharded."""
-    from trimtab.train.runtimes.distant import TOKEN, distant
+    from trimtab.train.runtimes.distant import TOKEN
 
-    skeleton = frozen_copy(policy.model)
-    rows = cast(nn.Embedding, skeleton.get_input_embeddings()).weight.shape[0]
-    language = Language(policy.tokenizer, rows, policy.eos_ids, settings.max_new_tokens + 1)
+    skeleton = replace(policy, model=frozen_copy(policy.model))
+    token, proofs = os.environ.get(TOKEN, ""), folder.parent / PROOFS_FILE
 
     def start(seat: int, hear: Hear) -> Worker:
         seen = settings.engine.seen_as
-        engine = distant(
-            settings.engine.servers[seat],
-            frozen_copy(skeleton),
-            language,
-            Place(folder / f"server_{seat}", folder, f"{seen.rstrip('/')}/server_{seat}" if seen else ""),
-            token=os.environ.get(TOKEN, ""),
-            slots=engine_slots(settings),
-            timeout=settings.engine.request_seconds,
-            proofs=folder.parent / PROOFS_FILE,
-        )
+        place = Place(folder / f"server_{seat}", folder, f"{seen.rstrip('/')}/server_{seat}" if seen else "")
+        engine = server_engine(skeleton, settings, settings.engine.servers[seat], place, token=token, proofs=proofs)
         return Local(new_collector(policy, settings, engine=engine), hear)
 
     return start
+
+
+def server_engine(
+    policy: Policy, settings: "TrainSettings", url: str, place: Place, *, token: str, proofs: Path
+) -> AsyncEngine:
+    """An engine that is the server at `url`, held against a copy of the policy's model."""
+    from trimtab.train.runtimes.distant import distant
+
+    rows = cast(nn.Embedding, policy.model.get_input_embeddings()).weight.shape[0]
+    return distant(
+        url,
+        frozen_copy(policy.model),
+        Language(policy.tokenizer, rows, policy.eos_ids, settings.max_new_tokens + 1),
+        place,
+        token=token,
+        slots=engine_slots(settings),
+        timeout=settings.engine.request_seconds,
+        proofs=proofs,
+    )
 
 
 def worker_room(settings: "TrainSettings") -> int:

@@ -58,8 +58,15 @@ def resume_run(
     leave: Leave | None = None,
 ) -> Summary:
     """The rest of a run that was stopped, killed, or is to get more steps, on any number of ranks."""
-    leave = leave or Leave()
-    settings = resumed_settings(read_identity(folder), changes)  # a folder that holds no run gets no lock file either
+    identity = read_identity(folder)  # a folder that holds no run gets no lock file either
+    return go_on(identity, resumed_settings(identity, changes), recipe, progress, leave or Leave())
+
+
+def go_on(
+    identity: Identity, settings: TrainSettings, recipe: Recipe | None, progress: Progress, leave: Leave
+) -> Summary:
+    """The same on a rank that was told what the folder says: only rank 0 looks into it."""
+    folder = identity.folder
     with open_world(timeout=settings.rank_timeout) as world, ExitStack() as held:
         done: list[Summary | None] = [None]
 
@@ -78,7 +85,7 @@ def resume_run(
             summary = done[0] or Summary.from_json(told)
             progress.finished(summary)
             return summary
-        identity = read_identity(folder)
+        identity = read_identity(folder) if world.is_first else identity
         _ = held.enter_context(_use_threads(settings.threads))
         stopped = held.enter_context(stop_on_signals(patient=world.size > 1))
         shown = held.enter_context(Unbroken(progress if world.is_first else Silent()))

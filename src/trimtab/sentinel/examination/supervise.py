@@ -8,7 +8,7 @@ continues with the rest.
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ TICK = 0.1
 """Seconds between two looks at the children, at most."""
 
 Watch = Callable[[Event], None]
+Spread = Callable[[Job, Limits, list[int]], Iterator[list[Event]]]
+"""Checks units elsewhere; what it hears comes back in portions."""
 
 
 @dataclass
@@ -111,6 +113,12 @@ class Examination:
         while self._queue or any(slot.work for slot in self._slots):
             self._staff()
             self._step()
+
+    def take(self, portions: Iterable[list[Event]]) -> None:
+        """Take in what others have heard that check units of this job."""
+        for portion in portions:
+            for event in portion:
+                self._keep(event)
 
     def missing(self) -> None:
         """Refuse a name of a function that nothing turned out to have."""
@@ -265,11 +273,25 @@ class Examination:
             self._queue.appendleft(work)
 
 
-def run_job(job: Job, *, limits: Limits | None = None, command: str = "", watch: Watch = lambda _: None) -> Report:
-    """Check every function of a job in child processes, and report. `watch` gets every event immediately."""
+def run_job(
+    job: Job,
+    *,
+    limits: Limits | None = None,
+    command: str = "",
+    watch: Watch = lambda _: None,
+    spread: Spread | None = None,
+) -> Report:
+    """Check every function of a job in child processes, and report. `watch` gets every event immediately.
+
+    With `spread`, children of this process only list the units.
+    """
     started = time.monotonic()
     with Examination(job, limits, watch) as examination:
         if job.lines is None or job.lines:
-            examination.run(examination.chosen())
+            chosen = examination.chosen()
+            if spread is None:
+                examination.run(chosen)
+            else:
+                examination.take(spread(job, examination.limits, chosen))
             examination.missing()
     return report_data(job, examination.heard, command, time.monotonic() - started)

@@ -90,6 +90,8 @@ class Summary:
     """How the learner computed log-probs, in the same words."""
     signal: str = ""
     """Which path the signal took: `reference`, or `fast` with the formulas that were fused or run once per sequence."""
+    placement: Mapping[str, str] = field(default_factory=dict[str, str])
+    """On a cluster: the node and process of each part of the run, at its end."""
     stopped_by: str = ""
     """The signal that asked an interrupted run to stop: SIGINT (Ctrl-C), SIGTERM, SIGHUP."""
 

@@ -79,6 +79,9 @@ def _rollout_metrics(delivered: Delivered) -> dict[str, object]:
         "buffer/bytes": delivered.buffered_bytes,
         "publish/lag_seconds": delivered.lag_seconds,
         "publish/lag_versions": delivered.lag_versions,
+        "samplers/count": len(delivered.samplers),
+        "samplers/oldest_version": min(delivered.samplers, default=-1),
+        "samplers/newest_version": max(delivered.samplers, default=-1),
         **{f"reward/{status}": statuses[status] for status in STATUSES},
     }
 

@@ -19,7 +19,7 @@ from trimtab.rollout.publication import Publication
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.train.runtimes.inline import FOR_EVER, Arrived, Delivered, Wait
 from trimtab.train.runtimes.schedule import Changed, Clock, Note, quiet
-from trimtab.train.runtimes.worker import Gone, Hear, Loaded, Said, Sampled, Worker
+from trimtab.train.runtimes.worker import Gone, Hear, Loaded, Noted, Said, Sampled, Worker
 
 POLL_SECONDS = 0.2
 """How often a waiting learner looks at signals and at the time."""
@@ -64,10 +64,15 @@ class Beside:
         *,
         workers: int,
         room: int,
+        restarts: int | None = None,
+        name: str = "processes",
         clock: Clock | None = None,
         note: Note = quiet,
     ) -> None:
-        """`start` makes the worker of a seat; each takes `room` tickets at once. `note` hears what happens when."""
+        """`start` makes the worker of a seat; each takes `room` tickets at once. `name` is what people call it; `note`
+        hears what happens when."""
+        self._name: str = name
+        self._allowed: int = RESTARTS if restarts is None else restarts
         self._clock: Clock = clock or Clock()
         self._note: Note = note
         self._start: Callable[[int, Hear], Worker] = start
@@ -75,7 +80,7 @@ class Beside:
         self._pool: Pool = Pool(buffer)
         self._posts: dict[int, Post] = {}
         self._ending: list[threading.Thread] = []
-        self._restarts: int = RESTARTS
+        self._restarts: int = self._allowed
         self._newest: Publication | None = None
         self._published: dict[int, float] = {}
         self._arrived: list[Rollouts] = []
@@ -97,6 +102,13 @@ class Beside:
     @property
     def decode(self) -> str:
         return self._decode
+
+    @property
+    def placement(self) -> dict[str, str]:
+        with self._changed:
+            found = {f"sampler {post.seat}": str(getattr(post.worker, "place", "")) for post in self._posts.values()}
+        also = getattr(self._start, "placement", dict[str, str])
+        return {**also(), **{role: place for role, place in found.items() if place}}
 
     def publish(self, publication: Publication) -> None:
         """Copy the parameters now, so that the learner may change its own; workers hash and send the copy."""
@@ -123,7 +135,7 @@ class Beside:
                 if taken is not None:
                     self._tell("batch", taken[0])
                     sampled, self._sample_seconds = self._sample_seconds, 0.0
-                    return Delivered(*taken, sampled, waited, *self._lag, *self.buffer.size)
+                    return Delivered(*taken, sampled, waited, *self._lag, *self.buffer.size, self._versions())
                 if not self._arrived and not self._error:
                     _ = self._changed.wait(timeout=POLL_SECONDS)
             if wait.is_over():
@@ -145,6 +157,11 @@ class Beside:
             worker.close(CLOSE_SECONDS)
         for thread in ending:
             thread.join(CLOSE_SECONDS)
+        getattr(self._start, "close", lambda: None)()
+
+    def _versions(self) -> tuple[int, ...]:
+        """What the workers sample with. The caller holds the lock."""
+        return tuple(member.version for member in self._pool.members.values() if member.version >= 0)
 
     def _take_arrived(self, say: Callable[[str], None]) -> Rollouts | None:
         """Take what arrived since the last call, and tell what happened meanwhile."""
@@ -203,6 +220,10 @@ class Beside:
             post = self._posts.get(number)
             if post is None or self._is_closing:
                 return
+            if isinstance(said, Noted):
+                self._notes.append(said.text)
+                self._changed.notify_all()
+                return
             post.heard = self._clock.now()
             if isinstance(said, Loaded):
                 self._hear_version(number, said)
@@ -259,9 +280,9 @@ class Beside:
             self._notes.append(f"warning: {said.text}; {len(self._posts)} are left, and sample its {len(lost)} prompts")
         else:
             self._error = (
-                f"processes: {said.text}, so no batch can come; {RESTARTS} restarts did not help. The run can be "
-                "resumed from its last checkpoint; if it happens again, train.runtime=inline shows the error in place. "
-                f"{said.detail}"
+                f"{self._name}: {said.text}, so no batch can come; {self._allowed} restarts did not help. The run can "
+                "be resumed from its last checkpoint; if it happens again, train.runtime=inline shows the error in "
+                f"place. {said.detail}"
             )
 
     def _quietest(self) -> tuple[Member, float]:
@@ -291,7 +312,7 @@ class Beside:
             if not self._posts or self._quietest()[1] <= limit:
                 return
         raise EngineError(
-            f"processes: the sampler has been silent for {limit:g} s, so it seems to hang; {self._doing()}. The "
+            f"{self._name}: the sampler has been silent for {limit:g} s, so it seems to hang; {self._doing()}. The "
             "run can be resumed from its last checkpoint. If one batch really takes that long, raise the limit: "
             f"{PATIENCE}={2 * limit:g} in the environment; or train.runtime=inline shows where it hangs."
         )

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from trimtab.rollout.publication import Publication
-from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.wire import receive, send
-from trimtab.train.runtimes.worker import Failed, Gone, Hear, Loaded, Sampled
+from trimtab.train.runtimes.message import load_message, read_said
+from trimtab.train.runtimes.worker import Gone, Hear
 
 SHOWN_LINES = 12
 """Lines of a dead sampler's last output that are shown."""
@@ -71,10 +71,7 @@ class Child:
             head: dict[str, object] = {}
             while head.get("do") != "close":
                 head, publication = self._next_order()
-                tensors = None
-                if publication is not None:
-                    head |= {"version": publication.version, "digest": publication.digest}
-                    tensors = publication.state
+                head, tensors = (head, None) if publication is None else load_message(publication)
                 send(cast(BinaryIO, self._process.stdin), head, tensors)
         except (OSError, ValueError):
             return
@@ -87,18 +84,12 @@ class Child:
             if self._outbox is None or is_open or self._is_closing:
                 return (self._orders.pop() if self._is_closing else self._orders.popleft()), None
             publication, self._outbox = self._outbox, None
-            return {"do": "load"}, publication
+            return {}, publication
 
     def _listen(self) -> None:
         """Hand on the child's messages until it closes its pipe."""
         while (message := receive(cast(BinaryIO, self._process.stdout))) is not None:
-            head, tensors = message
-            if head["say"] == "loaded":
-                self._hear(Loaded(int(head["version"]), str(head.get("decode", ""))))
-            elif head["say"] == "rollouts":
-                self._hear(Sampled(Rollouts.read(tensors, head["head"]), float(head["seconds"])))
-            else:
-                self._hear(Failed(str(head["error"])))
+            self._hear(read_said(*message))
         if not self._is_closing:
             self._hear(Gone(f"the sampler ended with exit code {self._process.wait()}", self._last_words()))
 

@@ -45,6 +45,8 @@ class Delivered:
     buffered: int
     """Groups that are ready beyond this batch."""
     buffered_bytes: int
+    samplers: tuple[int, ...] = ()
+    """The version that each sampler has proven, of those that have one."""
 
 
 FOR_EVER = Wait()
@@ -59,6 +61,11 @@ class Runtime(Protocol):
     @property
     def decode(self) -> str:
         """How the engine computes tokens, in its own words; empty where it does not say."""
+        ...
+
+    @property
+    def placement(self) -> dict[str, str]:
+        """Which part of the run is where; empty where all of it is in this process."""
         ...
 
     def publish(self, publication: Publication) -> None:
@@ -93,6 +100,10 @@ class Inline:
     def decode(self) -> str:
         return decode_of(self._collector.engine)
 
+    @property
+    def placement(self) -> dict[str, str]:
+        return {}
+
     def publish(self, publication: Publication) -> None:
         began = time.perf_counter()
         self._collector.load(publication)
@@ -110,7 +121,9 @@ class Inline:
             taken = self._buffer.take()
             if taken is not None:
                 seconds = time.perf_counter() - began
-                return Delivered(*taken, seconds, 0.0, self._lag, 0, *self._buffer.size)
+                return Delivered(
+                    *taken, seconds, 0.0, self._lag, 0, *self._buffer.size, (self._collector.engine.version,)
+                )
 
     def ready(self) -> tuple[dict[str, object], Rollouts | None]:
         return self._buffer.state(), self._buffer.ready_rollouts()

@@ -10,16 +10,16 @@ import threading
 import traceback
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 
 from trimtab.config.train import TrainSettings
 from trimtab.errors import TrimtabError
-from trimtab.rollout.publication import Publication
 from trimtab.rollout.wire import receive, send
 from trimtab.train.interrupt import LISTENED
-from trimtab.train.runtimes.worker import Failed, Gone, Loaded, Local, Said
+from trimtab.train.runtimes.message import read_publication, said_message
+from trimtab.train.runtimes.worker import Failed, Gone, Local, Said
 
 
 def main() -> int:
@@ -58,17 +58,12 @@ class Mouth:
 
     def __call__(self, said: Said) -> None:
         with self._lock:
-            if isinstance(said, Loaded):
-                send(self._pipe, {"say": "loaded", "version": said.version, "decode": said.decode})
-            elif isinstance(said, Failed):
-                send(self._pipe, {"say": "error", "error": said.text})
-                os._exit(1)
-            elif isinstance(said, Gone):
+            if isinstance(said, Gone):
                 _ = os.write(2, said.detail.encode() or said.text.encode())
                 os._exit(1)
-            else:
-                head: dict[str, Any] = {"say": "rollouts", "head": said.rollouts.head(), "seconds": said.seconds}
-                send(self._pipe, head, said.rollouts.tensors())
+            send(self._pipe, *said_message(said))
+            if isinstance(said, Failed):
+                os._exit(1)
 
 
 def _serve(pipe_in: BinaryIO, say: Mouth) -> None:
@@ -88,7 +83,7 @@ def _serve(pipe_in: BinaryIO, say: Mouth) -> None:
         while (message := receive(pipe_in)) is not None and message[0]["do"] != "close":
             head = message[0]
             if head["do"] == "load":
-                worker.publish(Publication.received(message[1], int(head["version"]), str(head["digest"])))
+                worker.publish(read_publication(*message))
             else:
                 worker.order([int(ticket) for ticket in head["tickets"]])
     finally:

@@ -50,7 +50,14 @@ class Gone:
     """What it printed last, or where it failed; told when nothing helps any more."""
 
 
-Said = Loaded | Sampled | Failed | Gone
+@dataclass(frozen=True)
+class Noted:
+    """Something that people should know. Nothing is lost, and it is no sign of life."""
+
+    text: str
+
+
+Said = Loaded | Sampled | Failed | Gone | Noted
 Hear = Callable[[Said], None]
 """Called from a thread of the worker."""
 

@@ -69,7 +69,10 @@ class OneLine(Silent):
 class Lines(Silent):
     """Plain lines, one for each evaluation: for logs and pipes."""
 
+    _runtime: str = "inline"
+
     def opened(self, settings: "TrainSettings", recipe: str, run_dir: Path) -> None:
+        self._runtime = settings.runtime
         print(f"run     {run_dir}", flush=True)
         print(f"recipe  {recipe}, task {settings.task.name}, seed {settings.seed}", flush=True)
         print(f"sampler {sampler_line(settings)}", flush=True)
@@ -83,6 +86,7 @@ class Lines(Silent):
                 f"step {line['step']:>4}  held-out {_number(line, 'eval/accuracy'):.3f}  "
                 f"reward {_number(line, 'rollout/reward_mean'):.3f}  "
                 f"{_number(line, 'staleness/mean'):.0f} updates old  drift {_drift(line):.3f}  "
+                f"{roles_line(line, self._runtime)}"
                 f"{_number(line, 'time/elapsed_seconds'):5.1f} s",
                 flush=True,
             )
@@ -160,11 +164,12 @@ class Live(Redrawn, Silent):
         self._line: Mapping[str, object] = {}
         self._stage: str = ""
         self._steps: int = 1
+        self._runtime: str = "inline"
 
     def opened(self, settings: "TrainSettings", recipe: str, run_dir: Path) -> None:
         from rich.markup import escape
 
-        self._steps = settings.steps
+        self._steps, self._runtime = settings.steps, settings.runtime
         self._console.print(
             f"[bold]trimtab train[/]  {escape(settings.task.name)} · {escape(recipe)} · seed {settings.seed}",
             highlight=False,
@@ -216,6 +221,7 @@ class Live(Redrawn, Silent):
             f"{_number(self._line, 'staleness/mean'):.0f}  ",
             ("drift ", "dim"),
             f"{_drift(self._line):.3f}  ",
+            roles_line(self._line, self._runtime),
             ("tokens/s ", "dim"),
             f"{_number(self._line, 'time/tokens_per_second'):,.0f}  ",
             ("time ", "dim"),
@@ -252,6 +258,21 @@ def sampler_line(settings: "TrainSettings") -> str:
 
 def resume_line(summary: "Summary") -> str:
     return f"trimtab train --resume {summary.run_dir}"
+
+
+def roles_line(line: Mapping[str, object], runtime: str) -> str:
+    """Who samples with which version, and how far that is behind; nothing for a run in one process.
+
+    >>> roles_line({"samplers/count": 2, "samplers/oldest_version": 11, "samplers/newest_version": 12,
+    ...             "publish/lag_versions": 1}, "ray")
+    'samplers 2 at 11-12, lag 1  '
+    """
+    if runtime == "inline" or "samplers/count" not in line:
+        return ""
+    first, last = (int(_number(line, f"samplers/{which}_version")) for which in ("oldest", "newest"))
+    versions = f"{first}" if first == last else f"{first}-{last}"
+    count, lag = (int(_number(line, name)) for name in ("samplers/count", "publish/lag_versions"))
+    return f"samplers {count} at {versions}, lag {lag}  "
 
 
 def sparks(values: list[float]) -> str:

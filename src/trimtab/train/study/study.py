@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+import typing
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,22 +71,43 @@ class StudyResult:
         }
 
 
+class RunProcess(typing.Protocol):
+    """A run under way, here or elsewhere: what a study asks of a process."""
+
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def kill(self) -> None: ...
+
+
+Launch = Callable[[Path, Path, int, bool, Path], RunProcess]
+"""Starts a run from a run file, in a folder, with a seed, whether it was begun, and the file for what it says."""
+
+
 @dataclass
 class Child:
     """A run under way: its process, and the file that holds what it says."""
 
     arm: Arm
     seed: int
-    process: subprocess.Popen[bytes]
+    process: RunProcess
     log: Path
 
 
 def run_study(
-    path: Path, *, out: Path | None = None, jobs: int | None = None, progress: StudyProgress | None = None
+    path: Path,
+    *,
+    out: Path | None = None,
+    jobs: int | None = None,
+    progress: StudyProgress | None = None,
+    launch: "Launch | None" = None,
 ) -> StudyResult:
     """Run what of a study is not done yet, then write its table, figure and page.
 
-    `out` is by default `runs/study-NAME`. Without `jobs`, as many runs at once as the protocol says.
+    `out` is by default `runs/study-NAME`. Without `jobs`, as many runs at once as the protocol says. `launch` starts
+    them elsewhere.
     """
     from trimtab.report.study import write_study
 
@@ -95,7 +117,7 @@ def run_study(
     told = progress or Silent()
     with _claim(folder, protocol), told, raise_on_signals() as request:
         told.opened(protocol, folder)
-        why, interrupted = _run_all(protocol, folder, jobs or protocol.study.jobs, told)
+        why, interrupted = _run_all(protocol, folder, jobs or protocol.study.jobs, told, launch or launch_here)
         cells = [
             read_cell(arm.name, seed, _place(folder, arm, seed), protocol.study.metric, why.get((arm.name, seed), ""))
             for arm in protocol.arms
@@ -113,7 +135,7 @@ def run_study(
 
 
 def _run_all(
-    protocol: Protocol, folder: Path, jobs: int, told: StudyProgress
+    protocol: Protocol, folder: Path, jobs: int, told: StudyProgress, launch: Launch
 ) -> tuple[dict[tuple[str, int], str], bool]:
     """Run everything, a few at once. Returns why runs failed, and whether somebody asked to stop."""
     # Seed by seed, so that a study that is stopped half-way has compared all its arms on some seeds.
@@ -123,7 +145,7 @@ def _run_all(
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                child = _start_run(*waiting.pop(0), protocol, folder, told)
+                child = _start_run(*waiting.pop(0), protocol, folder, told, launch)
                 running += [child] if child else []
             time.sleep(PATIENCE if running else 0)
             for child in [one for one in running if one.process.poll() is not None]:
@@ -139,7 +161,9 @@ def _run_all(
     return why, False
 
 
-def _start_run(arm: Arm, seed: int, protocol: Protocol, folder: Path, told: StudyProgress) -> Child | None:
+def _start_run(
+    arm: Arm, seed: int, protocol: Protocol, folder: Path, told: StudyProgress, launch: Launch
+) -> Child | None:
     """Read a run that is done; go on with one that was begun, from its checkpoint if it has one; begin any other."""
     place = _place(folder, arm, seed)
     cell = read_cell(arm.name, seed, place, protocol.study.metric)
@@ -152,18 +176,26 @@ def _start_run(arm: Arm, seed: int, protocol: Protocol, folder: Path, told: Stud
     make_folder(place.parent)
     run_file = folder / arm.name / "run.toml"
     write_whole(run_file, toml_text(arm.table))
-    again = ["--resume", str(place), "--last-good", "--start-over"]
-    how = again if is_begun else [str(run_file), "--run-dir", str(place)]
-    command = [sys.executable, "-m", "trimtab.cli", "train", *how, "--quiet"]
-    command += [] if is_begun else ["--seed", str(seed)]
     log = folder / arm.name / f"seed{seed}.log"
     told.began(arm.name, seed, resumed=is_begun)
+    return Child(arm, seed, launch(run_file, place, seed, is_begun, log), log)
+
+
+def launch_here(run_file: Path, place: Path, seed: int, is_begun: bool, log: Path) -> RunProcess:
+    """Start a run as a process of this machine."""
+    command = run_command(run_file, place, seed, is_begun=is_begun)
     with writing(log), log.open("ab") as file:
         # A session of its own: Ctrl-C reaches this process alone, which then asks each run once to stop.
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=_environment(), start_new_session=True
         )
-    return Child(arm, seed, process, log)
+
+
+def run_command(run_file: Path, place: Path, seed: int, *, is_begun: bool) -> list[str]:
+    """The command of one run: it begins, or goes on from the last checkpoint that is whole."""
+    again = ["--resume", str(place), "--last-good", "--start-over"]
+    how = again if is_begun else [str(run_file), "--run-dir", str(place), "--seed", str(seed)]
+    return [sys.executable, "-m", "trimtab.cli", "train", *how, "--quiet"]
 
 
 def _end_run(

@@ -32,9 +32,9 @@ def twin_settings(settings: TrainSettings, run_dir: Path) -> TrainSettings:
 def train_twin(settings: TrainSettings, recipe: Recipe, summary: Summary) -> Summary:
     """Train the control run, then write the run's report again with both runs."""
     from trimtab.report import write_report
-    from trimtab.train.whole import train_run
+    from trimtab.train import train
 
-    twin = train_run(twin_settings(settings, summary.run_dir), uncorrected(recipe), Silent())
+    twin = train(twin_settings(settings, summary.run_dir), uncorrected(recipe), progress=Silent())
     if os.environ.get("RANK", "0") == "0":  # every rank has trained; one writes
         _ = write_report(summary.run_dir)
     return twin

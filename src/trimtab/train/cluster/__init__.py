@@ -1,0 +1,1 @@
+"""Beyond one machine: Ray places and supervises what `runtimes/` has in processes. Nothing else imports ray."""
