@@ -6,6 +6,8 @@ short ones have columns before their first that are not theirs. Import this modu
 transformers.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
@@ -37,7 +39,7 @@ class Columns(DynamicLayer):
             self._rooms = (_room(key_states, rows, width), _room(value_states, rows, width))
             self.is_initialized = True
         elif self.end + width > self._rooms[0].shape[-2]:
-            _ = self.fit(rows, width, 0)
+            _ = self.fit(rows, width, self.end + width)  # nothing moves
         first, self.end = self.end, self.end + width
         keys, values = self._rooms
         keys[:rows, :, first : self.end] = key_states
@@ -108,6 +110,11 @@ class RowCache(Cache):
         super().__init__(layer_class_to_replicate=Columns)
         self._rows: int = rows
         self._end: int = end
+        self.bands: list[tuple[int, int]] = [(0, 0)]
+        """Neighbours that see about equally many columns: the first row of each band, and the first column it sees."""
+        self.steps: int = 0
+        self.vain: int = 0
+        """Steps since the rows were last put in order, and columns that were looked at in vain."""
 
     def layer(self, number: int) -> Columns:
         """The layer with this number; it is made when it is first asked for."""
@@ -125,24 +132,53 @@ class RowCache(Cache):
     @property
     def start(self) -> int:
         """The first column that some row sees."""
-        return next((layer.start for layer in self.filled), 0)
+        return min(first for _, first in self.bands)
 
     @property
     def end(self) -> int:
         """The column after the last."""
         return next((layer.end for layer in self.filled), self._end)
 
-    def see_from(self, first: int) -> None:
-        """No row sees a column before this one."""
-        for layer in self.filled:
-            layer.start = first
+    def columns(self, rows: int) -> int:
+        """How many columns of rows are looked at in a step of this many rows."""
+        ends = [*(begin for begin, _ in self.bands[1:]), rows]
+        return sum((end - begin) * (self.end - first) for (begin, first), end in zip(self.bands, ends, strict=True))
+
+    def see_from(self, rows: Sequence[int], first: int) -> None:
+        """Some of these rows see this column."""
+        for row in rows:
+            number = sum(begin <= row for begin, _ in self.bands) - 1
+            begin, before = self.bands[number]
+            self.bands[number] = (begin, min(before, first))
+        self._tell()
 
     def fit(self, rows: int, columns: int, width: int) -> int:
-        return max([layer.fit(rows, columns, width) for layer in self.filled], key=abs, default=0)
+        """Make room in every layer. Returns by how much the filled columns moved to the right."""
+        moved = [layer.fit(rows, columns, width) for layer in self.filled]
+        if not moved or not moved[0]:
+            return 0
+        self.bands = [(begin, first + moved[0]) for begin, first in self.bands]
+        return moved[0]
 
     def copy(self, source: Tensor, rows: Tensor, first: int) -> None:
         for layer in self.filled:
             layer.copy(source, rows, first)
 
-    def take(self, rows: Tensor) -> int:
-        return [layer.take(rows) for layer in self.filled][0]
+    def take(self, rows: Tensor, bands: Sequence[tuple[int, int]] = ()) -> int:
+        """Keep these rows, in this order and in these bands, each with its number of rows and of columns that they see.
+
+        Returns by how much the filled columns moved to the right.
+        """
+        begin, end, self.bands = 0, self.end, []
+        for count, seen in bands or [(len(rows), end - self.filled[0].start)]:
+            self.bands.append((begin, end - seen))
+            begin += count
+        self._tell()
+        moved = [layer.take(rows) for layer in self.filled][0]
+        self.bands = [(begin, first + moved) for begin, first in self.bands]
+        self.steps = self.vain = 0
+        return moved
+
+    def _tell(self) -> None:
+        for layer in self.filled:
+            layer.start = self.start

@@ -9,7 +9,7 @@ pass is computed, nor when answers enter and leave.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 LEAVE_SHARE = 0.25
 """Rows that nobody needs or enters leave when they are this share of the batch: each time, the others are copied."""
+
+LOOK_EVERY = 8
+"""Steps between two looks at whether the rows lie well,"""
+BAND_COLUMNS = 1024
+"""which is when two bands save this many columns of rows per step: as long as the operations for one take,"""
+COPY_COLUMNS = 3
+"""and copying pays when this many times as many columns were computed in vain as are copied."""
 
 PADDING = 1.5
 """Requests of unlike lengths are laid out in several rectangles if one would take this many times the positions,"""
@@ -95,11 +102,13 @@ class Batch:
             return self
         return replace(self, first=pad(self.first + moved, (0, more)), tokens=pad(self.tokens, (0, more)))
 
-    def without_free_rows(self) -> "Batch":
-        """Let free rows leave, and with them the columns that nobody sees."""
+    def tidied(self) -> "Batch":
+        """Let free rows leave, and put the longest rows first, in a band of their own where that saves columns."""
         rows, row = torch.unique(self.row, return_inverse=True)
-        moved = self.cache.take(rows)
-        return replace(self, row=row, first=self.first[rows] + moved, tokens=self.tokens[rows])
+        first, order = self.first[rows].sort(stable=True)
+        moved = self.cache.take(rows[order], _bands(_numbers(self.cache.end - first)))
+        rank = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
+        return replace(self, row=rank[row], first=first + moved, tokens=self.tokens[rows[order]])
 
 
 @dataclass(frozen=True)
@@ -115,8 +124,8 @@ def read(forward: Forward, batch: Batch | None, requests: Sequence[Request], pla
     """Read what was drawn last, and the prompts of these requests, in one pass. They are then in the batch too."""
     if batch is None:
         batch = _empty(place, len(requests), max(len(request.ids) for request in requests))
-    elif not batch.is_shared and len(batch.row) + len(requests) <= (1 - LEAVE_SHARE) * len(batch.first):
-        batch = batch.without_free_rows()
+    elif _is_untidy(batch, len(requests)):
+        batch = batch.tidied()
     running, columns = len(batch.first), min(len(batch.first), 1)
     if not requests:
         batch = batch.fit(0, columns, 0)
@@ -139,7 +148,6 @@ def draw(batch: Batch, how: Sampling | Greedy, sheet: Sheet, eos_ids: Tensor) ->
         batch, chosen = batch.keep_answers(drawn.stays), chosen[drawn.stays]
         if not len(chosen):
             return None, drawn
-        batch.cache.see_from(int(batch.first[batch.row].min()))
     return (_part(batch, chosen) if batch.is_shared else _told(batch, batch.row, chosen)), drawn
 
 
@@ -157,6 +165,37 @@ def _alike(lengths: Sequence[int]) -> list[list[int]]:
     if together < PADDING * apart or together - apart < PASS_POSITIONS * (len(parts) - 1):
         return [list(range(len(lengths)))]
     return [parts[size] for size in sorted(parts)]
+
+
+def _is_untidy(batch: Batch, entering: int) -> bool:
+    """Whether copying the cache pays: there are many free rows, or enough was computed in vain since the last time."""
+    if batch.is_shared:
+        return False
+    if len(batch.row) + entering <= (1 - LEAVE_SHARE) * len(batch.first):
+        return True
+    cache = batch.cache
+    cache.steps += 1
+    if cache.steps % LOOK_EVERY:
+        return False
+    seen = _numbers(cache.end - batch.first[batch.row].sort().values)
+    cache.vain += LOOK_EVERY * max(cache.columns(len(batch.first)) - _columns(_bands(seen)) - BAND_COLUMNS, 0)
+    return cache.vain > COPY_COLUMNS * len(seen) * seen[0]
+
+
+def _bands(seen: Sequence[int]) -> list[tuple[int, int]]:
+    """Rows in bands, as (rows, columns), from the numbers of columns that rows see, the largest first: one, or two.
+
+    >>> _bands([9, 8, 8]), _bands([900, 800, *[30] * 30])
+    ([(3, 9)], [(2, 900), (30, 30)])
+    """
+    one = [(len(seen), seen[0])]
+    two = min(([(cut, seen[0]), (len(seen) - cut, seen[cut])] for cut in range(1, len(seen))), default=one,
+              key=lambda bands: _columns(bands))  # fmt: skip
+    return two if _columns(one) - _columns(two) > BAND_COLUMNS else one
+
+
+def _columns(bands: Sequence[tuple[int, int]]) -> int:
+    return sum(rows * columns for rows, columns in bands)
 
 
 def _empty(place: Tensor, rows: int, width: int) -> Batch:
@@ -180,8 +219,13 @@ def _logits(forward: Forward, batch: Batch, running: int, entering: Sequence[Pro
     """One pass: a column more of the first `running` rows, and the prompts that enter."""
     cache = batch.cache
     first, end = batch.first[:running], cache.end + min(running, 1)
-    cache.see_from(min([cache.start, *(end - prompts.ids.shape[1] for prompts in entering)]))
+    for prompts in entering:
+        cache.see_from(_numbers(prompts.rows), end - prompts.ids.shape[1])
     return forward(batch.tokens[:running, None], first - cache.start, (cache.end - first)[:, None], cache, entering)
+
+
+def _numbers(values: Tensor) -> list[int]:
+    return cast("list[int]", values.tolist())
 
 
 def _joined(batch: Batch, logits: Tensor, entering: Sequence[Prompts], place: Tensor, row: Sequence[Tensor]) -> Batch:

@@ -28,6 +28,7 @@ class Own:
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self._model: PreTrainedModel = model
+        self._positions: int | None = getattr(model.config, "max_position_embeddings", None)
 
     def __call__(
         self, ids: Tensor, hidden: Tensor, position: Tensor, cache: "RowCache", entering: "Sequence[Prompts]" = ()
@@ -49,12 +50,11 @@ class Own:
         if bool(hidden.any()):
             width = int(cache.get_seq_length()) + ids.shape[1]
             attends = (torch.arange(width, device=ids.device) >= hidden[:, None]).long()
-        positions = getattr(self._model.config, "max_position_embeddings", None)
         out = self._model(
             input_ids=ids,
             attention_mask=attends,
             # A free row goes on as long as it is there, and must not run past the end of a table. Nobody uses it.
-            position_ids=position if positions is None else position.clamp_max(positions - 1),
+            position_ids=position if self._positions is None else position.clamp_max(self._positions - 1),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,

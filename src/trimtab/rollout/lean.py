@@ -36,6 +36,8 @@ class Block(NamedTuple):
     bias: Tensor | None
     into: Tensor | None
     """The rows of the cache that prompts go into."""
+    bands: tuple[tuple[int, int], ...] = ((0, 0),)
+    """The first row of each band of rows, and the first column that it sees."""
 
     @property
     def size(self) -> int:
@@ -107,7 +109,8 @@ def _blocks(
     """The rows of the cache first, if there are any, then each rectangle of prompts."""
     rows, columns = ids.shape
     width = cache.get_seq_length() + columns
-    own = [Block(rows, columns, _bias(hidden, columns, width, dtype), None)] if rows else []
+    bands = tuple((begin, first - cache.start) for begin, first in cache.bands)
+    own = [Block(rows, columns, _bias(hidden, columns, width, dtype), None, bands)] if rows else []
     return own + [
         Block(*prompts.ids.shape, _bias(prompts.hidden, *prompts.ids.shape[1:] * 2, dtype), prompts.rows)
         for prompts in entering
@@ -121,7 +124,7 @@ def _mix(query: Tensor, key: Tensor, value: Tensor, block: Block, store: "Column
     else:
         store.put(block.into, key, value)
     if block.columns == 1:
-        return _mix_one(query, key, value, block.bias)
+        return _mix_bands(query, key, value, block)
     mixed = functional.scaled_dot_product_attention(
         query.transpose(1, 2), key, value, attn_mask=block.bias, is_causal=block.bias is None, enable_gqa=True
     )
@@ -168,6 +171,17 @@ def _turned(heads: Tensor, turn: list[Tensor]) -> Tensor:
     torch.sub(first * cos, second * sin, out=out[..., :half])
     torch.add(second * cos, first * sin, out=out[..., half:])
     return out
+
+
+def _mix_bands(query: Tensor, keys: Tensor, values: Tensor, block: Block) -> Tensor:
+    """Attention of one column, band by band: each looks only at columns that one of its rows sees."""
+    ends = [begin for begin, _ in block.bands[1:]] + [block.rows]
+    mixed: list[Tensor] = []
+    for (begin, first), end in zip(block.bands, ends, strict=True):
+        own = slice(begin, end)
+        bias = None if block.bias is None else block.bias[own, ..., first:]
+        mixed.append(_mix_one(query[own], keys[own, :, first:], values[own, :, first:], bias))
+    return torch.cat(mixed) if len(mixed) > 1 else mixed[0]
 
 
 def _mix_one(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:

@@ -65,6 +65,11 @@ class Running:
         """Requests that are being answered or wait."""
         return len(self._waiting) + len(self._asked)
 
+    @property
+    def started(self) -> set[int]:
+        """The names of the requests in the batch."""
+        return {one.key for one in self._asked.values()}
+
     def submit(self, key: int, request: Request, how: Sampling | Greedy) -> None:
         """Ask for an answer under a name that no other request in flight has."""
         heapq.heappush(self._waiting, (request.order, next(self._numbers), Asked(key, request, how)))
