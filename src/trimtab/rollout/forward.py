@@ -40,9 +40,9 @@ class Own:
         for prompts in entering:
             own = RowCache()
             found.append(self._logits(prompts.ids, prompts.hidden, prompts.position, own))
-            for number, layer in enumerate(own.layers):
-                if layer in own.filled:
-                    cache.layer(number).put(prompts.rows, *layer.columns)
+            for number in range(len(own.layers)):
+                if own.layer(number).is_initialized:
+                    cache.layer(number).put(prompts.rows, *own.layer(number).columns)
         return torch.cat(found) if len(found) > 1 else found[0]
 
     def _logits(self, ids: Tensor, hidden: Tensor, position: Tensor, cache: "RowCache") -> Tensor:

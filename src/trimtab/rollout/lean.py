@@ -111,10 +111,10 @@ def _blocks(
     width = cache.get_seq_length() + columns
     bands = tuple((begin, first - cache.start) for begin, first in cache.bands)
     own = [Block(rows, columns, _bias(hidden, columns, width, dtype), None, bands)] if rows else []
-    return own + [
-        Block(*prompts.ids.shape, _bias(prompts.hidden, *prompts.ids.shape[1:] * 2, dtype), prompts.rows)
-        for prompts in entering
-    ]
+    for prompts in entering:
+        rows, columns = prompts.ids.shape
+        own.append(Block(rows, columns, _bias(prompts.hidden, columns, columns, dtype), prompts.rows))
+    return own
 
 
 def _mix(query: Tensor, key: Tensor, value: Tensor, block: Block, store: "Columns") -> Tensor:
