@@ -40,7 +40,7 @@ LEARNER = [
     ("pieces:_Gated.backward", "grad_input(grad * up, gate,", "grad_input(grad, gate,"),
 ]  # fmt: skip
 SAMPLER = [
-    ("Lean.__call__", "part.view(block.rows, block.columns, -1)[:, -1]", "part.view(block.rows, block.columns, -1)[:, 0]"),
+    ("Lean.__call__", "block.columns, -1)[:, -1]", "block.columns, -1)[:, 0]"),
     ("Lean.__call__", "_normed(values, plain.eps).mul_(layer.feed_norm)", "_normed(values, plain.eps)"),
     ("Lean.__call__", "* plain.rope_scale", "* plain.eps"),
     ("Lean._attend", "both[:, plain.heads :] *= layer.key_norm", "pass"),

@@ -174,7 +174,7 @@ class RowCache(Cache):
             self.bands.append((begin, end - seen))
             begin += count
         self._tell()
-        moved = [layer.take(rows) for layer in self.filled][0]
+        moved, *_ = [layer.take(rows) for layer in self.filled]
         self.bands = [(begin, first + moved) for begin, first in self.bands]
         self.steps = self.vain = 0
         return moved

@@ -8,7 +8,7 @@ pass is computed, nor when answers enter and leave.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
@@ -60,7 +60,7 @@ class Forward(Protocol):
         self, ids: Tensor, hidden: Tensor, position: Tensor, cache: "RowCache", entering: Sequence[Prompts] = ()
     ) -> Tensor:
         """ids and positions `[rows, columns]`, hidden columns of each row -> the next token's logits, float32
-        `[rows, vocabulary]`; those of the rows that enter follow. Without `ids`, the rows of the cache stay as they are.
+        `[rows, vocabulary]`; those of the rows that enter follow. Without `ids`, the cache's rows stay as they are.
         """
         ...
 
@@ -137,7 +137,7 @@ def read(forward: Forward, batch: Batch | None, requests: Sequence[Request], pla
     batch = batch.fit(int(rows[-1]) + 1, columns, max(ids.shape[1] for ids, _, _ in laid))
     entering = [Prompts(*some[:2], own) for some, own in zip(laid, rows.split(counts), strict=True)]
     logits = _logits(forward, batch, running, entering)
-    return _joined(batch, logits, entering, place[torch.tensor(sum(parts, []))], [row for _, _, row in laid])
+    return _joined(batch, logits, entering, place[torch.tensor(list(chain(*parts)))], [row for _, _, row in laid])
 
 
 def draw(batch: Batch, how: Sampling | Greedy, sheet: Sheet, eos_ids: Tensor) -> tuple[Batch | None, Drawn]:
