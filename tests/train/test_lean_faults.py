@@ -47,7 +47,7 @@ SAMPLER = [
     ("_mix", "is_causal=block.bias is None", "is_causal=False"),
     ("_mix", "store.put(block.into, key, value)", "store.put(block.into, value, key)"),
     ("_mix_bands", "keys[own, :, first:], values[own", "keys[own, :, first:], values.flip(0)[own"),
-    ("_blocks", "first - cache.start", "first - first"),
+    ("_blocks", "first - cache.start", "first - cache.start + 1"),
     ("_bias", "place >= hidden[:, None, None]", "place > hidden[:, None, None]"),
     ("_bias", "& (place <= here)", ""),
     ("_normed", ".add_(eps)", ""),
