@@ -4,9 +4,10 @@ import pytest
 import torch
 from tests.known_models import KNOWN, UNKNOWN, built
 from torch import Tensor
+from torch.nn.functional import pad
 
 from trimtab.rollout.cache import RowCache
-from trimtab.rollout.decode import Forward
+from trimtab.rollout.decode import Forward, Prompts
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import Request, Sampling
 from trimtab.rollout.forward import Own, fastest_forward
@@ -17,33 +18,37 @@ from trimtab.train.policy import frozen_copy, published
 
 
 def logits(forward: Forward, seed: int) -> Tensor:
-    """A prefill of ragged prompts and some steps; then rows leave, part and are joined by others; then more steps."""
+    """A prefill of ragged prompts and some steps; rows leave and part; others enter beside them; then more steps."""
     stream = torch.Generator().manual_seed(seed)
 
     def drawn(rows: int, columns: int) -> Tensor:
         return torch.randint(0, 24, (rows, columns), generator=stream)
 
     def fill(hidden: Tensor, width: int) -> tuple[Tensor, RowCache]:
-        cache = RowCache()
-        position = (torch.arange(width) - hidden[:, None]).clamp_min(0)
-        return forward(drawn(len(hidden), width), hidden, position, cache), cache
+        cache, ids = RowCache(), drawn(len(hidden), width)
+        return forward(ids, hidden, Prompts(ids, hidden, hidden).position, cache), cache
 
-    def step(hidden: Tensor, cache: RowCache) -> Tensor:
-        return forward(drawn(len(hidden), 1), hidden, (cache.get_seq_length() - hidden)[:, None], cache)
+    def step(first: Tensor, cache: RowCache, *entering: Prompts) -> Tensor:
+        position = (cache.end - first)[:, None]
+        return forward(drawn(len(first), 1), first - cache.start, position, cache, entering)
 
-    hidden = torch.tensor([3, 0, 5, 1])
-    first, cache = fill(hidden, 7)
-    found = [first, *(step(hidden, cache) for _ in range(3))]
-    rows = torch.tensor([0, 3, 3])
-    cache.take(rows, 1)
-    hidden = hidden[rows] - 1
-    found.append(step(hidden, cache))
-    late, more = fill(torch.tensor([0, 2]), 4)
-    cache.join(more)
-    hidden = torch.cat([hidden, torch.tensor([0, 2]) + cache.get_seq_length() - 4])
-    found += [late, step(hidden, cache), step(hidden, cache)]
+    first = torch.tensor([3, 0, 5, 1])
+    found, cache = fill(first, 7)
+    every = [found, *(step(first, cache) for _ in range(3))]
+    rows = torch.tensor([3, 3, 0])
+    first = first[rows] + cache.take(rows, [(2, cache.end - 1), (1, cache.end - 3)])
+    assert len(cache.bands) == 2
+    every.append(step(first, cache))
+    for width, rows in ((4, [3, 1]), (30, [0, 4])):  # one in the place of another, one behind the last
+        first = first + cache.fit(max(rows) + 1, 1, width)
+        cache.see_from(rows, cache.end + 1 - width)
+        late = Prompts(drawn(2, width), torch.tensor([0, 2]), torch.tensor(rows))
+        every.append(step(first, cache, late))
+        first = pad(first, (0, max(rows) + 1 - len(first)))
+        first[rows] = cache.end - width + late.hidden
+        every += [step(first, cache), step(first, cache)]
     even, whole = fill(torch.zeros(2, dtype=torch.int64), 5)  # nothing is hidden
-    return torch.cat([*found, even, step(torch.zeros(2, dtype=torch.int64), whole)])
+    return torch.cat([*every, even, step(torch.zeros(2, dtype=torch.int64), whole)])
 
 
 @torch.inference_mode()
@@ -52,7 +57,7 @@ def apart(name: str, seed: int = 0) -> float:
     model = built(KNOWN[name], seed).double()
     plain = read_plain(model)
     assert isinstance(plain, Plain), plain
-    expected, found = logits(Own(model), seed), logits(Lean(plain).forward, seed)
+    expected, found = logits(Own(model), seed), logits(Lean(plain), seed)
     return float((found - expected).abs().max().nan_to_num(torch.inf) / expected.abs().max())
 
 

@@ -19,7 +19,7 @@ from trimtab.rollout.play import IDLE_STOPS
 from trimtab.rollout.publication import Publication
 from trimtab.rollout.reward import Attempt, Verdict
 from trimtab.rollout.seed import stream_seed
-from trimtab.rollout.stepped import Stepped
+from trimtab.rollout.stepped import Stepped, as_async
 from trimtab.rollout.task import Prompt, Turn
 from trimtab.rollout.tokenizer import encode
 from trimtab.train.policy import Policy, frozen_copy, published
@@ -120,9 +120,28 @@ def test_an_engine_that_fails_fails_everyone_who_waits_and_can_be_used_again(pol
 def test_parameters_are_not_replaced_under_an_answer(policy: Policy) -> None:
     engine = fresh(policy)
     engine.submit(0, asked(policy)[0], HOW)
+    _ = engine.step()
     state = published(policy.model)
     with pytest.raises(EngineError, match=r"1 answers are being sampled.*Call abort first"):
         engine.load(state, 1, Publication(1, state).digest)
+
+
+def test_requests_that_wait_are_not_stopped_by_new_parameters(policy: Policy) -> None:
+    """One slot, three requests: the first is stopped, the others hear nothing until the new parameters answer them."""
+
+    async def work() -> list[Sample]:
+        inner = fresh(policy, max_rows=1)
+        engine = as_async(inner)
+        answers = [asyncio.ensure_future(engine.generate(one, HOW)) for one in asked(policy)[:3]]
+        while not inner.started:
+            await asyncio.sleep(0)
+        _ = await engine.load(Publication(1, published(policy.model)))
+        return await asyncio.gather(*answers)
+
+    stopped, *others = asyncio.run(work())
+    assert stopped.finish == "abort"
+    assert set(stopped.version) == {0}
+    assert all(one.finish != "abort" and set(one.version) == {1} for one in others)
 
 
 def two_versions(task: TaskSettings, steps: int, **more: Any) -> tuple[Any, dict[int, Policy]]:

@@ -38,6 +38,7 @@ class Embedded:
         self._format: Format = check_format(format)
         self._matrices: dict[str, bool] = linear_weights(model)
         self._vocabulary: int = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0]
+        self._positions: int | None = getattr(model.config, "max_position_embeddings", None)
         self._max_rows: int = max_rows
         self._version: int = -1
         self._forward: Forward = Own(self._model)
@@ -62,9 +63,9 @@ class Embedded:
 
         The checksum is computed from that copy: from what the engine will hold, not from what the publisher has.
         """
-        if len(self._running):
+        if started := len(self.started):
             raise EngineError(
-                f"Embedded.load: {len(self._running)} answers are being sampled, so their keys and values would be "
+                f"Embedded.load: {started} answers are being sampled, so their keys and values would be "
                 "those of two versions. Call abort first, and ask for the rest anew."
             )
         if version <= self._version:
@@ -120,6 +121,11 @@ class Embedded:
             raise
         return ended
 
+    @property
+    def started(self) -> Collection[int]:
+        """The requests that are being answered; those that wait for a place are not among them."""
+        return self._running.started
+
     def abort(self, keys: Collection[int] | None = None) -> list[tuple[int, Sample]]:
         """Stop these answers, or all of them: the part of each that is there."""
         return self._running.abort(self._version, keys)
@@ -138,8 +144,8 @@ class Embedded:
                 f"Embedded.sample: requests {empty[:8]} of {len(requests)} have no prompt, so there is no token to "
                 "continue. Give each prompt at least one token."
             )
-        largest = max(range(len(requests)), key=lambda index: max(requests[index].ids))
-        if max(requests[largest].ids) >= self._vocabulary:
+        if max(max(request.ids) for request in requests) >= self._vocabulary:
+            largest = max(range(len(requests)), key=lambda index: max(requests[index].ids))
             raise EngineError(
                 f"Embedded.sample: request {largest} holds id {max(requests[largest].ids)} and the model knows "
                 f"{self._vocabulary} ids, so it has no embedding. Use the tokenizer of this model."
@@ -153,7 +159,7 @@ class Embedded:
             raise EngineError(
                 f"Embedded.sample: max_new_tokens is {new_tokens}, so nothing would be sampled. Ask for 1 or more."
             )
-        positions = getattr(self._model.config, "max_position_embeddings", None) or prompt_tokens + new_tokens
+        positions = self._positions or prompt_tokens + new_tokens
         if prompt_tokens + new_tokens > positions:
             raise EngineError(
                 f"Embedded.sample: a prompt of {prompt_tokens} tokens and {new_tokens} new ones need more than the "

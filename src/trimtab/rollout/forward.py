@@ -1,11 +1,12 @@
 """The only place that chooses how a sampler computes its logits: without the modules of a known model, or with them."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from trimtab.rollout.decode import Forward
+from trimtab.rollout.decode import Forward, Prompts
 from trimtab.rollout.lean import Lean
 from trimtab.rollout.plain import read_plain
 
@@ -27,8 +28,24 @@ class Own:
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self._model: PreTrainedModel = model
+        self._positions: int | None = getattr(model.config, "max_position_embeddings", None)
 
-    def __call__(self, ids: Tensor, hidden: Tensor, position: Tensor, cache: "RowCache") -> Tensor:
+    def __call__(
+        self, ids: Tensor, hidden: Tensor, position: Tensor, cache: "RowCache", entering: "Sequence[Prompts]" = ()
+    ) -> Tensor:
+        """Prompts that enter are passes of their own."""
+        from trimtab.rollout.cache import RowCache
+
+        found = [self._logits(ids, hidden, position, cache)] if len(ids) else []
+        for prompts in entering:
+            own = RowCache()
+            found.append(self._logits(prompts.ids, prompts.hidden, prompts.position, own))
+            for number in range(len(own.layers)):
+                if own.layer(number).is_initialized:
+                    cache.layer(number).put(prompts.rows, *own.layer(number).columns)
+        return torch.cat(found) if len(found) > 1 else found[0]
+
+    def _logits(self, ids: Tensor, hidden: Tensor, position: Tensor, cache: "RowCache") -> Tensor:
         attends = None
         if bool(hidden.any()):
             width = int(cache.get_seq_length()) + ids.shape[1]
@@ -36,7 +53,8 @@ class Own:
         out = self._model(
             input_ids=ids,
             attention_mask=attends,
-            position_ids=position,
+            # A free row goes on as long as it is there, and must not run past the end of a table. Nobody uses it.
+            position_ids=position if self._positions is None else position.clamp_max(self._positions - 1),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
@@ -50,7 +68,7 @@ def fastest_forward(model: "PreTrainedModel") -> tuple[Forward, str]:
     plain = read_plain(model)
     if isinstance(plain, str):
         return own, f"transformers ({plain})"
-    lean = Lean(plain).forward
+    lean = Lean(plain)
     expected, found = (_probed(forward, len(plain.embedding), plain.device) for forward in (own, lean))
     apart = float((found - expected).abs().max() / expected.abs().max())
     if not apart <= APART:

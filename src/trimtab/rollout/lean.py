@@ -5,6 +5,7 @@ is some twenty operations on matrices that lie joined in memory. The numbers are
 first load checks that, and a model for which it does not hold runs as it is.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
@@ -14,7 +15,8 @@ from torch.nn import functional
 from trimtab.rollout.plain import Layer, Linear, Plain
 
 if TYPE_CHECKING:
-    from trimtab.rollout.cache import RowCache
+    from trimtab.rollout.cache import Columns, RowCache
+    from trimtab.rollout.decode import Prompts
 
 
 class Joined(NamedTuple):
@@ -26,6 +28,22 @@ class Joined(NamedTuple):
     """Gate and up."""
 
 
+class Block(NamedTuple):
+    """Rows whose columns are computed at once: those of the cache, or prompts that enter it."""
+
+    rows: int
+    columns: int
+    bias: Tensor | None
+    into: Tensor | None
+    """The rows of the cache that prompts go into."""
+    bands: tuple[tuple[int, int], ...] = ((0, 0),)
+    """The first row of each band of rows, and the first column that it sees."""
+
+    @property
+    def size(self) -> int:
+        return self.rows * self.columns
+
+
 class Lean:
     """A model as matrices. They are the model's own memory, so parameters that are loaded into it are loaded here."""
 
@@ -35,48 +53,82 @@ class Lean:
             Joined(_join(layer.query, layer.key, layer.value), _join(layer.gate, layer.up)) for layer in plain.layers
         ]
 
-    def forward(self, ids: Tensor, hidden: Tensor, position: Tensor, cache: "RowCache") -> Tensor:
+    def __call__(
+        self, ids: Tensor, hidden: Tensor, position: Tensor, cache: "RowCache", entering: "Sequence[Prompts]" = ()
+    ) -> Tensor:
         """Logits of each row's next token, float32 `[rows, vocabulary]`; the cache then holds these ids too.
 
-        A row does not see its first `hidden` columns.
+        A row does not see its first `hidden` columns. Prompts that enter go through the same matrices beside the rows.
         """
-        plain, (rows, columns) = self._plain, ids.shape
-        angle = position.reshape(-1, 1).float() * plain.frequency.float()
+        plain = self._plain
+        blocks = _blocks(ids, hidden, cache, entering, plain.dtype)
+        flat = [ids.reshape(-1), *(prompts.ids.reshape(-1) for prompts in entering)]
+        place = [position.reshape(-1), *(prompts.position.reshape(-1) for prompts in entering)]
+        angle = (torch.cat(place) if entering else place[0])[:, None].float() * plain.frequency.float()
         turn = [(one * plain.rope_scale).to(plain.dtype)[:, None] for one in (angle.cos(), angle.sin())]
-        bias = _bias(hidden, columns, cache.get_seq_length() + columns, plain.dtype)
-        values = functional.embedding(ids.reshape(-1), plain.embedding)
+        values = functional.embedding(torch.cat(flat) if entering else flat[0], plain.embedding)
         for number, (layer, joined) in enumerate(zip(plain.layers, self._joined, strict=True)):
             normed = _normed(values, plain.eps).mul_(layer.attention_norm)
-            found = functional.linear(normed, *joined.heads).view(rows, columns, -1, plain.head_size)
-            mixed = self._attend(layer, found, turn, bias, (cache, number))
+            found = functional.linear(normed, *joined.heads).view(len(values), -1, plain.head_size)
+            mixed = self._attend(layer, found, turn, blocks, cache.layer(number))
             values = _add(values, mixed, layer.output)
             normed = _normed(values, plain.eps).mul_(layer.feed_norm)
             gate, up = functional.linear(normed, *joined.feed).chunk(2, -1)
             values = _add(values, functional.silu(gate).mul_(up), layer.down)
-        last = values.view(rows, columns, -1)[:, -1]
+        lasts = [
+            part.view(block.rows, block.columns, -1)[:, -1]
+            for block, part in zip(blocks, values.split([block.size for block in blocks]), strict=True)
+        ]
+        last = torch.cat(lasts) if len(lasts) > 1 else lasts[0]
         return functional.linear(_normed(last, plain.eps).mul_(plain.norm), *plain.head).float()
 
     def _attend(
-        self, layer: Layer, found: Tensor, turn: list[Tensor], bias: Tensor | None, where: "tuple[RowCache, int]"
+        self, layer: Layer, found: Tensor, turn: list[Tensor], blocks: "list[Block]", store: "Columns"
     ) -> Tensor:
         """Norm and turn queries and keys, put keys and values into the cache, and mix its values."""
-        plain, (cache, number) = self._plain, where
-        rows, columns = found.shape[:2]
-        both = found[:, :, : plain.heads + plain.key_heads]
+        plain = self._plain
+        both = found[:, : plain.heads + plain.key_heads]
         if layer.query_norm is not None and layer.key_norm is not None:
             both = _normed(both, plain.eps)
-            both[:, :, : plain.heads] *= layer.query_norm
-            both[:, :, plain.heads :] *= layer.key_norm
-        both = _turned(both.reshape(rows * columns, -1, plain.head_size), turn).view(both.shape)
-        query, key = both.split([plain.heads, plain.key_heads], 2)
-        value = found[:, :, plain.heads + plain.key_heads :]
-        keys, values = cache.update(key.transpose(1, 2), value.transpose(1, 2), number)
-        if columns == 1:
-            return _mix_one(query, keys, values, bias)
-        mixed = functional.scaled_dot_product_attention(
-            query.transpose(1, 2), keys, values, attn_mask=bias, is_causal=bias is None, enable_gqa=True
-        )
-        return mixed.transpose(1, 2).reshape(rows * columns, -1)
+            both[:, : plain.heads] *= layer.query_norm
+            both[:, plain.heads :] *= layer.key_norm
+        both = _turned(both, turn)
+        begin, mixed = 0, list[Tensor]()
+        for block in blocks:
+            shape, end = (block.rows, block.columns, -1, plain.head_size), begin + block.size
+            query, key = both[begin:end].view(shape).split([plain.heads, plain.key_heads], 2)
+            value = found[begin:end, plain.heads + plain.key_heads :].view(shape)
+            mixed.append(_mix(query, key.transpose(1, 2), value.transpose(1, 2), block, store))
+            begin = end
+        return torch.cat(mixed) if len(mixed) > 1 else mixed[0]
+
+
+def _blocks(
+    ids: Tensor, hidden: Tensor, cache: "RowCache", entering: "Sequence[Prompts]", dtype: torch.dtype
+) -> "list[Block]":
+    """The rows of the cache first, if there are any, then each rectangle of prompts."""
+    rows, columns = ids.shape
+    width = cache.get_seq_length() + columns
+    bands = tuple((begin, first - cache.start) for begin, first in cache.bands)
+    own = [Block(rows, columns, _bias(hidden, columns, width, dtype), None, bands)] if rows else []
+    for prompts in entering:
+        rows, columns = prompts.ids.shape
+        own.append(Block(rows, columns, _bias(prompts.hidden, columns, columns, dtype), prompts.rows))
+    return own
+
+
+def _mix(query: Tensor, key: Tensor, value: Tensor, block: Block, store: "Columns") -> Tensor:
+    """Put keys and values into the cache, and mix all values that these queries see."""
+    if block.into is None:
+        key, value = store.update(key, value)
+    else:
+        store.put(block.into, key, value)
+    if block.columns == 1:
+        return _mix_bands(query, key, value, block)
+    mixed = functional.scaled_dot_product_attention(
+        query.transpose(1, 2), key, value, attn_mask=block.bias, is_causal=block.bias is None, enable_gqa=True
+    )
+    return mixed.transpose(1, 2).reshape(block.size, -1)
 
 
 def _join(*parts: Linear) -> Linear:
@@ -119,6 +171,17 @@ def _turned(heads: Tensor, turn: list[Tensor]) -> Tensor:
     torch.sub(first * cos, second * sin, out=out[..., :half])
     torch.add(second * cos, first * sin, out=out[..., half:])
     return out
+
+
+def _mix_bands(query: Tensor, keys: Tensor, values: Tensor, block: Block) -> Tensor:
+    """Attention of one column, band by band: each looks only at columns that one of its rows sees."""
+    ends = [begin for begin, _ in block.bands[1:]] + [block.rows]
+    mixed: list[Tensor] = []
+    for (begin, first), end in zip(block.bands, ends, strict=True):
+        own = slice(begin, end)
+        bias = None if block.bias is None else block.bias[own, ..., first:]
+        mixed.append(_mix_one(query[own], keys[own, :, first:], values[own, :, first:], bias))
+    return torch.cat(mixed) if len(mixed) > 1 else mixed[0]
 
 
 def _mix_one(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:

@@ -14,8 +14,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from trimtab.rollout.decode import LEAVE_SHARE, Batch, Forward, Sheet, advance, enter, supports
+from trimtab.rollout.decode import LEAVE_SHARE, Batch, Forward, draw, read, supports
 from trimtab.rollout.engine import Finish, Greedy, Request, Sample, Sampling
+from trimtab.rollout.sheet import Sheet
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ class Running:
         """Requests that are being answered or wait."""
         return len(self._waiting) + len(self._asked)
 
+    @property
+    def started(self) -> set[int]:
+        """The names of the requests in the batch."""
+        return {one.key for one in self._asked.values()}
+
     def submit(self, key: int, request: Request, how: Sampling | Greedy) -> None:
         """Ask for an answer under a name that no other request in flight has."""
         heapq.heappush(self._waiting, (request.order, next(self._numbers), Asked(key, request, how)))
@@ -72,12 +78,12 @@ class Running:
         """Let requests enter, draw one token of every answer, and return those that ended, by their names."""
         with torch.inference_mode():
             entering = self._next()
-            if entering:
-                self._enter(forward, entering)
-            if self._batch is None or self._sheet is None:
+            if self._batch is None and not entering:
                 return []
-            before, how = self._batch, next(iter(self._asked.values())).how
-            self._batch, drawn = advance(forward, before, how, self._sheet, self._ends)
+            before = self._read(forward, entering)
+            assert self._sheet is not None
+            how = next(iter(self._asked.values())).how
+            self._batch, drawn = draw(before, how, self._sheet, self._ends)
             if self._support and drawn.left is not None:
                 for place, left in zip(_numbers(before.place), supports(drawn.left), strict=True):
                     self._support[place].append(left)
@@ -113,8 +119,10 @@ class Running:
             entering.append(heapq.heappop(self._waiting)[2])
         return entering
 
-    def _enter(self, forward: Forward, entering: Sequence[Asked]) -> None:
-        """Take them into the batch. Equal prompts become neighbours, because neighbours share a row."""
+    def _read(self, forward: Forward, entering: Sequence[Asked]) -> Batch:
+        """Read what was drawn last and the prompts that enter. Equal ones become neighbours, who share a row."""
+        if not entering:
+            return read(forward, self._batch, [], self._ends, self._pad_id)
         first = {one.request.ids: place for place, one in reversed(list(enumerate(entering)))}
         entering = sorted(entering, key=lambda one: first[one.request.ids])
         taken = sorted(set(range(len(self._asked) + len(entering))) - set(self._asked))[: len(entering)]
@@ -126,7 +134,7 @@ class Running:
         how = entering[0].how
         if isinstance(how, Sampling) and how.record_support and how.truncates:
             self._support |= {place: [] for place in taken}
-        self._batch = enter(forward, self._batch, [one.request for one in entering], places, self._pad_id)
+        return read(forward, self._batch, [one.request for one in entering], places, self._pad_id)
 
     def _leave(
         self, places: Tensor, counts: Tensor, version: int, finish: Finish | None = None

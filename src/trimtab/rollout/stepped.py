@@ -16,7 +16,7 @@ from trimtab.rollout.publication import Publication
 
 ANY_NUMBER = 2**31 - 1
 """Slots of an engine that keeps those who wait in a queue of its own."""
-STEPWISE = ("submit", "step", "abort")
+STEPWISE = ("submit", "step", "abort", "started")
 
 
 class Stepwise(Protocol):
@@ -35,6 +35,11 @@ class Stepwise(Protocol):
     def step(self) -> list[tuple[int, Sample]]: ...
 
     def abort(self, keys: Collection[int] | None = None) -> list[tuple[int, Sample]]: ...
+
+    @property
+    def started(self) -> Collection[int]:
+        """The requests whose prompts were read. The others wait, and have nothing of the parameters in use."""
+        ...
 
 
 class Rounds:
@@ -65,6 +70,10 @@ class Rounds:
         taken = [key for key in order if self._waiting[key][1] == how]
         requests = [self._waiting.pop(key)[0] for key in taken]
         return list(zip(taken, self._engine.sample(requests, how), strict=True))
+
+    @property
+    def started(self) -> Collection[int]:
+        return ()
 
     def abort(self, keys: Collection[int] | None = None) -> list[tuple[int, Sample]]:
         import torch
@@ -114,8 +123,11 @@ class Stepped:
             raise
 
     async def load(self, publication: Publication) -> int:
-        """Stop what is being answered, then take over. Who waits hears of it when the new parameters are in use."""
-        stopped = self._engine.abort()
+        """Stop what is being answered, then take over. Who is stopped hears of it when the new parameters are in use.
+
+        Requests that wait for a place go on waiting.
+        """
+        stopped = self._engine.abort(self._engine.started)
         try:
             self._engine.load(publication.state, publication.version, publication.digest)
         finally:
