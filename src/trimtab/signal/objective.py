@@ -201,6 +201,8 @@ def _fused_policy(
         ratio = Ratio(logp - available["logp_old"], part.segments) if follows else ratios[RATIO_TO[stage.anchor]]
         value = ratio.value(sums_too=not follows and is_all_watched())
         inside = ratio.inside
+        if ratio is ratios.get("update") and is_all_watched() and "total" in ratios:
+            ratios["total"].measure()  # while the factor is at hand: it need not be held beside the loss
     cost, weight = part.fields.held("advantage").map(operator.neg), part.fields.held("weight_policy")
     kept = host(keep.values)
     if isinstance(kept, Tensor) or not kept.all():  # read only where reading costs nothing

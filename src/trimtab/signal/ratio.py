@@ -85,6 +85,11 @@ class Ratio:
         for name in ("logratio", "exact"):
             _ = self.__dict__.pop(name, None)
 
+    def measure(self) -> None:
+        """Ask now for what metrics need of the tokens, and let go of these."""
+        _ = self.histogram, self.sums
+        self.forget()
+
     @once
     def total(self) -> Array:
         """The sum over each sequence: the log of the product of its ratios."""
