@@ -18,9 +18,10 @@ CLOSE_SECONDS = 5.0
 
 
 class Loop:
-    """Runs coroutines: one to its end for a caller who waits, or several beside the caller, in a thread."""
+    """Runs coroutines in a thread, beside the caller; or one after the other in the caller's (`is_beside` = False)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_beside: bool = True) -> None:
+        self.is_beside: bool = is_beside
         self._lock: threading.Lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -40,7 +41,7 @@ class Loop:
     def _own(self) -> asyncio.AbstractEventLoop | None:
         """The loop, if this thread may run it; None if it runs in another one, or this thread runs one already."""
         with self._lock:
-            if self._thread is not None or _runs_a_loop():
+            if self.is_beside or self._thread is not None or _runs_a_loop():
                 return None
             self._loop = self._loop or asyncio.new_event_loop()
             return None if self._loop.is_running() else self._loop
@@ -49,7 +50,7 @@ class Loop:
         """Start one beside the others. The thread starts with the first of them."""
         with self._lock:
             self._loop = self._loop or asyncio.new_event_loop()
-            if self._thread is None and not self._loop.is_running():
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, args=(self._loop,), name="episodes", daemon=True)
                 self._thread.start()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
