@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -285,6 +286,25 @@ def test_tickets_lost_on_the_way_are_sampled_again_after_a_resume(small: TrainSe
     runtime.publish(Publication(0, published(policy.model)))
     assert runtime.batch(as_it_is).rollouts.tickets == [0, 1]
     runtime.close()
+
+
+def test_inline_samples_in_the_thread_of_its_caller(small: TrainSettings) -> None:
+    """A second thread would have a second team of OpenMP threads, which spin while the learner computes."""
+    _, policy = task_and_policy(small)
+    collector, seen, before = new_collector(policy, small), set[str](), set(threading.enumerate())
+    loaded = collector.engine.load
+
+    def load(*given: object) -> object:
+        seen.add(threading.current_thread().name)
+        return loaded(*given)
+
+    collector.engine.load = load
+    runtime = Inline(collector, Buffer(groups_per_batch=2, staleness=0))
+    runtime.publish(Publication(0, published(policy.model)))
+    assert runtime.batch(as_it_is).rollouts.tickets == [0, 1]
+    assert "episodes" not in {one.name for one in set(threading.enumerate()) - before}
+    runtime.close()
+    assert seen == {threading.current_thread().name}
 
 
 @pytest.mark.slow

@@ -39,18 +39,19 @@ class Loop:
             raise
 
     def _own(self) -> asyncio.AbstractEventLoop | None:
-        """The loop, if this thread may run it; None if it runs in another one, or this thread runs one already."""
+        """The loop, if this thread may run it; None if it has a thread, or this thread runs another one already."""
         with self._lock:
             if self.is_beside or self._thread is not None or _runs_a_loop():
                 return None
             self._loop = self._loop or asyncio.new_event_loop()
-            return None if self._loop.is_running() else self._loop
+            return self._loop
 
     def start(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
         """Start one beside the others. The thread starts with the first of them."""
         with self._lock:
             self._loop = self._loop or asyncio.new_event_loop()
             if self._thread is None:
+                assert not self._loop.is_running(), "a caller runs the loop; what is started would end with its work"
                 self._thread = threading.Thread(target=self._serve, args=(self._loop,), name="episodes", daemon=True)
                 self._thread.start()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
