@@ -34,22 +34,31 @@ ROOT = Path(__file__).resolve().parents[2]
 CLOSE = {"float32": 1e-6, "float64": 1e-12}
 LONGEST = 21
 """Tokens of the longest answer: a sequence's log-ratio is the sum of as many rounded numbers."""
+ALWAYS = ("token mean float32", "sequence mean float32", "clip-cov float64", "ppo with critic float64")
+"""Both precisions, both ways to weigh tokens, tokens chosen across ranks, several updates, and a critic."""
+each_case = pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case.name in ALWAYS else pytest.mark.slow, id=case.name) for case in CASES],
+)
 
 
 @pytest.fixture(scope="module")
-def outs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What this process and two ranks made of the same rollouts, side by side: all cases in one launch."""
+def outs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What this process and two ranks made of the same rollouts, side by side: the cases asked for in one launch."""
     folder = tmp_path_factory.mktemp("ranks")
-    record(folder)
+    items: list[Any] = [item for item in request.session.items if hasattr(item, "callspec")]
+    given = [item.callspec.params.get("case") for item in items]
+    names = sorted({*ALWAYS, *(case.name for case in given if isinstance(case, Comparison))})
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.train.ranks.work"]
     two = subprocess.Popen(
-        [sys.executable, "-m", *torchrun, str(folder)],
+        [sys.executable, "-m", *torchrun, str(folder), *names],
         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
         torch.set_num_threads(1)
-        train_all(folder, alone)
+        record(folder)  # while the ranks start
+        train_all(folder, names, alone)
         said, _ = two.communicate(timeout=240)
     finally:
         if two.poll() is None:
@@ -64,7 +73,7 @@ def read(outs: Path, ranks: int, case: Comparison) -> tuple[dict[str, Tensor], l
     return load_file(place / f"{number}.safetensors"), json.loads((place / f"{number}.json").read_text())
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+@each_case
 def test_two_ranks_have_the_gradients_of_one_process(case: Comparison, outs: Path) -> None:
     one, two = read(outs, 1, case)[0], read(outs, 2, case)[0]
     assert one.keys() == two.keys()
@@ -77,7 +86,7 @@ def test_two_ranks_have_the_gradients_of_one_process(case: Comparison, outs: Pat
         assert error <= CLOSE[case.dtype] * largest, (name, error / largest)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+@each_case
 def test_two_ranks_report_what_one_process_does(case: Comparison, outs: Path) -> None:
     one, two = read(outs, 1, case)[1], read(outs, 2, case)[1]
     assert len(one) == len(two) == STEPS
@@ -91,7 +100,7 @@ def test_two_ranks_report_what_one_process_does(case: Comparison, outs: Path) ->
             assert abs(value - theirs[name]) <= CLOSE[case.dtype] * scale, name
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+@each_case
 def test_two_ranks_decide_what_one_process_does(case: Comparison, outs: Path) -> None:
     """The same sequences in the same updates; the same tokens are kept, chosen and clipped."""
     (one, metrics), (two, others) = read(outs, 1, case), read(outs, 2, case)
@@ -103,12 +112,15 @@ def test_two_ranks_decide_what_one_process_does(case: Comparison, outs: Path) ->
         assert {n: metrics[step][n] for n in counted} == pytest.approx({n: others[step][n] for n in counted}, abs=1e-9)
 
 
-def test_the_data_have_an_empty_rank_uneven_shards_and_something_to_decide(outs: Path) -> None:
-    for case in CASES:
-        one, metrics = read(outs, 1, case)
-        trained = [int((one[f"said/{step}/update"] >= 0).sum()) for step in range(STEPS)]
-        assert min(trained) <= 2 < max(trained)
-        assert all(line["train/updates"] > 0 for line in metrics)
+@each_case
+def test_the_data_have_an_empty_rank_and_uneven_shards(case: Comparison, outs: Path) -> None:
+    one, metrics = read(outs, 1, case)
+    trained = [int((one[f"said/{step}/update"] >= 0).sum()) for step in range(STEPS)]
+    assert min(trained) <= 2 < max(trained)
+    assert all(line["train/updates"] > 0 for line in metrics)
+
+
+def test_the_data_have_tokens_to_choose(outs: Path) -> None:
     chosen = [
         line
         for line in read(outs, 1, next(c for c in CASES if c.name == "clip-cov float64"))[1]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from tests.train.ranks.work import CASES, STEPS, policy_of, write
+from tests.train.ranks.work import CASES, RECORDED, STEPS, policy_of, write
 
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import Request, Sampling
@@ -22,6 +22,7 @@ def record(folder: Path) -> None:
     engine.load(state, 0, digest(state))
     for step in range(STEPS):
         write(folder, step, _sampled(engine, step))
+    (folder / RECORDED).touch()
 
 
 def _sampled(engine: Embedded, step: int) -> Rollouts:

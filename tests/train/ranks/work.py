@@ -1,8 +1,9 @@
-"""One rank of the comparison: `python -m tests.train.ranks.work FOLDER`, started by torchrun."""
+"""One rank of the comparison: `python -m tests.train.ranks.work FOLDER CASE...`, started by torchrun."""
 
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from trimtab.train.world import World, open_world, whole
 SMALL = ModelSettings(hidden_size=16, num_layers=1, num_heads=2, mlp_size=32)
 STEPS = 20
 HALF = 9
+RECORDED = "recorded"
+"""A file that is there once all rollouts are."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +112,13 @@ def keep_middle(case: Comparison, folder: Path, ranks: int, state: dict[str, Ten
     _ = place.with_suffix(".part").rename(place)
 
 
-def wait_for_middle(case: Comparison, folder: Path) -> dict[str, Tensor]:
-    """What one process had at the middle; it may be a little behind."""
+def wait_for(place: Path) -> Path:
+    """What the one process writes; it may be a little behind."""
     for _ in range(1200):
-        if middle_of(case, folder, 1).exists():
-            return load_file(middle_of(case, folder, 1))
+        if place.exists():
+            return place
         time.sleep(0.05)
-    raise TimeoutError("the one process has ended early")
+    raise TimeoutError(f"the one process has ended early: no {place.name}")
 
 
 def compare(case: Comparison, folder: Path, world: World) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
@@ -136,13 +139,15 @@ def compare(case: Comparison, folder: Path, world: World) -> tuple[dict[str, Ten
             if world.is_first:
                 keep_middle(case, folder, world.size, state)
             learner = Learner(policy_of(case), case.build(), settings_of(case), world)
-            restore(learner, wait_for_middle(case, folder))
+            restore(learner, load_file(wait_for(middle_of(case, folder, 1))))
     return tensors, metrics
 
 
-def train_all(folder: Path, world: World) -> None:
-    """Train every case on the rollouts in `folder`; rank 0 writes what came out."""
+def train_all(folder: Path, names: Sequence[str], world: World) -> None:
+    """Train the cases of these names on the rollouts in `folder`; rank 0 writes what came out."""
     for number, case in enumerate(CASES):
+        if case.name not in names:
+            continue
         tensors, metrics = compare(case, folder, world)
         if world.is_first:
             out = folder / f"out_{world.size}"
@@ -154,7 +159,8 @@ def train_all(folder: Path, world: World) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     with open_world(timeout=60.0) as world:
-        train_all(Path(sys.argv[1]), world)
+        wait_for(Path(sys.argv[1]) / RECORDED)
+        train_all(Path(sys.argv[1]), sys.argv[2:], world)
 
 
 if __name__ == "__main__":
