@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from rich.console import Console
+from tests.fork import run_in_fork
 from tests.sentinel.made import sample
 from typer.testing import CliRunner, Result
 
@@ -100,6 +101,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         CliRunner().invoke(app, ["explain", "geometic_band"], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_check_holds_and_says_on_how_many_cases() -> None:
     result = invoke("check", "keep.token_band", "--examples", "3", "--jobs", "1")
     assert result.exit_code == 0
@@ -271,10 +273,8 @@ print(json.dumps(told))
 
 
 def test_a_missing_extra_is_one_sentence_with_the_line_to_install() -> None:
-    """In a fresh interpreter in which no optional package can be imported; the catalogue needs none."""
-    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    check, train, catalogue = json.loads(done.stdout)
+    """Where no optional package can be imported; the catalogue needs none."""
+    check, train, catalogue = json.loads(run_in_fork(WITHOUT_EXTRAS))
     assert check[:2] == [2, 'trimtab: the sentinel needs hypothesis: pip install "trimtab[sentinel]"\n']
     assert train[:2] == [2, 'trimtab: trimtab train needs transformers: pip install "trimtab[train]"\n']
     assert catalogue[0] in (0, None)

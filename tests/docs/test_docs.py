@@ -55,6 +55,7 @@ def test_every_python_block_runs(block: str, tmp_path: Path, monkeypatch: pytest
     assert len(namespace) > 2
 
 
+@pytest.mark.slow
 def test_the_example_for_torchrun_gives_two_ranks_the_gradient_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,13 +3,12 @@
 import json
 import random
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fork import run_in_fork
 from tests.report.made import RECIPE, config, metric_line, write_run
 
 from trimtab.errors import ConfigError
@@ -56,6 +55,17 @@ def text_of(folder: Path) -> str:
     return write_report(folder).read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return text_of(write_run(tmp_path_factory.mktemp("healthy") / "run"))
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what a page says: its figures take nearly all of its time."""
+    monkeypatch.setattr(figure, "drawn", lambda *_, **__: "<svg></svg>")
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -63,8 +73,8 @@ def text_of(folder: Path) -> str:
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("collapsing", "interrupted", "broken_reward")),
     ],
 )
-def test_every_kind_of_run_has_a_whole_page_that_fetches_nothing(tmp_path: Path, kind: str) -> None:
-    text = text_of(write_run(tmp_path / "run", kind))
+def test_every_kind_of_run_has_a_whole_page_that_fetches_nothing(tmp_path: Path, kind: str, healthy: str) -> None:
+    text = healthy if kind == "healthy" else text_of(write_run(tmp_path / "run", kind))
     page = Parsed(text)
     assert page.open == []
     assert [question for question in QUESTIONS if question not in text] == []
@@ -77,7 +87,11 @@ def test_every_kind_of_run_has_a_whole_page_that_fetches_nothing(tmp_path: Path,
     assert len(text) < MEGABYTE
 
 
-def test_the_curve_rises_and_the_twin_falls_in_the_same_figure(tmp_path: Path) -> None:
+def test_the_curve_rises_and_the_twin_falls_in_the_same_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = figure.drawn
+    monkeypatch.setattr(
+        figure, "drawn", lambda name, *how, **given: draw(name, *how, **given) if name == "learning" else ""
+    )
     folder = write_run(tmp_path / "run")
     _ = write_run(folder / "twin", "collapsing")
     text = text_of(folder)
@@ -97,10 +111,9 @@ def test_the_curve_rises_and_the_twin_falls_in_the_same_figure(tmp_path: Path) -
     assert "(avg@8)" in text
 
 
-def test_colours_belong_to_the_page_and_follow_the_system(tmp_path: Path) -> None:
-    text = text_of(write_run(tmp_path / "run"))
-    assert "prefers-color-scheme: dark" in text
-    drawings = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+def test_colours_belong_to_the_page_and_follow_the_system(healthy: str) -> None:
+    assert "prefers-color-scheme: dark" in healthy
+    drawings = "".join(re.findall(r"<svg.*?</svg>", healthy, re.DOTALL))
     assert "var(--first)" in drawings
     assert not re.search(r"#[0-9a-f]{6}\b", drawings)
 
@@ -140,6 +153,7 @@ def test_text_of_the_run_is_shown_as_text(tmp_path: Path) -> None:
     assert "default-src 'none'; style-src 'unsafe-inline'" in text  # and if one got through, it would not run
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_warnings_lead_to_their_paragraph(tmp_path: Path) -> None:
     warning = "keep.veto: switched on, does nothing: its effect was exactly 0 in the last 20 batches. (80 of 100 steps)"
     text = text_of(write_run(tmp_path / "run", summary_changes={"warnings": [warning]}))
@@ -148,6 +162,7 @@ def test_warnings_lead_to_their_paragraph(tmp_path: Path) -> None:
     assert "docs/troubleshooting.md#nothing-rejected" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_missing_summary_is_said_and_explained(tmp_path: Path) -> None:
     text = text_of(write_run(tmp_path / "run", "interrupted"))
     assert "summary.json is missing." in text
@@ -160,13 +175,11 @@ FILES = ("config.json", "manifest.json", "summary.json", "metrics.jsonl", "sampl
          "diagnostics.jsonl")  # fmt: skip
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["missing", "empty", "torn", "wrong_type", "binary"])
-def test_no_damage_to_a_file_keeps_the_page_from_being_made(
-    tmp_path: Path, name: str, damage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Undrawn, for time: what figures do with such data is the next test's."""
-    monkeypatch.setattr(figure, "drawn", lambda *_, **__: "<svg></svg>")
+def test_no_damage_to_a_file_keeps_the_page_from_being_made(tmp_path: Path, name: str, damage: str) -> None:
+    """What figures do with such data is the next test's."""
     folder = write_run(tmp_path / "run", steps=20)
     path = folder / name
     if damage == "missing":
@@ -264,12 +277,9 @@ def test_warnings_are_sorted_by_symptom(warning: str, anchor: str | None) -> Non
 
 def test_report_and_settings_import_nothing_heavy() -> None:
     """The command line must start fast, and say in one sentence what is missing."""
-    heavy = "{'matplotlib', 'transformers', 'tokenizers', 'safetensors', 'tensorboard', 'wandb', 'trackio'}"
+    heavy = {"matplotlib", "transformers", "tokenizers", "safetensors", "tensorboard", "wandb", "trackio"}
     code = f"import sys, trimtab.report, trimtab.train.record.sink, trimtab.rollout; found = {heavy} & set(sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}; print(sorted(found))"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert run_in_fork(f"{code}; print(sorted(found))", tuple(heavy)).strip() == "[]"
 
 
 def test_the_made_folders_use_the_names_of_the_signal() -> None:

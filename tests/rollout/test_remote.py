@@ -243,7 +243,13 @@ BY_A_PROOF = {
 }
 
 
-@pytest.mark.parametrize("fault", BY_A_PROOF)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(f, marks=pytest.mark.slow if f in ("stale_cache_silent", "half_of_them") else ())
+        for f in BY_A_PROOF
+    ],
+)
 @asynchronous
 async def test_what_does_not_arrive_is_refused_and_the_server_answers_nothing(
     fault: str, policy: Policy, folder: Path, tmp_path: Path
@@ -260,7 +266,14 @@ async def test_what_does_not_arrive_is_refused_and_the_server_answers_nothing(
         assert await engine.load(Publication(1, moved(policy, 1))) == 1
 
 
-@pytest.mark.parametrize("fault", ["stale_cache", "stale_cache_silent", "old_parameters", "warmer"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "stale_cache",
+        "old_parameters",
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ("stale_cache_silent", "warmer")),
+    ],
+)
 @asynchronous
 async def test_the_first_version_is_proven_too(fault: str, policy: Policy, folder: Path, tmp_path: Path) -> None:
     """It was started with the very parameters that are loaded, so there is no old version: a decoy stands for it."""
@@ -283,7 +296,10 @@ async def test_a_version_must_grow(policy: Policy, folder: Path, tmp_path: Path)
 # ---------------------------------------------------------------------------------------------------- faults on the way
 
 
-@pytest.mark.parametrize("fault", ["busy", "breaks", "truncated", "half_json", "duplicated"])
+@pytest.mark.parametrize(
+    "fault",
+    ["busy", "breaks", "duplicated", *(pytest.param(f, marks=pytest.mark.slow) for f in ("truncated", "half_json"))],
+)
 @asynchronous
 async def test_a_fault_that_passes_costs_nothing_and_one_that_stays_is_named(
     fault: str, policy: Policy, folder: Path, tmp_path: Path

@@ -126,10 +126,12 @@ async def test_one_asked_again_for_an_adapter_that_was_replaced_meanwhile_comes_
     ("fault", "said"),
     [
         ("old_adapter", "it still computes with the old parameters"),
-        ("no_adapter", "is refused and the server answers nothing"),
-        ("half_of_it", "it computes with a mixture"),
+        pytest.param("no_adapter", "is refused and the server answers nothing", marks=pytest.mark.slow),
+        pytest.param("half_of_it", "it computes with a mixture", marks=pytest.mark.slow),
         ("one_cache stale_cache", "took 16 tokens of the next prompt from it"),
-        ("one_cache stale_cache_silent", "is refused and the server answers nothing"),
+        pytest.param(
+            "one_cache stale_cache_silent", "is refused and the server answers nothing", marks=pytest.mark.slow
+        ),
         ("renamed", "and answered with 'base', so the tokens are another policy's"),
         ("no_updates", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
     ],
@@ -148,7 +150,14 @@ async def test_an_adapter_that_does_not_arrive_is_refused(
         assert await engine.load(version_of(policy, 1)) == 1
 
 
-@pytest.mark.parametrize("fault", ["old_adapter", "no_adapter", "half_of_it", "old_parameters", "warmer"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "no_adapter",
+        "warmer",
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ("old_adapter", "half_of_it", "old_parameters")),
+    ],
+)
 @asynchronous
 async def test_the_first_version_is_proven_too_although_a_new_adapter_changes_nothing(
     fault: str, policy: Policy, folder: Path, tmp_path: Path

@@ -1,12 +1,11 @@
 """Bad input gets a clear error: each malformed batch, recipe and call is refused with a sentence of its own."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.fork import run_in_fork
 
 import trimtab
 from trimtab.errors import SignalError
@@ -437,9 +436,8 @@ refused(lambda: trimtab.formula(source="", scope="tokn", promises=())(lambda x: 
 
 
 def test_callers_without_types_are_told_too() -> None:
-    """In a plain interpreter, where no type checker stands before our own messages; lists are read as numbers."""
-    done = subprocess.run([sys.executable, "-c", UNTYPED], capture_output=True, text=True, check=True)
-    said = done.stdout.splitlines()
+    """Where no type checker stands before our own messages; lists are read as numbers."""
+    said = run_in_fork(UNTYPED).splitlines()
     assert "reward: cannot be read as numbers (entry 0 is 'good')" in said[0]
     assert "takes a micro-batch, not Update. First decide(update)" in said[1]
     assert "recipe is NoneType; give a name" in said[2]

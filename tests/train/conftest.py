@@ -1,7 +1,7 @@
 """Small real runs, shared by the tests that look at what a run leaves behind."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from trimtab.config.train import EngineSettings, ModelSettings, TaskSettings
+from trimtab.rollout.weights import digest
 from trimtab.train import TrainSettings, train
 from trimtab.train.policy import Policy, new_policy
 from trimtab.train.record.record import Summary
 from trimtab.train.show.progress import Silent
+from trimtab.train.warmstart import warm_start
 
 SMALL = TrainSettings(
     task=TaskSettings(name="reverse", size=2),
@@ -52,6 +54,42 @@ def timeless(folder: Path) -> list[dict[str, Any]]:
 def one_thread() -> None:
     """Two threads on a busy machine are slower than one, and one gives equal numbers for equal seeds."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def warmed() -> Iterator[None]:
+    """Most of a small run is its warm start, and most runs have the same: it is computed once, to the same bits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trimtab.train.opening.warm_start", RememberedWarmStart())
+        yield
+
+
+@pytest.fixture
+def warmed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that a remembered warm start would answer before they ask."""
+    monkeypatch.setattr("trimtab.train.opening.warm_start", warm_start)
+
+
+class RememberedWarmStart:
+    """A warm start by all that goes into it: the parameters before, and every setting that it reads."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], tuple[float, dict[str, torch.Tensor]]] = {}
+
+    def __call__(self, policy: Policy, settings: TrainSettings, *, stopped: Callable[[], bool]) -> float:
+        model = policy.model
+        read = {"task", "seed", "warm_start_steps", "warm_start_lr", "max_tokens_per_micro_batch"}
+        key = (digest(model.state_dict()), settings.model_dump_json(include=read))
+        if stopped():
+            return warm_start(policy, settings, stopped=stopped)
+        if key not in self._known:
+            loss = warm_start(policy, settings, stopped=stopped)
+            if stopped():
+                return loss
+            self._known[key] = loss, {name: value.clone() for name, value in model.state_dict().items()}
+        loss, state = self._known[key]
+        model.load_state_dict(state)
+        return loss
 
 
 def blank_page(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from tests.train.conftest import lines, timeless
 
 from trimtab.config.train import EngineSettings, TaskSettings
 from trimtab.errors import ConfigError, MissingExtra, SignalError
+from trimtab.report import figure
 from trimtab.rollout.weights import digest
 from trimtab.signal import recipe
 from trimtab.train import EarlyStop, TrainSettings, train
@@ -22,7 +23,7 @@ from trimtab.train.setup import new_collector, new_engine
 from trimtab.train.show.progress import Silent
 
 
-@pytest.mark.usefixtures("undrawn_here")
+@pytest.mark.usefixtures("undrawn_here", "warmed_anew")
 def test_equal_seeds_give_equal_metrics_and_others_do_not(small: TrainSettings, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("a", "b", "c")]
     for folder, seed in zip(folders, (3, 3, 4), strict=True):
@@ -130,7 +131,10 @@ class InterruptAt(Silent):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_finishes_with_what_there_is(small: TrainSettings, tmp_path: Path) -> None:
+def test_ctrl_c_finishes_with_what_there_is(
+    small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figure, "drawn", lambda *_, **__: "")
     before = signal.getsignal(signal.SIGINT)
     settings = small.model_copy(update={"steps": 50, "run_dir": tmp_path / "run"})
     summary = train(settings, progress=InterruptAt(1))
@@ -275,6 +279,7 @@ def test_threads_are_given_back(small: TrainSettings, tmp_path: Path) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_quiet_prints_one_line(small: TrainSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _ = train(small.model_copy(update={"run_dir": tmp_path / "run", "steps": 1}), quiet=True)
     out, err = capsys.readouterr()
@@ -284,6 +289,7 @@ def test_quiet_prints_one_line(small: TrainSettings, tmp_path: Path, capsys: pyt
     assert str(tmp_path / "run") in out
 
 
+@pytest.mark.usefixtures("undrawn_here")
 def test_plain_lines_tell_the_course(small: TrainSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _ = train(small.model_copy(update={"run_dir": tmp_path / "run"}))
     out = capsys.readouterr().out.splitlines()

@@ -12,7 +12,7 @@ from tests.rollout.lookalike import Lookalike
 
 from trimtab.config.train import LoraSettings
 from trimtab.errors import ConfigError, TrimtabError
-from trimtab.rollout import probe
+from trimtab.rollout import http, probe
 from trimtab.rollout.loop import Loop
 from trimtab.train import TrainSettings, train
 from trimtab.train.policy import Policy, save
@@ -29,6 +29,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lookalike computes in float32, where fewer tokens tell as much; and nobody waits for a server."""
     monkeypatch.setattr(probe, "ROWS", 6)
     monkeypatch.setattr(distant, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(http, "PAUSE", 0.01)
     monkeypatch.setenv("TRIMTAB_TOKEN", "right")
 
 
