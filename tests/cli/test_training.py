@@ -13,12 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.train.conftest import RememberedWarmStart
 from typer.testing import CliRunner, Result
 
 from trimtab.cli import app
 from trimtab.config import TrainSettings, load_run, parse_run
 from trimtab.config.run import RunFile
 from trimtab.errors import ConfigError
+from trimtab.report import figure
 from trimtab.signal import names
 
 TINY = (
@@ -36,8 +38,12 @@ def invoke(*words: str) -> Result:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run and its twin. Their pages hold no figures, which take longer than the runs; `trimtab report` draws them."""
     folder = tmp_path_factory.mktemp("cli") / "run"
-    result = invoke("train", *TINY, "train.dump_batches=true", "--run-dir", str(folder), "--twin", "--quiet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figure, "drawn", lambda *_, **__: "")
+        patch.setattr("trimtab.train.opening.warm_start", RememberedWarmStart())
+        result = invoke("train", *TINY, "train.dump_batches=true", "--run-dir", str(folder), "--twin", "--quiet")
     assert result.exit_code == 0, result.output
     return folder
 
@@ -71,8 +77,9 @@ def test_a_recorded_step_is_computed_again_from_the_command_line(run: Path) -> N
         _ = invoke("replay", str(run), "recipe=grpo", "--step", "2")
 
 
-def test_the_replay_of_the_readme_works_on_a_default_run(tmp_path: Path) -> None:
+def test_the_replay_of_the_readme_works_on_a_default_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its two lines, with a smaller model and fewer steps."""
+    monkeypatch.setattr(figure, "drawn", lambda *_, **__: "")
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     (train,), (replay,) = (
         re.findall(rf"^trimtab ({command} .*runs/b.*?) +#", readme, re.M) for command in ("train", "replay")

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 from tests.report.made import RECIPE, config, write_run
-from tests.report.test_page import Parsed
+from tests.report.test_page import Parsed, undrawn
 
 from trimtab.config.train import TrainSettings
 from trimtab.errors import ConfigError
 from trimtab.report import compare, write_comparison
 from trimtab.report.data import read_run
+
+__all__ = ["undrawn"]
 
 
 def test_a_comparison_shows_settings_curves_and_numbers(tmp_path: Path) -> None:
@@ -34,6 +36,7 @@ def test_runs_within_noise_are_not_ranked(tmp_path: Path) -> None:
     assert compare.differing(named) == {}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_different_tasks_are_told_apart_rather_than_compared(tmp_path: Path) -> None:
     other = TrainSettings.model_validate({"task": "reverse"}).model_dump(mode="json") | {"recipe": RECIPE}
     sort, reverse = (
@@ -70,6 +73,7 @@ def test_a_formula_that_one_recipe_lacks_is_a_difference(tmp_path: Path) -> None
     assert found == {"recipe: correct importance.truncated": ["level = sequence, band = (0.0, 2.0), ratio total", "–"]}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_folders_of_equal_names_are_told_apart(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / parent / "run", steps=20) for parent in ("one", "two")]
     text = write_comparison(folders, tmp_path / "c.html").read_text(encoding="utf-8")
@@ -77,6 +81,7 @@ def test_folders_of_equal_names_are_told_apart(tmp_path: Path) -> None:
     assert "two/run" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_run_can_be_compared(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", "interrupted", config=None, diagnostics=None)]
     assert "b has no config.json" in write_comparison(folders, tmp_path / "c.html").read_text(encoding="utf-8")

@@ -332,6 +332,7 @@ def test_what_was_not_measured_is_not_claimed(tmp_path: Path) -> None:
     assert "<b>–</b><span>steps</span>" in write_report(tmp_path).read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_long_setting_is_cut_with_a_word_about_it(tmp_path: Path) -> None:
     long = ["a" * 300, "b" * 3000]
     folders = [write_run(tmp_path / text[0], config=config(0) | {"recipe": RECIPE, "note": text}) for text in long]

@@ -7,8 +7,10 @@ tokens are not its own: they are drawn from all ids alike, so that one forward p
 import asyncio
 import copy
 import functools
+import importlib.util
 import json
 import random
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,6 +25,8 @@ from trimtab.rollout.adapter import Adapter, read_adapter
 from trimtab.train.policy import Policy
 
 BLOCK, LENGTH, SLOTS = 8, 80, 8
+if importlib.util.find_spec("sniffio") is None:  # the client looks for it at every request, in all of the path
+    sys.modules["sniffio"] = None  # type: ignore[assignment]
 
 
 def asynchronous(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

@@ -14,29 +14,23 @@ async def here() -> str:
 
 
 def test_a_caller_who_waits_runs_the_loop_itself() -> None:
-    loop = Loop(is_beside=False)
+    loop = Loop()
     assert loop.run(here()) == threading.current_thread().name
     assert loop.run(here()) == threading.current_thread().name  # the same loop once more
     loop.close()
 
 
 def test_beside_the_caller_there_is_a_thread_and_later_calls_join_it() -> None:
-    loop = Loop(is_beside=False)
+    loop = Loop()
     assert loop.run(here()) == threading.current_thread().name
     assert loop.start(here()).result(5) == "episodes"
     assert loop.run(here()) == "episodes"
     loop.close()
 
 
-def test_a_loop_beside_the_caller_always_has_a_thread() -> None:
-    loop = Loop()
-    assert loop.run(here()) == "episodes"
-    loop.close()
-
-
 def test_inside_an_event_loop_of_the_caller_a_thread_is_used() -> None:
     async def notebook() -> str:
-        loop = Loop(is_beside=False)
+        loop = Loop()
         try:
             return loop.run(here())
         finally:
@@ -46,7 +40,7 @@ def test_inside_an_event_loop_of_the_caller_a_thread_is_used() -> None:
 
 
 def test_an_interrupted_caller_leaves_nothing_running() -> None:
-    loop, ended = Loop(is_beside=False), []
+    loop, ended = Loop(), []
 
     async def waits() -> None:
         try:

@@ -69,7 +69,10 @@ def test_answers_that_share_rows_have_their_own_log_probs(
     assert worst(policy) < 1e-5
 
 
-@pytest.mark.parametrize(("path", "old", "new"), FAULTS)
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [pytest.param(*fault, marks=pytest.mark.slow if number % 3 else ()) for number, fault in enumerate(FAULTS)],
+)
 def test_a_fault_in_parting_shows(
     policy: Policy, path: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

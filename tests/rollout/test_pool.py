@@ -251,13 +251,17 @@ FAULTS = [
     (Buffer, "_drop_from", "< end)", "< end)[::-1]"),
     (Buffer, "take", "any(ticket in self.waiting for ticket in order)", "False"),
 ]  # fmt: skip
-LATE = ("_stale", "may_sample")
-"""Where faults take the most examples to be found; others break the same limit of staleness, and are found at once."""
+LATE = (
+    ("_stale", "rollouts.oldest_version"),
+    ("dispatch", "member.version >= 0"),
+    ("may_sample", "version + self.staleness"),
+)
+"""Faults that take the most examples to be found; others break the same limit of staleness, and are found at once."""
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "old", "new"),
-    [pytest.param(*fault, marks=pytest.mark.slow if fault[1] in LATE else ()) for fault in FAULTS],
+    [pytest.param(*fault, marks=pytest.mark.slow if fault[1:3] in LATE else ()) for fault in FAULTS],
 )
 def test_a_planted_fault_is_found(owner: type, name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, name, edited(vars(owner)[name], old, new))

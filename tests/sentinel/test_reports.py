@@ -295,7 +295,7 @@ def test_page_marks_the_positions_that_differ_and_teaches() -> None:
         assert text in said
 
 
-@pytest.mark.parametrize("every", [10, 1])
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_page_of_two_thousand_verdicts_stays_below_two_megabytes(every: int) -> None:
     assert len(RENDERERS["html"](crowd(every=every), TEACHING, None).encode()) < 2_000_000
 

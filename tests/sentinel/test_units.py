@@ -164,7 +164,7 @@ REPOSITORY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("at_a_commit", [False, True])
+@pytest.mark.parametrize("at_a_commit", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_repository_without_bindings_is_searched_and_only_its_signal_is_loaded(
     tmp_path: Path, at_a_commit: bool
 ) -> None:

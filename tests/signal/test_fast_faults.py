@@ -120,7 +120,11 @@ def plant(monkeypatch: pytest.MonkeyPatch, module: str, place: str, old: str, ne
 
 
 @pytest.mark.parametrize(
-    ("module", "place", "old", "new"), FAULTS, ids=[f"{place}-{number}" for number, (_, place, *_) in enumerate(FAULTS)]
+    ("module", "place", "old", "new"),
+    [
+        pytest.param(*fault, id=f"{fault[1]}-{number}", marks=pytest.mark.slow if number % 3 else ())
+        for number, fault in enumerate(FAULTS)
+    ],
 )
 def test_a_fault_shows(module: str, place: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _ = truth()  # before the fault

@@ -48,7 +48,13 @@ def go_on(run: Path, **leave: bool):
     return resume(run, changes={"steps": 2}, progress=Silent(), **leave)
 
 
-@pytest.mark.parametrize(("file", "key"), [("rows.jsonl", "train.task.file"), ("reward.py", "train.task.reward")])
+@pytest.mark.parametrize(
+    ("file", "key"),
+    [
+        pytest.param("rows.jsonl", "train.task.file", marks=pytest.mark.slow),
+        ("reward.py", "train.task.reward"),
+    ],
+)
 def test_a_changed_file_is_refused_by_name_or_accepted_and_recorded(
     file: str, key: str, place: Path, tmp_path: Path
 ) -> None:

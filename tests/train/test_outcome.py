@@ -30,7 +30,8 @@ def test_a_run_without_one_reward_has_learned_nothing(small: TrainSettings, tmp_
     reward = tmp_path / "bad.py"
     _ = reward.write_text("def score(completions, **columns):\n    raise RuntimeError('no idea')\n")
     task = small.task.model_copy(update={"reward": f"{reward}:score"})
-    settings = small.model_copy(update={"task": task, "run_dir": tmp_path / "run", "steps": 2, "eval_every": 2})
+    changed = {"task": task, "run_dir": tmp_path / "run", "steps": 2, "eval_every": 2, "warm_start_steps": 0}
+    settings = small.model_copy(update=changed)
     summary = train(settings, "grpo", progress=Silent())
     assert summary.outcome == "learned_nothing"
     assert summary.warnings[0].startswith("learned nothing: in 2 steps")

@@ -49,7 +49,7 @@ def assert_equal_runs(folder: Path, whole: Path, *, but: tuple[str, ...] = ()) -
 
 KILLS = [
     pytest.param("file .manifest.json.draft", 0, "half", id="while the run is opened", marks=pytest.mark.slow),
-    pytest.param("line metrics.jsonl", 3, "half", id="inside a line of metrics"),
+    pytest.param("line metrics.jsonl", 3, "half", id="inside a line of metrics", marks=pytest.mark.slow),
     pytest.param("file .optimizer.safetensors.draft", 1, "half", id="inside a checkpoint's file"),
     pytest.param("rename step_000002", 0, "before", id="before a checkpoint's rename", marks=pytest.mark.slow),
     pytest.param("remove .step_000000.old", 0, "half", id="while an old checkpoint is removed", marks=pytest.mark.slow),

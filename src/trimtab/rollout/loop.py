@@ -18,10 +18,9 @@ CLOSE_SECONDS = 5.0
 
 
 class Loop:
-    """Runs coroutines in a thread, beside the caller; or one after the other in the caller's (`is_beside` = False)."""
+    """Runs coroutines: one after the other in the caller's thread, or, once one was started beside it, in a thread."""
 
-    def __init__(self, *, is_beside: bool = True) -> None:
-        self.is_beside: bool = is_beside
+    def __init__(self) -> None:
         self._lock: threading.Lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -41,7 +40,7 @@ class Loop:
     def _own(self) -> asyncio.AbstractEventLoop | None:
         """The loop, if this thread may run it; None if it has a thread, or this thread runs another one already."""
         with self._lock:
-            if self.is_beside or self._thread is not None or _runs_a_loop():
+            if self._thread is not None or _runs_a_loop():
                 return None
             self._loop = self._loop or asyncio.new_event_loop()
             return self._loop

@@ -88,7 +88,6 @@ class Inline:
 
     def __init__(self, collector: Collector, buffer: Buffer) -> None:
         self._collector: Collector = collector
-        collector.loop.is_beside = False  # nothing works beside it, so it needs no thread
         self._buffer: Buffer = buffer
         self._again: list[int] = sorted(buffer.waiting)  # after a resume: admitted, but never delivered
         self._lag: float = 0.0
