@@ -27,8 +27,10 @@ test: ## run the tests, all but the slow ones
 	@sh scripts/setup.sh dev
 	@status=0; \
 	$(PYTEST) --ignore tests/golden --ignore tests/train/test_ranks.py $(ARGS) || status=1; \
-	$(RUN_TESTS) $(SHAPES) tests/golden tests/train/test_ranks.py || status=1; \
+	$(RUN_TESTS) tests/train/test_ranks.py || status=1; \
+	said=$$(mktemp); $(RUN_TESTS) $(SHAPES) tests/golden > $$said 2>&1 & shapes=$$!; \
 	TRIMTAB_PATH=reference $(RUN_TESTS) tests/golden tests/signal/test_pipeline.py || status=1; \
+	wait $$shapes || status=1; cat $$said; rm $$said; \
 	exit $$status
 
 test-all: ## run every test, with every extra; more than an hour

@@ -1,6 +1,7 @@
 """One thread a worker, and the tests' own modules importable by dotted path."""
 
 import gc
+import logging
 import os
 import sys
 from pathlib import Path
@@ -23,4 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
         as_on_a_device().__enter__()
     limit_instructions()
     torch.set_num_threads(1)
+    for logger in logging.root.manager.loggerDict.values():  # pytest asks each that keeps its records, in every test
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
     gc.set_threshold(100_000, 50, 50)  # a million objects of torch and transformers stay; looking at them takes long

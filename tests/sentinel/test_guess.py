@@ -64,7 +64,9 @@ def by_key(data: dict[str, Tensor]) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("fn", [by_name, by_matrix, by_position, by_key])
+@pytest.mark.parametrize(
+    "fn", [by_name, by_key, *(pytest.param(fn, marks=pytest.mark.slow) for fn in (by_matrix, by_position))]
+)
 def test_groups_come_in_many_forms(fn: Any) -> None:
     subject = guessed(fn)
     assert subject.role in ("reward_normalisation", "group_advantage")

@@ -82,6 +82,9 @@ def test_what_a_target_prints_forks_and_writes_stays_with_it(tmp_path: Path, mon
 
     def hungry(log_probs, advantages, mask):
         return len(bytearray(3 << 30)) * {LOSS}
+
+    def dies(log_probs, advantages, mask):
+        os._exit(3)
     """
     put(tmp_path, "losses_that_shout.py", FORKS + dedent(body))
     monkeypatch.chdir(tmp_path)
@@ -94,7 +97,9 @@ def test_what_a_target_prints_forks_and_writes_stays_with_it(tmp_path: Path, mon
     monkeypatch.setattr(process.Child, "end", ended)
     job = Job("losses_that_shout.py", folder=str(tmp_path), examples=1, invariants=("mask_content",))
     report = run_job(job, limits=Limits(processes=1, gibibytes=2))
-    assert statuses(report) == {"shouts": "holds"}
+    assert statuses(report) == {"shouts": "holds", "dies": "could not run"}
+    (lost,) = [verdict for verdict in report["verdicts"] if verdict["subject"] == "dies"]
+    assert "its process ended with code" in lost["reason"]
     assert [(one["subject"], "MemoryError" in one["reason"]) for one in report["could_not_bind"]] == [("hungry", True)]
     assert all(is_gone(int(pid)) for pid in pids.read_text().split())
     assert max(kept) == process.MAX_WORDS

@@ -39,7 +39,7 @@ class Served:
     def __init__(self, policy: Policy, folder: Path, count: int, **given: Any) -> None:
         self.loop = Loop()
         made = [Lookalike(policy, folder, token="right", **given) for _ in range(count)]
-        self.likes = [self.loop.run(like.__aenter__()) for like in made]
+        self.likes = [self.loop.start(like.__aenter__()).result() for like in made]
 
     def stop(self) -> None:
         async def kill() -> None:
