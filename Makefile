@@ -16,6 +16,9 @@ COMPUTE = advantage correction diagnostics kl layout metrics normalize parallel 
 	value_loss vote weighting
 SHAPES = --jaxtyping-packages=$(subst $(EMPTY) ,,$(foreach name,$(COMPUTE),trimtab.signal.$(name),))beartype.beartype
 
+# What `make test` runs by itself, and what needs a command of its own and is only read here.
+APART = golden train/test_ranks.py cluster environments vllm
+
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
@@ -26,7 +29,7 @@ train: ## run the main job; ARGS="--seed 1" passes options on
 test: ## run the tests, all but the slow ones
 	@sh scripts/setup.sh dev
 	@status=0; \
-	$(PYTEST) --ignore tests/golden --ignore tests/train/test_ranks.py $(ARGS) || status=1; \
+	$(PYTEST) $(addprefix --ignore tests/,$(APART)) $(ARGS) || status=1; \
 	$(RUN_TESTS) tests/train/test_ranks.py || status=1; \
 	said=$$(mktemp); $(RUN_TESTS) $(SHAPES) tests/golden > $$said 2>&1 & shapes=$$!; \
 	TRIMTAB_PATH=reference $(RUN_TESTS) tests/golden tests/signal/test_pipeline.py || status=1; \

@@ -62,6 +62,7 @@ class Peer:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
+        self._process.kill()  # it has nothing to finish, and torch takes a second to end
         self._process.wait(timeout=120)
         self._stderr.close()
 

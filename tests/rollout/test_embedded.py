@@ -57,7 +57,7 @@ def test_logp_is_that_of_a_full_forward_pass(
         torch.testing.assert_close(sample.logp, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("max_rows", [1, 3, 7, 100])
+@pytest.mark.parametrize("max_rows", [pytest.param(1, marks=pytest.mark.slow), 3, 7, 100])
 def test_an_answer_does_not_depend_on_its_neighbours(
     policy: Policy, engine: Embedded, prompts: list[tuple[int, ...]], max_rows: int
 ) -> None:

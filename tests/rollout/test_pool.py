@@ -223,15 +223,16 @@ class Machine(RuleBasedStateMachine):
 
 
 QUICK = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, derandomize=True, database=None,
+    stateful_step_count=40, deadline=None, derandomize=True, database=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 HUNT = settings(QUICK, max_examples=100, phases=(Phase.generate,))
 """Without shrinking: a planted fault only has to be found."""
 
 
-def test_no_order_of_events_changes_a_batch_or_loses_a_ticket() -> None:
-    run_state_machine_as_test(Machine, settings=QUICK)
+@pytest.mark.parametrize("examples", [60, pytest.param(300, marks=pytest.mark.slow)])
+def test_no_order_of_events_changes_a_batch_or_loses_a_ticket(examples: int) -> None:
+    run_state_machine_as_test(Machine, settings=settings(QUICK, max_examples=examples))
 
 
 FAULTS = [

@@ -246,7 +246,7 @@ BY_A_PROOF = {
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(f, marks=pytest.mark.slow if f in ("stale_cache_silent", "half_of_them") else ())
+        pytest.param(f, marks=() if f in ("stale_cache", "old_parameters", "warmer") else pytest.mark.slow)
         for f in BY_A_PROOF
     ],
 )

@@ -128,7 +128,7 @@ async def test_one_asked_again_for_an_adapter_that_was_replaced_meanwhile_comes_
         ("old_adapter", "it still computes with the old parameters"),
         pytest.param("no_adapter", "is refused and the server answers nothing", marks=pytest.mark.slow),
         pytest.param("half_of_it", "it computes with a mixture", marks=pytest.mark.slow),
-        ("one_cache stale_cache", "took 16 tokens of the next prompt from it"),
+        pytest.param("one_cache stale_cache", "took 16 tokens of the next prompt from it", marks=pytest.mark.slow),
         pytest.param(
             "one_cache stale_cache_silent", "is refused and the server answers nothing", marks=pytest.mark.slow
         ),

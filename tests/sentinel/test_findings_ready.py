@@ -40,7 +40,9 @@ def test_a_runner_that_cannot_run_makes_a_folder_that_says_so(tmp_path: Path, mo
     assert [row.status for row in rows(made.place.parent)] == ["not ready"]
 
 
-@pytest.mark.parametrize("outcome", ["passed", "was skipped", "broke", "did not run"])
+@pytest.mark.parametrize(
+    "outcome", ["passed", "broke", *(pytest.param(o, marks=pytest.mark.slow) for o in ("was skipped", "did not run"))]
+)
 def test_only_a_failed_assertion_counts_as_a_failed_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:

@@ -18,7 +18,10 @@ def test_families_are_numbered_as_in_the_catalogue() -> None:
     assert {one.family for one in INVARIANTS.values()} == {f"I{n:02}" for n in range(1, 27)}
 
 
-@pytest.mark.parametrize("subject", FORMULAS, ids=lambda s: s.label)
+@pytest.mark.parametrize(
+    "subject",
+    [pytest.param(s, id=s.label, marks=pytest.mark.slow if i % 2 else ()) for i, s in enumerate(FORMULAS)],
+)
 def test_nothing_is_found_in_a_formula(subject: Subject) -> None:
     assert findings(subject, random_cases(subject.reads, seed=0, examples=1)) == {}
 

@@ -35,8 +35,17 @@ def both(path: str, one: Recipe, dtype: torch.dtype = torch.float64, **how: obje
         return worst_difference(found, run(one, given, **how))
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("one", ALL, ids=lambda one: f"{one.loss.part.formula.name}-{one.weighting.formula.name}")
+@pytest.mark.parametrize(
+    ("one", "path"),
+    [
+        pytest.param(
+            one, path, id=f"{one.loss.part.formula.name}-{one.weighting.formula.name}-{path}",
+            marks=pytest.mark.slow if path == "device" and number % 3 else (),
+        )
+        for number, one in enumerate(ALL)
+        for path in PATHS
+    ],
+)  # fmt: skip
 def test_every_number_is_the_one_of_the_formulas(one: Recipe, path: str) -> None:
     assert both(path, one) < 1e-12
     assert both(path, one, parts=3) < 1e-12

@@ -98,7 +98,9 @@ def test_micro_batches_do_not_change_the_step(policy: Policy, name: str) -> None
         torch.testing.assert_close(whole, cut, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if i % 3 else ()) for i, name in enumerate(names())]
+)
 def test_every_recipe_trains_with_two_updates_a_batch(policy: Policy, name: str) -> None:
     """The first update is on-policy whatever the recipe; both must find what they need in the batch."""
     before = parameters(policy)
