@@ -180,22 +180,22 @@ class Player:
 
         The i-th token after `drawn` ones is drawn with the stream (seed, drawn), so no number is used twice.
         """
-        seed, parts, idle = stream_seed(one.seed, turn), list[Sample](), 0
+        seed, order = stream_seed(one.seed, turn), (*one.order, turn)
+        request, rest, parts, idle = Request(tuple(one.ids), seed, order), how, list[Sample](), 0
         while True:
-            drawn = sum(len(part.ids) for part in parts)
-            ids = (*one.ids, *(token for part in parts for token in part.ids))
-            request = Request(ids, stream_seed(seed, drawn) if drawn else seed, (*one.order, turn))
             version = self.engine.version
             async with self.room:
-                sample = await self.engine.generate(
-                    request, how if not drawn else replace(how, max_new_tokens=how.max_new_tokens - drawn)
-                )
-            parts += [sample] if sample.ids or sample.finish != "abort" else []
+                sample = await self.engine.generate(request, rest)
             if sample.finish != "abort":
-                return joined(parts)
+                return joined([*parts, sample]) if parts else sample
             idle = 0 if sample.ids or self.engine.version != version else idle + 1
             if idle == IDLE_STOPS:
                 raise GaveUp(f"the engine stopped the answer {IDLE_STOPS} times without new parameters")
+            if sample.ids:
+                parts.append(sample)
+                drawn = sum(len(part.ids) for part in parts)
+                request = Request((*request.ids, *sample.ids), stream_seed(seed, drawn), order)
+                rest = replace(how, max_new_tokens=how.max_new_tokens - drawn)
 
 
 def joined(parts: Sequence[Sample]) -> Sample:

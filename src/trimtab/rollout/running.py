@@ -7,9 +7,9 @@ back those that ended. It does not know who asked, nor how a forward pass is com
 import heapq
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from trimtab.rollout.engine import Finish, Greedy, Request, Sample, Sampling
 from trimtab.rollout.sheet import Sheet
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """One request: who asked, in which order, and how to draw."""
 
     key: int

@@ -5,9 +5,9 @@ tokens later, from a pipe, a checkpoint or a dump, can see that exactly these to
 """
 
 import hashlib
+from array import array
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,10 +32,15 @@ def seal_tokens(ids: Tensor, logp: Tensor, version: Tensor, turn: Tensor) -> int
 def _sealed(turns: Iterable[tuple[Sequence[int] | Tensor, Tensor, Sequence[int] | Tensor]]) -> int:
     digest = hashlib.blake2b(digest_size=8)
     for ids, logp, version in turns:
-        if not len(ids):
-            continue
-        digest.update(len(ids).to_bytes(4, "big"))
-        digest.update(np.asarray(ids, dtype=np.int64).tobytes())
-        digest.update(logp.detach().float().cpu().numpy().tobytes())
-        digest.update(np.asarray(version, dtype=np.int64).tobytes())
+        if len(ids):
+            digest.update(len(ids).to_bytes(4, "big") + _whole(ids) + _bytes(logp, torch.float32) + _whole(version))
     return int.from_bytes(digest.digest(), "big") >> 1  # a signed 64-bit number
+
+
+def _whole(values: Sequence[int] | Tensor) -> bytes:
+    """Whole numbers as 64 bits each."""
+    return _bytes(values, torch.int64) if isinstance(values, Tensor) else array("q", values).tobytes()
+
+
+def _bytes(values: Tensor, dtype: torch.dtype) -> bytes:
+    return values.detach().to("cpu", dtype).numpy().tobytes()
