@@ -16,6 +16,7 @@ from tests.train.conftest import lines, timeless
 from trimtab.config.train import TrainSettings
 from trimtab.errors import EngineError
 from trimtab.rollout.buffer import Buffer
+from trimtab.rollout.engine import Greedy
 from trimtab.rollout.publication import Publication
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.weights import digest
@@ -315,3 +316,13 @@ def test_closing_while_the_sampler_is_busy_does_not_hang(small: TrainSettings, t
     time.sleep(0.2)
     runtime.close()  # if it waited for all 1024 answers, the sampler would have ended by itself
     assert children() == []
+
+
+def test_an_evaluation_runs_in_the_thread_of_its_caller(small: TrainSettings) -> None:
+    """Its thread would stay beside the run, and OpenMP lets its threads sleep early where there are too many."""
+    _, policy = task_and_policy(small)
+    before, judge = set(threading.enumerate()), new_collector(policy, small)
+    judge.load(Publication(0, published(policy.model)))
+    _ = judge.play([judge.task.train(0)], [0], Greedy(4))
+    assert "episodes" not in {one.name for one in set(threading.enumerate()) - before}
+    judge.close()
