@@ -6,13 +6,15 @@
 
 Both ways sample the same prompts with the same model, and get new parameters before every batch (the same numbers under
 a new version). Coroutines run as in a sampler process: buffer, pool, orders, parameters that arrive in the middle of
-answers. Lockstep is how it was done before: a batch at a time, turn by turn. The learner takes no time.
+answers. Lockstep is how it was done before: a batch at a time, turn by turn. Both end with a batch of rollouts from a
+buffer. The learner takes no time.
 
 Seconds are the process's CPU time: neither way ever idles, and other work on the machine does not count.
 
 The ideal is a cost model's: a step costs a + b x rows + c x columns that the rows see, a prompt or a resubmitted part
 d per token, all four measured here; slots are refilled at once, nothing is padded and nothing copied. It is run over
-the lengths that lockstep drew.
+the lengths that lockstep drew. What lockstep takes beside its engine (prompts, texts, rewards, rollouts, parameters) no
+order of the answers saves, so the ideal takes it too. What coroutines take beyond that counts against them.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import torch
 
@@ -91,21 +94,50 @@ def new(policy: Policy, settings: TrainSettings) -> Collector:
     return new_collector(policy, settings, engine=new_engine(policy, settings, slots=engine_slots(settings)))
 
 
-def in_lockstep(policy: Policy, settings: TrainSettings) -> tuple[float, list[list[Work]]]:
-    """Tokens per second, and what was sampled."""
-    collector, size = new(policy, settings), settings.prompts_per_step
+@dataclass(frozen=True)
+class Lockstep:
+    """What a run in lockstep gave: its speed, what was sampled, and its seconds beside the engine."""
+
+    tokens_per_second: float
+    work: list[list[Work]]
+    beside: float
+
+
+def in_lockstep(policy: Policy, settings: TrainSettings) -> Lockstep:
+    """A batch at a time through the same buffer."""
+    collector, buffer = new(policy, settings), Buffer(settings.prompts_per_step, staleness=0)
     state, tokens, began, work = published(policy.model), 0, 0.0, list[list[Work]]()
+    engine = _Watched(collector.engine)
     for version in range(WARM + BATCHES):
         if version == WARM:
-            began = time.process_time()
-        collector.load(Publication(version, state))
-        played = lockstep.collect(collector, list(range(version * size, (version + 1) * size)))
+            began, engine.seconds = time.process_time(), 0.0
+        collector.load(Publication(version, state).copy())
+        rollouts, played = lockstep.collect(collector, buffer.admit(version))
+        buffer.put(rollouts)
+        taken = buffer.take()
+        assert taken is not None
         work.append([Work(len(one.prompt_ids), tuple(len(sample.ids) for sample in one.samples)) for one in played])
         if version >= WARM:
-            tokens += sum(sum(one.turns) for one in work[-1])
+            tokens += taken[0].num_tokens
     seconds = time.process_time() - began
     collector.close()
-    return tokens / seconds, work
+    return Lockstep(tokens / seconds, work, seconds - engine.seconds)
+
+
+class _Watched:
+    """Counts the seconds of an engine's answers."""
+
+    def __init__(self, engine: Any) -> None:
+        self.seconds: float = 0.0
+        self._sample: Any = engine.sample
+        engine.sample = self.sample
+
+    def sample(self, *given: Any) -> Any:
+        began = time.process_time()
+        try:
+            return self._sample(*given)
+        finally:
+            self.seconds += time.process_time() - began
 
 
 def in_coroutines(policy: Policy, settings: TrainSettings) -> float:
@@ -233,12 +265,12 @@ def table(rounds: int, names: Sequence[str]) -> list[str]:
         work: list[list[Work]] = []
         for number in range(rounds):
             costs = measured_cost(policy, settings)
-            arms = [in_lockstep, in_coroutines][:: 1 if number % 2 else -1]
-            found = {arm.__name__: arm(policy, settings) for arm in arms}
-            speed, work = found["in_lockstep"]  # type: ignore[misc]
-            pairs.append((speed, found["in_coroutines"]))  # type: ignore[arg-type]
-            limits = {"slots": engine_slots(settings), "staleness": settings.staleness}
-            ideals.append(lockstep_seconds(work, costs) / ideal_seconds(work, costs, **limits))
+            before = in_coroutines(policy, settings) if number % 2 else None
+            old = in_lockstep(policy, settings)
+            work = old.work
+            pairs.append((old.tokens_per_second, before or in_coroutines(policy, settings)))
+            best = ideal_seconds(work, costs, slots=engine_slots(settings), staleness=settings.staleness)
+            ideals.append((lockstep_seconds(work, costs) + old.beside) / (best + old.beside))
             print(f"{name}: round {number}: {pairs[-1][0]:.0f} {pairs[-1][1]:.0f} tokens/s, "
                   f"ratio {pairs[-1][1] / pairs[-1][0]:.2f}, ideal {ideals[-1]:.2f}, {costs}", flush=True)  # fmt: skip
         lengths = [sum(one.turns) for batch in work for one in batch]
