@@ -47,10 +47,10 @@ test-all: ## run every test, with every extra; more than an hour
 vllm-env: ## build .vllm-env with vLLM for the CPU; about 4 minutes and 3.5 GB; VLLM_ENV=... is another folder
 	@sh scripts/vllm_env.sh
 
-test-vllm: ## test against real vLLM servers on the CPU; about 12 minutes
-	@sh scripts/setup.sh dev
+test-vllm: ## test against real vLLM servers on the CPU; about 15 minutes
+	@sh scripts/setup.sh dev cluster
 	@sh scripts/vllm_env.sh
-	@$(RUN_TESTS) -m vllm tests/vllm $(ARGS)
+	@$(RUN_TESTS) -m vllm tests/vllm tests/cluster/test_own_server.py $(ARGS)
 
 test-environments: ## test with real verifiers and OpenEnv environments; about 4 minutes, and 6 to install them
 	@VENV=.verifiers-env sh scripts/setup.sh dev verifiers

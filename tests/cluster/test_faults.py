@@ -64,6 +64,16 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(nodes: Nodes) -
     assert "going on from step" in driver.said
 
 
+def test_a_rank_that_hangs_is_found_by_the_health_check(nodes: Nodes) -> None:
+    driver = start(nodes, "rank_hangs", {"train.cluster.health_seconds": 6}, "--ranks", "2")
+    driver.wait_for_step(12)
+    pid = driver.pid_of("rank 1")
+    os.kill(pid, signal.SIGSTOP)
+    whole(driver)
+    assert "the learner group is lost and started again (2 restarts left)" in driver.said
+    assert not Path(f"/proc/{pid}").exists()
+
+
 def test_without_a_budget_a_killed_rank_ends_the_run_with_a_sentence(nodes: Nodes) -> None:
     driver = start(nodes, "rank_once", {"train.cluster.restarts": 0}, "--ranks", "2")
     driver.wait_for_step(12)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import re
 import shlex
 import subprocess
@@ -25,6 +26,7 @@ from trimtab.train import train
 from trimtab.train.cluster.crew import Crew
 from trimtab.train.cluster.parcel import model_bytes, settings_bytes, settings_here, write_parcel
 from trimtab.train.cluster.placement import Role, fit, placement_lines, roles, wanted_resources
+from trimtab.train.cluster.server import OwnServer
 from trimtab.train.cluster.session import find_address
 from trimtab.train.runtimes.message import load_message, read_publication, read_said, said_message
 from trimtab.train.runtimes.worker import Failed, Gone, Loaded, Noted, Said
@@ -251,3 +253,30 @@ def test_a_launch_page_runs_dry_and_its_command_is_one_of_ours(page: Path, again
 
         settings = load_run(ROOT / parsed.params["run_file"], list(parsed.params["overrides"] or [])).train
         assert json.loads(settings.model_dump_json())["runtime"] in ("processes", "ray")
+
+
+# ------------------------------------------------------------------------------------------------ a server of one's own
+
+
+def test_a_server_that_ends_by_itself_is_told_and_one_that_is_closed_is_not(
+    small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    python = tmp_path / "env" / "bin" / "python"
+    _ = python.write_text("#!/bin/sh\nexit ${ENDS_WITH}\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("VLLM_ENV", str(tmp_path / "env"))
+    monkeypatch.setenv("ENDS_WITH", "3")
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    server = OwnServer(tmp_path, ray_settings(small, engine={"name": "vllm"}), mark="none")
+    server.watch(said.put)
+    assert "ended with exit code 3, so it has no engine" in said.get(timeout=30)
+
+    closed = OwnServer(tmp_path, ray_settings(small, engine={"name": "vllm"}), mark="none")
+    closed.close()
+    closed.watch(said.put)
+    assert closed._process.wait(30) == 3
+    for thread in threading.enumerate():
+        if thread.name == "vLLM server":
+            thread.join(30)
+    assert said.empty()

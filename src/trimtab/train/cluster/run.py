@@ -5,7 +5,8 @@ lost a rank is started again from the last checkpoint, as often as `cluster.rest
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,6 +23,29 @@ from trimtab.train.record.identity import MANIFEST, Identity, read_identity
 from trimtab.train.record.record import Summary
 from trimtab.train.show.progress import Progress
 from trimtab.train.whole import go_on, train_run
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done: a new run, or the rest of the one that `identity` names."""
+
+    settings: TrainSettings
+    recipe: Recipe | None
+    """None: that of the run that goes on."""
+    origin: Mapping[str, object] | None
+    identity: Identity | None = None
+    leave: Leave = field(default_factory=Leave)
+
+    def do(self, told: Progress) -> Summary:
+        if self.identity is not None:
+            return go_on(self.identity, self.settings, self.recipe, told, self.leave)
+        assert self.recipe is not None
+        return train_run(self.settings, self.recipe, told, self.origin)
+
+    def go_on_in(self, folder: Path) -> "Work":
+        """The rest of it, after what was done is in `folder`."""
+        settings = self.settings.model_copy(update={"run_dir": folder})
+        return replace(self, settings=settings, identity=read_identity(folder))
 
 
 class Told:
@@ -69,11 +93,7 @@ def train_on_cluster(
     settings: TrainSettings, recipe: Recipe, progress: Progress, origin: Mapping[str, object] | None
 ) -> Summary:
     """A new run on a cluster."""
-    told = Told(progress)
-    if "RANK" in os.environ:  # torchrun has made the group already; rank 0 alone needs the samplers
-        return _under_torchrun(settings, lambda: train_run(settings, recipe, told, origin))
-    with open_session(settings.cluster, wanted_resources(settings)) as session:
-        return _until_done(session, settings, recipe, told, origin, None, Leave())
+    return _run(Work(settings, recipe, origin), Told(progress))
 
 
 def resume_on_cluster(
@@ -82,62 +102,40 @@ def resume_on_cluster(
     """The rest of a run that was started on a cluster, on the same one or on another."""
     identity = read_identity(folder)
     settings = resumed_settings(identity, changes)
-    told = Told(progress)
-    if "RANK" in os.environ:
-        return _under_torchrun(settings, lambda: go_on(identity, settings, recipe, told, leave))
-    with open_session(settings.cluster, wanted_resources(settings)) as session:
-        return _until_done(session, settings, recipe, told, identity.config.get("origin"), identity, leave)
+    return _run(Work(settings, recipe, identity.config.get("origin"), identity, leave), Told(progress))
 
 
-def _under_torchrun(settings: TrainSettings, work: Callable[[], Summary]) -> Summary:
-    if os.environ["RANK"] != "0":
-        return work()
-    with open_session(settings.cluster, wanted_resources(settings)):
-        return work()
+def _run(work: Work, told: Told) -> Summary:
+    if os.environ.get("RANK", "0") != "0":
+        return work.do(told)
+    with open_session(work.settings.cluster, wanted_resources(work.settings)) as session:
+        if "RANK" in os.environ:  # torchrun has made the group already; rank 0 alone needs the samplers
+            return work.do(told)
+        return _until_done(session, work, told)
 
 
-def _until_done(
-    session: Session,
-    settings: TrainSettings,
-    recipe: Recipe | None,
-    told: Told,
-    origin: Mapping[str, object] | None,
-    identity: Identity | None,
-    leave: Leave,
-) -> Summary:
+def _until_done(session: Session, work: Work, told: Told) -> Summary:
     """Run, and go on from the last checkpoint each time the group has lost a rank, while the budget lasts."""
-    left = settings.cluster.restarts
+    left = work.settings.cluster.restarts
     while True:
         try:
-            with learner_group(session, settings, origin, identity, told.stage) as group:
+            with learner_group(session, work.settings, work.origin, work.identity, told.stage) as group:
                 told.group = group
-                if identity is not None:
-                    group.note_folder(Logs(identity.folder))
-                return _attempt(group, settings, recipe, told, origin, identity, leave)
+                if work.identity is not None:
+                    group.note_folder(Logs(work.identity.folder))
+                return _attempt(group, work, told)
         except RankError as error:
-            folder = identity.folder if identity is not None else told.folder
-            if not left or folder is None or not (folder / MANIFEST).is_file() or settings.cluster.ranks == 1:
+            folder = work.identity.folder if work.identity is not None else told.folder
+            if not left or folder is None or not (folder / MANIFEST).is_file() or work.settings.cluster.ranks == 1:
                 raise
             left -= 1
             told.stage(f"warning: the learner group is lost and started again ({left} restarts left): {error}")
-            identity = read_identity(folder)
-            settings = settings.model_copy(update={"run_dir": folder})
+            work = work.go_on_in(folder)
 
 
-def _attempt(
-    group: Group,
-    settings: TrainSettings,
-    recipe: Recipe | None,
-    told: Told,
-    origin: Mapping[str, object] | None,
-    identity: Identity | None,
-    leave: Leave,
-) -> Summary:
+def _attempt(group: Group, work: Work, told: Told) -> Summary:
     try:
-        if identity is not None:
-            return go_on(identity, settings, recipe, told, leave)
-        assert recipe is not None
-        return train_run(settings, recipe, told, origin)
+        return work.do(told)
     except RankError as error:
         said = group.why()
         if said:  # it was not lost: it refused

@@ -22,7 +22,7 @@ from trimtab.train.cluster.role import Scratch, Words, here
 from trimtab.train.cluster.server import OwnServer
 from trimtab.train.policy import Policy, load
 from trimtab.train.runtimes.message import read_publication, said_message
-from trimtab.train.runtimes.worker import Failed, Local, Said
+from trimtab.train.runtimes.worker import Failed, Gone, Local, Said
 from trimtab.train.setup import engine_slots, new_collector, new_engine
 
 
@@ -79,6 +79,8 @@ class SamplerRole:
 
     def close(self) -> None:
         """End what was started. The process itself is ended from outside."""
+        if self._server is not None:
+            self._server.close()
         if self._worker is not None:
             self._worker.close(0)
         self._scratch.close()
@@ -87,4 +89,5 @@ class SamplerRole:
         if settings.engine.name != "vllm":
             return new_engine(policy, settings, slots=engine_slots(settings))
         self._server = OwnServer(folder, settings, mark=self._scratch.mark)
+        self._server.watch(lambda why: self._said.put(Gone(why)))
         return self._server.engine(policy)

@@ -7,6 +7,8 @@ import os
 import secrets
 import socket
 import subprocess
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,7 @@ class OwnServer:
         self._settings: TrainSettings = settings
         self._proofs: Path = folder / "proofs.jsonl"
         self._read: int = 0
+        self._is_closed: bool = False
         self._token: str = secrets.token_urlsafe(24)
         launch = plan(
             without_critic(folder / MODEL),
@@ -55,6 +58,23 @@ class OwnServer:
         """The engine that this server is. It waits until the server answers."""
         place = Place(self._folder / "versions", self._folder / MODEL)
         return server_engine(policy, self._settings, self.url, place, token=self._token, proofs=self._proofs)
+
+    def watch(self, say: Callable[[str], None]) -> None:
+        """Call `say`, in a thread, when the server ends although nobody closed it: nothing else would ever hear of it."""
+
+        def wait() -> None:
+            code = self._process.wait()
+            if not self._is_closed:
+                say(
+                    f"its vLLM server ended with exit code {code}, so it has no engine. What the server printed is in "
+                    "the sampler's log in the run folder"
+                )
+
+        threading.Thread(target=wait, daemon=True, name="vLLM server").start()
+
+    def close(self) -> None:
+        """Whatever happens to the server now is meant."""
+        self._is_closed = True
 
     def fresh_proofs(self) -> str:
         """Lines that were written since the last call: what each load has shown."""
