@@ -23,8 +23,9 @@ from torch import Tensor
 
 from trimtab.config.train import ModelSettings
 from trimtab.errors import EngineError, StaleWeights
+from trimtab.rollout.answer import Answer
 from trimtab.rollout.engine import Greedy, Request, Sample, Sampling
-from trimtab.rollout.http import Answer, Server
+from trimtab.rollout.http import Server
 from trimtab.rollout.meet import Language
 from trimtab.rollout.place import Place
 from trimtab.rollout.publication import Publication

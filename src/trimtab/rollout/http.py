@@ -1,21 +1,21 @@
 """The only place that knows a vLLM server's protocol: routes, JSON, status codes. Written for vLLM 0.32.
 
 Token ids go in and come out: no text is ever sent to be tokenised, and whatever decides how tokens are drawn goes with
-every request. An answer is taken only if it is whole, is an answer to this request, and names the parameters that made
-it. What is done with servers and versions is `remote.py`'s business.
+every request. An answer is taken only if it is an answer to this request; `answer.py` reads it. What is done with
+servers and versions is `remote.py`'s business.
 """
 
 import asyncio
 import json
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from trimtab.errors import EngineError, EngineGone, MissingExtra, StaleWeights
-from trimtab.rollout.engine import Finish, Greedy, Sampling
+from trimtab.rollout.answer import Answer, read_answer
+from trimtab.rollout.engine import Greedy, Sampling
 
 if TYPE_CHECKING:
     import httpx
@@ -25,9 +25,6 @@ ATTEMPTS = 3
 PAUSE, LONGEST_PAUSE = 0.25, 8.0
 """Seconds before the second attempt, doubled each time."""
 BUSY = (429, 503)
-LOST_LOGP = -9998.0
-"""vLLM writes -9999 for a log-prob that is not a number or minus infinity."""
-FINISHES: dict[str, Finish] = {"stop": "eos", "length": "length", "abort": "abort"}
 ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Routes that answer with a sentence instead of JSON."""
 Sleep = Callable[[float], Awaitable[None]]
@@ -59,21 +56,6 @@ class Facts:
     chat_template: str
     lora_rank: int = 0
     """The largest rank of an adapter that it takes; 0: it takes none."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a server generated, and under which label it held its parameters meanwhile."""
-
-    ids: tuple[int, ...]
-    logp: tuple[float, ...]
-    finish: Finish
-    labels: tuple[str, ...]
-    """For each token, the label of the parameters that chose it."""
-    cached: int | None
-    """Tokens of the prompt that were not computed but found in the prefix cache; None if the server does not say."""
-    top: tuple[Mapping[int, float], ...]
-    """For each token, log-probs of the likeliest ids, if asked for."""
 
 
 class Server:
@@ -144,7 +126,7 @@ class Server:
                 f"engine {self.url}: was asked to answer with the adapter {adapter!r} and answered with "
                 f"{found.get('model')!r}, so the tokens are another policy's. Look at what stands between."
             )
-        return _answer(self.url, found, stop_ids, how.max_new_tokens)
+        return read_answer(self.url, found, stop_ids, how.max_new_tokens)
 
     async def _ask_generate(self, body: dict[str, Any]) -> dict[str, Any]:
         """Ask until an answer to this very request came, whole. A late answer to an earlier attempt is not taken."""
@@ -309,63 +291,6 @@ class Server:
                 "vLLM server. Look at the address."
             )
         return cast("dict[str, Any]", found)
-
-
-def _answer(url: str, found: dict[str, Any], stop_ids: Sequence[int], limit: int) -> Answer:
-    """Read an answer, and refuse one that lacks something."""
-    choices = cast("list[dict[str, Any]]", found.get("choices") or [])
-    if len(choices) != 1:
-        raise EngineError(
-            f"engine {url}: gave {len(choices)} answers to one request, so it is not clear which one was sampled. Look "
-            "at what stands between."
-        )
-    choice = choices[0]
-    ids = tuple(int(token) for token in choice.get("token_ids") or ())
-    content = cast("list[dict[str, Any]]", (choice.get("logprobs") or {}).get("content") or [])
-    spans = cast("list[dict[str, Any]]", choice.get("weight_versions") or [])
-    finish = FINISHES.get(str(choice.get("finish_reason")))
-    if finish is None or (not ids and finish != "abort") or len(ids) > limit:
-        raise EngineError(
-            f"engine {url}: ended an answer of {len(ids)} tokens (at most {limit} were asked for) with "
-            f"{choice.get('finish_reason')!r}, so it is not clear what was sampled. Look at its log."
-        )
-    labels = tuple(str(span["version"]) for span in spans for _ in range(int(span["start"]), int(span["end"])))
-    if len(labels) != len(ids):
-        raise EngineError(
-            f"engine {url}: does not say which parameters chose its tokens (weight_versions: {spans}), so a restart "
-            "would go unnoticed. Use vLLM 0.32 or newer."
-        )
-    details = cast("dict[str, Any]", (found.get("usage") or {}).get("prompt_tokens_details") or {})
-    return Answer(
-        ids=ids,
-        logp=_logp(url, ids, content, stop_ids if finish == "eos" else ()),
-        finish=finish,
-        labels=labels,
-        cached=details.get("cached_tokens"),
-        top=tuple({int(t["token_id"]): float(t["logprob"]) for t in one.get("top_logprobs") or ()} for one in content),
-    )
-
-
-def _logp(url: str, ids: tuple[int, ...], content: list[dict[str, Any]], ends: Sequence[int]) -> tuple[float, ...]:
-    """One log-prob per token, the end token's among them."""
-    if ends and ids[-1] not in ends:
-        raise EngineError(
-            f"engine {url}: an answer was stopped and its last id is {ids[-1]}, none of the stop ids {list(ends)}, so "
-            "the end token is missing and the policy could not learn to end. Use a server that returns stop tokens."
-        )
-    if [int(one.get("token_id", -1)) for one in content] != list(ids):
-        raise EngineError(
-            f"engine {url}: {len(ids)} tokens came with {len(content)} log-probs or with those of other ids, so tokens "
-            "and log-probs do not match; often the stop token has none. Use a server that scores every token."
-        )
-    logp = tuple(float(one["logprob"]) for one in content)
-    lost = [place for place, value in enumerate(logp) if not math.isfinite(value) or value < LOST_LOGP]
-    if lost:
-        raise EngineError(
-            f"engine {url}: the log-prob of token {lost[0]} (id {ids[lost[0]]}) is {logp[lost[0]]}, no number, so it "
-            "cannot be trained on. The server's parameters may be broken: publish them again."
-        )
-    return logp
 
 
 def _flag(status: int, path: str, text: str) -> str | None:

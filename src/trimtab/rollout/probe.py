@@ -13,8 +13,9 @@ from torch import Tensor
 
 from trimtab.errors import EngineError, StaleWeights
 from trimtab.rollout.adapter import read_adapter
+from trimtab.rollout.answer import Answer
 from trimtab.rollout.engine import Sampling
-from trimtab.rollout.http import Answer, Facts, Server
+from trimtab.rollout.http import Facts, Server
 from trimtab.rollout.meet import Language
 from trimtab.rollout.place import Held, read_state
 from trimtab.rollout.proof import Proof, judge, temperature_between

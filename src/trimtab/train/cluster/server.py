@@ -60,7 +60,7 @@ class OwnServer:
         return server_engine(policy, self._settings, self.url, place, token=self._token, proofs=self._proofs)
 
     def watch(self, say: Callable[[str], None]) -> None:
-        """Call `say`, in a thread, when the server ends although nobody closed it: nothing else would ever hear of it."""
+        """Call `say`, in a thread, when the server ends although nobody closed it: nobody else would hear of it."""
 
         def wait() -> None:
             code = self._process.wait()
