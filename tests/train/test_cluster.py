@@ -261,7 +261,9 @@ def test_a_launch_page_runs_dry_and_its_command_is_one_of_ours(page: Path, again
 def test_a_server_that_ends_by_itself_is_told_and_one_that_is_closed_is_not(
     small: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "env" / "bin").mkdir(parents=True)
+    for folder in ("env/bin", "model"):
+        (tmp_path / folder).mkdir(parents=True)
+    _ = (tmp_path / "model" / "config.json").write_text("{}")
     python = tmp_path / "env" / "bin" / "python"
     _ = python.write_text("#!/bin/sh\nexit ${ENDS_WITH}\n")
     python.chmod(0o755)
