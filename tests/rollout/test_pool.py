@@ -244,7 +244,7 @@ FAULTS = [
     (Pool, "accept", "expected - stale", "expected"),  # the oldest token does not count
     (Pool, "_stale", "rollouts.oldest_version", "int(rollouts.version.max())"),  # the newest token counts
     (Pool, "dispatch", "member.version >= 0", "True"),  # an engine that proved nothing
-    (Pool, "dispatch", "len(member.tickets) < member.room", "True"),  # more than it has room for
+    (Pool, "dispatch", "len(member.tickets) < min(member.room, share)", "True"),  # more than it has room for
     (Pool, "__post_init__", "*self.buffer.waiting", "*()"),  # what was in flight at a checkpoint
     (Buffer, "admit", "self.staleness + 1", "self.staleness + 2"),
     (Buffer, "may_sample", "version + self.staleness", "version + self.staleness + 1"),
@@ -268,3 +268,21 @@ def test_a_planted_fault_is_found(owner: type, name: str, old: str, new: str, mo
     monkeypatch.setattr(owner, name, edited(vars(owner)[name], old, new))
     with pytest.raises(Exception):  # noqa: B017 - an assertion, a refusal, or a group of them
         run_state_machine_as_test(Machine, settings=HUNT)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_the_first_to_prove_a_version_leaves_the_others_their_share(staleness: int) -> None:
+    pool = Pool(Buffer(8, staleness))
+    first, second = pool.join(100), pool.join(100)
+    pool.prove(first, 0)
+    pool.prove(second, 0)
+    both = pool.dispatch()
+    assert [len(both[number]) for number in (first, second)] == [4 * (staleness + 1)] * 2
+    for number, tickets in both.items():
+        for ticket in tickets:
+            pool.buffer.put(pool.accept(number, group(ticket, [0])))  # type: ignore[arg-type]
+    assert pool.buffer.take() is not None
+    pool.prove(first, 1)
+    assert len(pool.dispatch()[first]) == (4 if staleness == 0 else 8)  # all of a batch only where there are two
+    pool.prove(second, 1)
+    assert [len(tickets) for tickets in pool.dispatch().values()] == ([4] if staleness == 0 else [])

@@ -28,18 +28,16 @@ def run_of(name: str, tmp_path: Path) -> Recorded:
     return recorded(read_schedule(tmp_path))
 
 
-def test_a_recorded_run_comes_out_in_the_same_order_and_as_stale(tmp_path: Path) -> None:
-    """Two sampler processes, staleness 2, 24 batches of 8 prompts, recorded on two busy cores."""
-    found = replayed(run_of("two_samplers", tmp_path), 8, 2)
-    assert (found.batches, found.same_order, found.same_staleness) == (24, 24, 24)
-    assert 0.7 < found.ratio < 1.3
+@pytest.mark.parametrize("name", ["two_samplers", "one_sampler"])
+def test_a_recorded_run_comes_out_in_the_same_order_and_as_stale(name: str, tmp_path: Path) -> None:
+    """Sampler processes on two busy cores, staleness 2, 24 batches of 8 prompts.
 
-
-def test_when_an_answer_began_is_not_recorded_so_a_version_may_be_one_off(tmp_path: Path) -> None:
-    run = run_of("one_sampler", tmp_path)
-    found = replayed(run, 8, 2)
+    When an answer began is not recorded, so now and then one is drawn with a version before or after its own.
+    """
+    found = replayed(run_of(name, tmp_path), 8, 2)
     assert (found.batches, found.same_order) == (24, 24)
     assert found.same_staleness >= 23
+    assert 0.7 < found.ratio < 1.3
 
 
 @pytest.mark.parametrize("name", ["two_samplers", "one_sampler"])

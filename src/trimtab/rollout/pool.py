@@ -68,13 +68,15 @@ class Pool:
         """Give out what may be sampled now: for each member that gets some, its tickets in their order.
 
         Whoever has most room left is next, of equals the one with the newest version. The oldest ticket that its
-        version allows comes first.
+        version allows comes first. Nobody holds more than an equal share of all that can be in flight: otherwise the
+        first to prove a version would take the whole batch, and the others, who prove it a moment later, none.
         """
         orders: dict[int, list[int]] = {}
         open_ones = [member for member in self.members.values() if member.version >= 0]
+        share = -(-self.buffer.groups_per_batch * (self.buffer.staleness + 1) // max(1, len(open_ones)))
         while open_ones:
             member = min(open_ones, key=lambda one: (len(one.tickets) / one.room, -one.version, one.number))
-            ticket = self._ticket_for(member) if len(member.tickets) < member.room else None
+            ticket = self._ticket_for(member) if len(member.tickets) < min(member.room, share) else None
             if ticket is None:
                 open_ones.remove(member)
                 continue
