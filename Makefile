@@ -60,7 +60,7 @@ test-environments: ## test with real verifiers and OpenEnv environments; about 4
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .openenv-env/bin/pytest -q -m environments tests/environments/test_openenv.py $(ARGS) || status=1; \
 	exit $$status
 
-test-cluster: ## test on real Ray clusters of this machine, with faults; about 25 minutes
+test-cluster: ## test on real Ray clusters of this machine, with faults; about 17 minutes
 	@sh scripts/setup.sh dev cluster
 	@$(RUN_TESTS) -m cluster tests/cluster $(ARGS)
 

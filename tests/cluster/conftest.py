@@ -176,12 +176,28 @@ def resume(driver: Driver, *words: str) -> Driver:
     return Driver(driver.nodes, driver.run, command(driver.nodes, "train", "--resume", str(driver.run), *words))
 
 
+STARTED: "list[subprocess.Popen[str]]" = []
+
+
+@pytest.fixture(autouse=True)
+def _no_driver_stays() -> Iterator[None]:
+    """A test that failed leaves no run behind: it would hold the nodes' resources, and every later test would fail."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            _ = process.wait()
+
+
 def command(nodes: Nodes, *words: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "trimtab", *words, "--cluster", nodes.address],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=nodes.folder, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", MARK: nodes.mark},
     )  # fmt: skip
+    STARTED.append(process)
+    return process
 
 
 def tickets(run: Path) -> list[int]:
