@@ -39,7 +39,7 @@ class OwnServer:
             host="127.0.0.1",
             port=_free_port(),
             slots=engine_slots(settings),
-            dtype="auto",
+            dtype=settings.model.dtype,  # left to itself, vLLM rounds float32 to 16 bits, and no small change is proven
             max_length=0,
             lora_rank=0,  # a publication comes whole, with its adapter merged
             environment=None,
