@@ -230,7 +230,7 @@ HUNT = settings(QUICK, max_examples=100, phases=(Phase.generate,))
 """Without shrinking: a planted fault only has to be found."""
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [120, pytest.param(300, marks=pytest.mark.slow)])
 def test_no_order_of_events_changes_a_batch_or_loses_a_ticket(examples: int) -> None:
     run_state_machine_as_test(Machine, settings=settings(QUICK, max_examples=examples))
 

@@ -358,9 +358,9 @@ def test_answers_are_spread_over_the_workers_and_come_back_in_order(file: str) -
 
 def test_a_large_call_passes_the_pipes(file: str) -> None:
     with RewardPool(f"{file}:exact", 1, PLENTY, ("answer",)) as pool:
-        texts = ["é" * 200_000] * 5
-        columns = {"prompts": texts, "completions": texts, "completion_ids": [[1]] * 5, "answer": texts}
-        assert {verdict.reward for verdict in pool.judge(columns, 5)} == {1.0}
+        texts = ["é" * 200_000] * 20
+        columns = {"prompts": texts, "completions": texts, "completion_ids": [[1]] * 20, "answer": texts}
+        assert {verdict.reward for verdict in pool.judge(columns, 20)} == {1.0}
 
 
 def test_an_interrupted_call_leaves_no_answer_for_the_next(file: str) -> None:
