@@ -35,7 +35,6 @@ def losses(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.slow
 def test_a_child_that_dies_costs_one_function_and_not_the_report(losses: Path) -> None:
     job = Job(str(losses), examples=1, subjects=("fine", "dies"), invariants=("mask_content", "split"))
     report = run_job(job, limits=ONE)
