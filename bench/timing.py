@@ -19,9 +19,18 @@ class Times:
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], Any]], *, rounds: int = 15, warm: int = 2, least_seconds: float = 0.02
+    calls: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int = 15,
+    warm: int = 2,
+    least_seconds: float = 0.02,
+    whole_seconds: float = 10.0,
 ) -> dict[str, Times]:
-    """Time every call in turn, round after round: what slows the machine down slows all of them."""
+    """Time every call in turn, round after round: what slows the machine down slows all of them.
+
+    There are at least `rounds`, and so many that all take `whole_seconds`: fifteen rounds of short calls are over in
+    two seconds, in which a shared machine may have no quiet moment.
+    """
     settle_allocator()
     repeats: dict[str, int] = {}
     for name, call in calls.items():
@@ -31,8 +40,11 @@ def interleaved(
         _ = call()
         repeats[name] = max(1, int(least_seconds / max(time.perf_counter() - started, 1e-6)))
     found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
+    began, done = time.perf_counter(), 0
+    while done < rounds or time.perf_counter() - began < whole_seconds:
+        done += 1
         for name, call in calls.items():
+            _ = call()  # not timed: what others left in the caches is no part of this one
             started = time.perf_counter()
             for _ in range(repeats[name]):
                 _ = call()

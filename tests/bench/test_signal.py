@@ -33,13 +33,23 @@ def test_on_a_busy_machine_there_are_no_ratios() -> None:
     assert all(line.split("|")[4].strip() == "" for line in table("stage", rows(), ratios=False))
 
 
-def test_every_call_is_timed_in_every_round() -> None:
+def test_every_call_is_timed_in_every_round_after_one_that_is_not() -> None:
     order: list[str] = []
     found = interleaved(
-        {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3, warm=0, least_seconds=0
+        {"a": lambda: order.append("a"), "b": lambda: order.append("b")},
+        rounds=3,
+        warm=0,
+        least_seconds=0,
+        whole_seconds=0,
     )
-    assert order == ["a", "b"] + ["a", "b"] * 3
+    assert order == ["a", "b"] + ["a", "a", "b", "b"] * 3
     assert all(one.least <= one.middle for one in found.values())
+
+
+def test_short_calls_get_more_rounds() -> None:
+    order: list[str] = []
+    _ = interleaved({"a": lambda: order.append("a")}, rounds=1, warm=0, least_seconds=0, whole_seconds=0.05)
+    assert len(order) > 10
 
 
 def test_what_was_not_compiled_is_not_timed_as_compiled() -> None:

@@ -242,3 +242,15 @@ def test_the_spread_of_a_ratio_is_exact_however_narrow_it_is(scale: float, shift
     ratio = logs.exp()
     apart = (ratio - ratio.mean()).square().sum()
     assert Ratio(logs, segments).sums.around == pytest.approx(float(apart), rel=1e-6 if scale < 1e-8 else 1e-9)
+
+
+@pytest.mark.parametrize("block", [1, 7])
+@pytest.mark.parametrize("one", ALL[:4], ids=lambda one: one.name)
+def test_a_walk_in_blocks_finds_the_same(one: Recipe, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More tokens than fit into a block: half a million by default, a few here."""
+    given = batch_of(dtype=torch.float64, spread=0.4)
+    with on("reference"):
+        expected = run(one, given)
+    monkeypatch.setattr("trimtab.signal.ratio.BLOCK", block)
+    with on("fast"):
+        assert worst_difference(run(one, given), expected) < 1e-12

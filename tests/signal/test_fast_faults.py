@@ -55,7 +55,7 @@ FAULTS = [
     ("ratio", "Ratio._walk", "_around_mean(exact, 1 + here / num)", "_around_mean(exact, 1.0)"),
     ("ratio", "_around_mean", "- count * mean * mean", "- count"),
     ("ratio", "Ratio._walk", "- num\n", "\n"),
-    ("ratio", "Ratio._walk", "block.abs().sum(", "block.sum("),
+    ("ratio", "Ratio._walk", "torch.abs(block, out=spare).sum(", "block.sum("),
     ("ratio", "Ratio._product", " or not self.is_within", ""),
     ("ratio", "Ratio._product", "held.value.mul_(second.value)", "held.value"),
     ("ratio", "Ratio._walk", " and size >= count and self.is_within", ""),

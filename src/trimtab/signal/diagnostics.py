@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from functools import cache
 from typing import cast
 
 import torch
@@ -38,30 +37,24 @@ def drift(ratios: Mapping[str, Ratio], segments: Segments) -> Metrics:
         far, moved, around = ratio.sums.far, ratio.sums.moved, ratio.sums.around
         farthest, least, most = _extremes(ratio.sums.low, ratio.sums.high)
         share = moved / max(count, 1.0)
-        found: dict[str, Metric] = {
-            "logratio_{}/token_abs_mean": Mean(far, count),
-            "logratio_{}/token_abs_max": Extremum(farthest, 1),
-            "ratio_{}/token_mean": Mean(count + moved, count),
-            "ratio_{}/token_std": Spread(count, 1 + share, around),
-            "ratio_{}/token_min": Extremum(least, -1),
-            "ratio_{}/token_max": Extremum(most, 1),
-            "ratio_{}/sequence_mean": Mean(product, sequences),
-            "ratio_{}/sequence_std": Spread(sequences, mean, m2),
-            "ratio_{}/sequence_min": Extremum(lowest, -1),
-            "ratio_{}/sequence_max": Extremum(highest, 1),
-            "ess_{}/token": SampleSize(count + moved, count + 2 * moved + around + share * moved, count),
-            "ess_{}/sequence": SampleSize(product, square, sequences),
-            "k1_{}/token_mean": Mean(-total, count),
-            "k3_{}/token_mean": Mean(moved - total, count),
+        entries |= {
+            f"logratio_{name}/token_abs_mean": Mean(far, count),
+            f"logratio_{name}/token_abs_max": Extremum(farthest, 1),
+            f"ratio_{name}/token_mean": Mean(count + moved, count),
+            f"ratio_{name}/token_std": Spread(count, 1 + share, around),
+            f"ratio_{name}/token_min": Extremum(least, -1),
+            f"ratio_{name}/token_max": Extremum(most, 1),
+            f"ratio_{name}/sequence_mean": Mean(product, sequences),
+            f"ratio_{name}/sequence_std": Spread(sequences, mean, m2),
+            f"ratio_{name}/sequence_min": Extremum(lowest, -1),
+            f"ratio_{name}/sequence_max": Extremum(highest, 1),
+            f"ess_{name}/token": SampleSize(count + moved, count + 2 * moved + around + share * moved, count),
+            f"ess_{name}/sequence": SampleSize(product, square, sequences),
+            f"k1_{name}/token_mean": Mean(-total, count),
+            f"k3_{name}/token_mean": Mean(moved - total, count),
         }
-        entries.update(zip(_names(name, tuple(found)), found.values(), strict=True))
         ratio.forget()
     return Metrics(entries, histograms)
-
-
-@cache
-def _names(ratio: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name.format(ratio) for name in names)
 
 
 def _products(ratio: Ratio) -> tuple[Number, ...]:

@@ -210,11 +210,12 @@ class Metrics(Mapping[str, Metric]):
         """Plain numbers; the one place where the device is asked. A metric with nothing to report is left out."""
         found: dict[str, float] = {}
         for name, metric in self.entries.items():
-            if type(metric) is Mean and type(metric.count) is float:  # most are, so this is written out
-                total, count, absent = metric
-                number, is_there = total / (count if count > 1 else 1.0), count > 0 or not absent
-            else:
-                number, is_there = metric.value()
+            if type(metric) is Mean and type(metric[0]) is type(metric[1]) is float:  # most are, so this is written out
+                total, count, absent = cast("tuple[float, float, bool]", metric)
+                if count > 0 or not absent:
+                    found[name] = total / (count if count > 1 else 1.0)
+                continue
+            number, is_there = metric.value()
             if isinstance(number, Tensor):
                 return Metrics(_read(self.entries), {}).numbers()
             if is_there:
@@ -315,6 +316,8 @@ def _plain_sums(values: Array, among: Array | None) -> tuple[float, float]:
 
 def larger(first: Number, second: Number) -> Number:
     """The larger of two; not a number, if the first is none."""
+    if type(first) is type(second) is float:
+        return second if first < second else first
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return torch.maximum(first, second)
     if isinstance(first, Tensor) or isinstance(second, Tensor):

@@ -18,7 +18,7 @@ from trimtab.signal.composition import KL, RATIO_TO, Recipe, Term
 from trimtab.signal.decision import available_now, check_given
 from trimtab.signal.diagnostics import Population, by_sign, drift, kept_share, observe, stage_metrics
 from trimtab.signal.fast.choice import is_all_watched, is_fast
-from trimtab.signal.fast.fused import FUSED, Given, policy_term, zero_where
+from trimtab.signal.fast.fused import FUSED, OWN_SLOPE, Given, policy_term, zero_where
 from trimtab.signal.fast.fused import Term as PolicyTerm
 from trimtab.signal.fast.per_sequence import StageShortcuts
 from trimtab.signal.fields import Field, Fields, everything
@@ -207,7 +207,8 @@ def _fused_policy(
     kept = host(keep.values)
     if isinstance(kept, Tensor) or not kept.all():  # read only where reading costs nothing
         rejected = ~keep.tokens
-        logp, value = zero_where(rejected, logp), None if value is None else zero_where(rejected, value)
+        logp = zero_where(rejected, logp) if stage.part.formula.name in OWN_SLOPE else logp
+        value = None if value is None else zero_where(rejected, value)
         cost, weight = cost.where(keep), weight.where(keep)
     given = Given((weight * importance * cost).tokens, logp, value, available.get("selected"))
     return policy_term(stage.part, given, logp_current, inside)

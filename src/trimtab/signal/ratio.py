@@ -161,7 +161,8 @@ class Ratio:
             block = self.logratio if size >= count else self.logratio[start : start + size]
             held = self.__dict__.pop("exact", None)
             num = block.numel()
-            far += read_if_plain(block.abs().sum())  # nothing cancels, so the digits of the log-ratio suffice
+            spare = None if value is None or size < count else value  # its memory is at hand, and is written later
+            far += read_if_plain(torch.abs(block, out=spare).sum())  # nothing cancels: the log-ratio's digits suffice
             exact = self._product() if value is None and size >= count else None
             if exact is None:
                 exact = _doubled(block) if held is None else held

@@ -91,7 +91,8 @@ FUSED: dict[str, Callable[..., Losses]] = {
 """Every loss that is fused, by the name of its formula."""
 
 OWN_SLOPE = frozenset({"policy_loss.reinforce", "policy_loss.clipped_importance"})
-"""Losses whose gradient does not go through the ratio: it does not stop where the ratio is bounded."""
+"""Losses that read the log-prob itself. Their gradient does not go through the ratio: it does not stop where the ratio
+is bounded."""
 
 
 @dataclass(frozen=True)
