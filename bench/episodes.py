@@ -11,10 +11,9 @@ buffer. The learner takes no time.
 
 Seconds are the process's CPU time: neither way ever idles, and other work on the machine does not count.
 
-The ideal is a cost model's: a step costs a + b x rows + c x columns that the rows see, a prompt or a resubmitted part
-d per token, all four measured here; slots are refilled at once, nothing is padded and nothing copied. It is run over
-the lengths that lockstep drew. What lockstep takes beside its engine (prompts, texts, rewards, rollouts, parameters) no
-order of the answers saves, so the ideal takes it too. What coroutines take beyond that counts against them.
+The ideal is a cost model's (`ideal.py`), over the answers that lockstep drew. What lockstep takes beside its engine
+(prompts, texts, rewards, rollouts, parameters) no order of the answers saves, so the ideal takes it too. What
+coroutines take beyond that counts against them. The share of the ideal is the median over rounds.
 """
 
 import argparse
@@ -28,12 +27,12 @@ from typing import Any
 import torch
 
 from bench import lockstep
+from bench.ideal import Work, ideal_seconds, lockstep_seconds, measured_cost
 from bench.timing import busy
 from trimtab.config.train import ModelSettings, TaskSettings, TrainSettings
 from trimtab.rollout.buffer import Buffer
 from trimtab.rollout.collect import Collector
-from trimtab.rollout.embedded import Embedded
-from trimtab.rollout.engine import Request, Sampling
+from trimtab.rollout.play import Played
 from trimtab.rollout.publication import Publication
 from trimtab.train.policy import Policy, published
 from trimtab.train.runtimes.beside import Beside
@@ -61,28 +60,6 @@ DOC = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 MARK = "<!-- bench.episodes -->"
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Seconds: of a step, of each row in it, of each column that a row sees, and of one token of a prompt."""
-
-    step: float
-    row: float
-    column: float
-    token: float
-
-    def of(self, seen: Sequence[int]) -> float:
-        """A step of rows that see so many columns each."""
-        return self.step + self.row * len(seen) + self.column * sum(seen)
-
-
-@dataclass(frozen=True)
-class Work:
-    """One episode: tokens of the prompt and of each turn, and what the environment added after it."""
-
-    prompt: int
-    turns: tuple[int, ...]
-
-
 def prepared(settings: TrainSettings) -> Policy:
     _, policy = task_and_policy(settings)
     if settings.warm_start_steps:
@@ -101,6 +78,7 @@ class Lockstep:
     tokens_per_second: float
     work: list[list[Work]]
     beside: float
+    engine: float
 
 
 def in_lockstep(policy: Policy, settings: TrainSettings) -> Lockstep:
@@ -116,12 +94,22 @@ def in_lockstep(policy: Policy, settings: TrainSettings) -> Lockstep:
         buffer.put(rollouts)
         taken = buffer.take()
         assert taken is not None
-        work.append([Work(len(one.prompt_ids), tuple(len(sample.ids) for sample in one.samples)) for one in played])
+        work.append([_work(one) for one in played])
         if version >= WARM:
             tokens += taken[0].num_tokens
     seconds = time.process_time() - began
     collector.close()
-    return Lockstep(tokens / seconds, work, seconds - engine.seconds)
+    return Lockstep(tokens / seconds, work, seconds - engine.seconds, engine.seconds)
+
+
+def _work(one: Played) -> Work:
+    """What an episode read and wrote, and where its turns are."""
+    turns, place = list[tuple[int, int]](), 0
+    for sample in one.samples:
+        begin = one.trainable.index(True, place)
+        place = begin + len(sample.ids)
+        turns.append((begin, place))
+    return Work(tuple(one.ids), tuple(turns))
 
 
 class _Watched:
@@ -159,99 +147,6 @@ def in_coroutines(policy: Policy, settings: TrainSettings) -> float:
     return tokens / seconds
 
 
-def measured_cost(policy: Policy, settings: TrainSettings) -> Cost:
-    """Lines through the medians: of steps with few and with many rows, narrow and wide; of prompts of two lengths."""
-    engine = new_engine(policy, settings, slots=0)
-    assert isinstance(engine, Embedded)
-    publication = Publication(0, published(policy.model))
-    engine.load(publication.state, 0, publication.digest)
-    rows = engine_slots(settings)
-    times = {count: _step_seconds(engine, count, 4) for count in (rows // 8, rows // 2, rows)}
-    slope, start = _line(times)
-    column = max((_step_seconds(engine, rows, 100) - times[rows]) / (96 * rows), 0.0)
-    prompts = {tokens: _entry_seconds(engine, tokens) for tokens in (8, 32)}
-    return Cost(max(start, 0.0), max(slope - 10 * column, 0.0), column, max(_line(prompts)[0], 0.0) / 16)
-
-
-def _step_seconds(engine: Embedded, rows: int, prompt: int) -> float:
-    """The median step of about so many rows; their prompts are so long, and they draw a few tokens."""
-    found: list[float] = []
-    tokens = 12
-    for trial in range(6):
-        for key in range(rows):
-            ids = (*range(3, 6), *(6 + (key >> place % 8) % 2 for place in range(prompt - 3)))
-            engine.submit(key, Request(ids, 1000 * trial + key), Sampling(tokens, 1.0))
-        _ = engine.step()
-        for _ in range(tokens - 2):
-            began, before = time.process_time(), len(engine._running)
-            _ = engine.step()
-            if before > 0.9 * rows:
-                found.append(time.process_time() - began)
-        _ = engine.abort()
-    return median(found)
-
-
-def _entry_seconds(engine: Embedded, tokens: int) -> float:
-    """A first step with sixteen prompts of this many tokens."""
-    found: list[float] = []
-    for trial in range(12):
-        for key in range(16):
-            ids = tuple(3 + (key + place) % 16 for place in range(tokens))
-            engine.submit(key, Request(ids, 100 * trial + key), Sampling(4, 1.0))
-        began = time.process_time()
-        _ = engine.step()
-        found.append(time.process_time() - began)
-        _ = engine.abort()
-    return median(found)
-
-
-def _line(points: dict[int, float]) -> tuple[float, float]:
-    """Slope and start of the least-squares line."""
-    x, y = mean(points), mean(points.values())
-    slope = sum((one - x) * (value - y) for one, value in points.items()) / sum((one - x) ** 2 for one in points)
-    return slope, y - slope * x
-
-
-def lockstep_seconds(work: Sequence[Sequence[Work]], cost: Cost) -> float:
-    """What the cost model says of a batch at a time, turn by turn, after the warm batches."""
-    total = 0.0
-    for batch in work[WARM:]:
-        for turn in range(max(len(one.turns) for one in batch)):
-            going = [one for one in batch if len(one.turns) > turn]
-            total += cost.token * sum(one.prompt + sum(one.turns[:turn]) for one in going)
-            for step in range(max(one.turns[turn] for one in going)):
-                total += cost.of([one.prompt + sum(one.turns[:turn]) + step for one in going if one.turns[turn] > step])
-    return total
-
-
-def ideal_seconds(work: Sequence[Sequence[Work]], cost: Cost, *, slots: int, staleness: int) -> float:
-    """The same work with slots that refill at once, within the staleness limit."""
-    left = [sum(sum(one.turns) for one in batch) for batch in work]  # tokens that each batch still lacks
-    waiting = [(number, one) for number, batch in enumerate(work) for one in batch]
-    running: list[tuple[int, list[int], Work]] = []
-    trained, seconds, counted = 0, 0.0, 0.0
-    while trained < len(work):
-        while waiting and len(running) < slots and waiting[0][0] <= trained + staleness:
-            number, one = waiting.pop(0)
-            running.append((number, list(one.turns), one))
-            seconds += cost.token * one.prompt
-        seconds += cost.of([one.prompt + sum(one.turns) - sum(turns) for _, turns, one in running])
-        for number, turns, one in running:
-            turns[0] -= 1
-            left[number] -= 1
-            if not turns[0]:
-                _ = turns.pop(0)
-                if turns:
-                    seconds += cost.token * (one.prompt + sum(one.turns[: len(one.turns) - len(turns)]))
-        running = [item for item in running if item[1]]
-        while trained < len(work) and not left[trained]:
-            trained += 1
-            counted = seconds if trained == WARM else counted
-            for _, turns, one in running:  # new parameters: all that was read and written is read again
-                seconds += cost.token * (one.prompt + sum(one.turns) - sum(turns))
-    return seconds - counted
-
-
 def table(rounds: int, names: Sequence[str]) -> list[str]:
     lines = [
         "| | lockstep tokens/s | coroutines tokens/s | ratio | ideal | share of the ideal |",
@@ -269,19 +164,22 @@ def table(rounds: int, names: Sequence[str]) -> list[str]:
             old = in_lockstep(policy, settings)
             work = old.work
             pairs.append((old.tokens_per_second, before or in_coroutines(policy, settings)))
-            best = ideal_seconds(work, costs, slots=engine_slots(settings), staleness=settings.staleness)
-            ideals.append((lockstep_seconds(work, costs) + old.beside) / (best + old.beside))
+            best = ideal_seconds(work, costs, settings, WARM)
+            model = lockstep_seconds(work[WARM:], costs)
+            ideals.append((model + old.beside) / (best + old.beside))
             print(f"{name}: round {number}: {pairs[-1][0]:.0f} {pairs[-1][1]:.0f} tokens/s, "
-                  f"ratio {pairs[-1][1] / pairs[-1][0]:.2f}, ideal {ideals[-1]:.2f}, {costs}", flush=True)  # fmt: skip
-        lengths = [sum(one.turns) for batch in work for one in batch]
+                  f"ratio {pairs[-1][1] / pairs[-1][0]:.2f}, ideal {ideals[-1]:.2f}; lockstep's engine took "
+                  f"{old.engine:.2f} s, {model:.2f} by the model, ideal {best:.2f}; {costs}", flush=True)  # fmt: skip
+        lengths = [one.num_tokens for batch in work for one in batch]
         turns = mean(len(one.turns) for batch in work for one in batch)
         ratios = [new / old for old, new in pairs]
+        shares = [ratio / best for ratio, best in zip(ratios, ideals, strict=True)]
         width = half_width(ratios)
         told = f"{mean(ratios):.2f}" + (f" ± {width:.2f}" if width is not None else "")
         lines.append(
             f"| {name}: {turns:.1f} turns, {mean(lengths):.0f} tokens per episode, {max(lengths)} at most | "
             f"{mean(old for old, _ in pairs):.0f} | {mean(new for _, new in pairs):.0f} | {told} | "
-            f"{mean(ideals):.2f} | {100 * mean(ratios) / mean(ideals):.0f} % |"
+            f"{mean(ideals):.2f} | {100 * median(shares):.0f} % |"
         )
     return lines
 

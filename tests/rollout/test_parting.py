@@ -84,6 +84,31 @@ def test_a_fault_in_parting_shows(
     assert worst(policy) > 1e-3
 
 
+def test_an_answer_that_parts_into_another_band_still_sees_its_beginning() -> None:
+    """Row 0 sees ten columns, the band of the free rows 1 and 2 only two: the copy of row 0 needs all ten there."""
+    from trimtab.rollout.cache import RowCache
+
+    cache, held = RowCache(3, 10), torch.zeros(3, 1, 10, 2)
+    cache.layer(0).put(torch.arange(3), held, held)
+    cache.lay([(1, 10), (2, 2)])
+    both, first = torch.tensor([0, 0]), torch.tensor([0, 8, 8])
+    batch = decode.Batch(torch.tensor([0, 1]), both + 1, both, True, first, first, torch.zeros(3, 5), cache)
+    parted = decode._part(batch, torch.tensor([1, 2]))  # pyright: ignore[reportPrivateUsage]
+    assert parted.row.tolist() == [0, 1]
+    assert parted.first.tolist() == [0, 0, 8]
+    assert cache.bands == [(0, 0), (1, 0)]
+
+
+def test_columns_that_only_free_rows_saw_are_not_looked_at() -> None:
+    """Of four rows in two bands, rows 1 and 3 are in use: the bands begin where these do."""
+    from trimtab.rollout.cache import RowCache
+
+    cache = RowCache(4, 10)
+    cache.lay([(2, 10), (2, 6)])
+    cache.see_only([1, 3], [2, 7])
+    assert (cache.bands, cache.start, cache.columns(4)) == ([(0, 2), (2, 7)], 2, 2 * 8 + 2 * 3)
+
+
 def test_equal_beginnings_are_computed_once(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty answers to one prompt that the policy is sure about: never more rows than there are different answers."""
     engine, rows = fresh(policy), list[int]()

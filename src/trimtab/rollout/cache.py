@@ -152,6 +152,26 @@ class RowCache(Cache):
             self.bands[number] = (begin, min(before, first))
         self._tell()
 
+    def lay(self, bands: Sequence[tuple[int, int]]) -> None:
+        """Rows lie in these bands, each with its number of rows and of columns that they see."""
+        begin, end, self.bands = 0, self.end, []
+        for count, seen in bands:
+            self.bands.append((begin, end - seen))
+            begin += count
+        self._tell()
+
+    def see_only(self, rows: Sequence[int], first: Sequence[int]) -> None:
+        """Only these rows, in their order, are looked at, each from this column on; the others are free."""
+        begins = [begin for begin, _ in self.bands]
+        seen = [self.end] * len(begins)
+        band = 0
+        for row, column in zip(rows, first, strict=True):
+            while band + 1 < len(begins) and begins[band + 1] <= row:
+                band += 1
+            seen[band] = min(seen[band], column)
+        self.bands = list(zip(begins, seen, strict=True))
+        self._tell()
+
     def fit(self, rows: int, columns: int, width: int) -> int:
         """Make room in every layer. Returns by how much the filled columns moved to the right."""
         moved = [layer.fit(rows, columns, width) for layer in self.filled]
@@ -169,11 +189,7 @@ class RowCache(Cache):
 
         Returns by how much the filled columns moved to the right.
         """
-        begin, end, self.bands = 0, self.end, []
-        for count, seen in bands or [(len(rows), end - self.filled[0].start)]:
-            self.bands.append((begin, end - seen))
-            begin += count
-        self._tell()
+        self.lay(bands or [(len(rows), self.end - self.filled[0].start)])
         moved, *_ = [layer.take(rows) for layer in self.filled]
         self.bands = [(begin, first + moved) for begin, first in self.bands]
         self.steps = self.vain = 0

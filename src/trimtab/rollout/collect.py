@@ -5,10 +5,12 @@ It does not know batches, staleness or the learner; it runs beside the learner o
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 from trimtab.rollout.engine import AsyncEngine, Engine, Greedy, Sample, Sampling
 from trimtab.rollout.episode import Episode
@@ -21,7 +23,7 @@ from trimtab.rollout.reward import Scorer, Verdict
 from trimtab.rollout.rollouts import Rollouts
 from trimtab.rollout.seal import seal_samples
 from trimtab.rollout.seed import stream_seed
-from trimtab.rollout.stepped import as_async
+from trimtab.rollout.stepped import ANY_NUMBER, as_async
 from trimtab.rollout.task import Problem, Task
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class Collector:
     def __post_init__(self) -> None:
         self._engine: AsyncEngine = as_async(self.engine)
         self._judge: Judge = Judge(self.scorer)
-        room = asyncio.Semaphore(self._engine.slots)
+        room = asyncio.Semaphore(self._engine.slots) if self._engine.slots < ANY_NUMBER else nullcontext()
         self._player: Player = Player(
             self.task, self._engine, self.tokenizer, self.max_turns, self.episode_seconds, room
         )
@@ -72,7 +74,11 @@ class Collector:
         return await self._engine.load(publication)
 
     async def groups(self, tickets: Sequence[int]) -> Rollouts:
-        """One group for each ticket, in their order, beside whatever else runs. Each reward starts with its answer."""
+        """One group for each ticket, in their order, beside whatever else runs.
+
+        A reward that is computed elsewhere starts with its answer. One that is computed here would only hold the others
+        up, so those of an order are computed together.
+        """
         problems = [self.task.train(ticket) for ticket in tickets]
         numbers = range(self.samples_per_prompt)
         opened = self._open(
@@ -80,7 +86,8 @@ class Collector:
             [stream_seed(self.seed, "rollout", ticket, number) for ticket in tickets for number in numbers],
             [(ticket, number) for ticket in tickets for number in numbers],
         )
-        episodes = await _together([self._episode(one) for one in opened])
+        verdicts = await _together([self._played(one) for one in opened])
+        episodes = [_episode(one, verdict) for one, verdict in zip(opened, self._judged(opened, verdicts), strict=True)]
         return gather_groups(tickets, [problem.text for problem in problems], episodes)
 
     def close(self) -> None:
@@ -96,10 +103,18 @@ class Collector:
             opened.append(self._player.open(problem, seed, order, opened[-1] if opened else None))
         return opened
 
-    async def _episode(self, one: Played) -> Episode:
+    async def _played(self, one: Played) -> Verdict | None:
+        """Play an episode; the verdict if it is known then."""
         await self._player.play(one, self.how)
-        failed = Verdict.failed(one.status, one.message)
-        return _episode(one, await self._judge.verdict(one.attempt) if one.status == "ok" else failed)
+        if one.status != "ok":
+            return Verdict.failed(one.status, one.message)
+        return await self._judge.verdict(one.attempt) if self._judge.waits else None
+
+    def _judged(self, played: Sequence[Played], verdicts: Sequence[Verdict | None]) -> list[Verdict]:
+        """All verdicts, with those that were not known yet."""
+        open_ones = [one.attempt for one, verdict in zip(played, verdicts, strict=True) if verdict is None]
+        found = iter(self.scorer.score(open_ones) if open_ones else ())
+        return [next(found) if verdict is None else verdict for verdict in verdicts]
 
 
 async def _together(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
@@ -119,7 +134,7 @@ def _episode(one: Played, verdict: Verdict) -> Episode:
     return Episode(
         ids=one.ids,
         trainable=one.trainable,
-        logp=samples[0].logp if len(samples) == 1 else torch.cat([torch.zeros(0), *(one.logp for one in samples)]),
+        logp=samples[0].logp if len(samples) == 1 else _joined([one.logp for one in samples]),
         version=[version for sample in samples for version in sample.version],
         turn=[number for number, sample in enumerate(samples) for _ in sample.ids],
         ended=one.ended,
@@ -129,6 +144,10 @@ def _episode(one: Played, verdict: Verdict) -> Episode:
         support=_support(samples),
         seal=seal_samples(samples),
     )
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if parts else torch.zeros(0)
 
 
 def _support(samples: Sequence[Sample]) -> tuple[list[int], list[int]] | None:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 LEAVE_SHARE = 0.25
 """Rows that nobody needs or enters leave when they are this share of the batch: each time, the others are copied."""
 
-LOOK_EVERY = 8
+LOOK_EVERY = 4
 """Steps between two looks at whether the rows lie well,"""
 BAND_COLUMNS = 1024
 """which is when two bands save this many columns of rows per step: as long as the operations for one take,"""
-COPY_COLUMNS = 3
+COPY_COLUMNS = 1
 """and copying pays when this many times as many columns were computed in vain as are copied."""
 
 PADDING = 1.5
@@ -122,21 +122,24 @@ class Drawn:
 
 def read(forward: Forward, batch: Batch | None, requests: Sequence[Request], place: Tensor, pad_id: int) -> Batch:
     """Read what was drawn last, and the prompts of these requests, in one pass. They are then in the batch too."""
+    is_new = batch is None
     if batch is None:
         batch = _empty(place, len(requests), max(len(request.ids) for request in requests))
-    elif _is_untidy(batch, len(requests)):
-        batch = batch.tidied()
+    else:
+        batch = _in_order(batch, len(requests))
     running, columns = len(batch.first), min(len(batch.first), 1)
     if not requests:
         batch = batch.fit(0, columns, 0)
         return replace(batch, logits=_logits(forward, batch, running, ()))
-    parts = _alike([len(request.ids) for request in requests])
+    parts = _alike([len(request.ids) for request in requests], longest_first=is_new)
     laid = [_rectangle([requests[number].ids for number in part], pad_id, place.device) for part in parts]
     counts = [len(hidden) for _, hidden, _ in laid]
     rows = batch.free_rows(sum(counts))
     batch = batch.fit(int(rows[-1]) + 1, columns, max(ids.shape[1] for ids, _, _ in laid))
     entering = [Prompts(*some[:2], own) for some, own in zip(laid, rows.split(counts), strict=True)]
     logits = _logits(forward, batch, running, entering)
+    if is_new:
+        batch.cache.lay(_bands(_numbers(torch.cat([ids.shape[1] - hidden for ids, hidden, _ in laid]))))
     return _joined(batch, logits, entering, place[torch.tensor(list(chain(*parts)))], [row for _, _, row in laid])
 
 
@@ -151,35 +154,42 @@ def draw(batch: Batch, how: Sampling | Greedy, sheet: Sheet, eos_ids: Tensor) ->
     return (_part(batch, chosen) if batch.is_shared else _told(batch, batch.row, chosen)), drawn
 
 
-def _alike(lengths: Sequence[int]) -> list[list[int]]:
+def _alike(lengths: Sequence[int], *, longest_first: bool = False) -> list[list[int]]:
     """Requests that are run together: all of them, or, if most of that were padding, those of similar length.
 
-    >>> _alike([5, 6, 5]), _alike([5, 100, 6, 90, 5, 5])
-    ([[0, 1, 2]], [[0, 2, 4, 5], [1, 3]])
+    >>> _alike([5, 6, 5]), _alike([5, 100, 6, 90, 5, 5]), _alike([5, 100, 6, 90, 5, 5], longest_first=True)
+    ([[0, 1, 2]], [[0, 2, 4, 5], [1, 3]], [[1, 3], [2, 0, 4, 5]])
     """
     parts: dict[int, list[int]] = {}
-    for number, length in enumerate(lengths):
-        parts.setdefault(length.bit_length(), []).append(number)
+    numbers = sorted(range(len(lengths)), key=lambda number: -lengths[number] if longest_first else 0)
+    for number in numbers:
+        parts.setdefault(lengths[number].bit_length(), []).append(number)
     apart = sum(len(part) * max(lengths[number] for number in part) for part in parts.values())
     together = len(lengths) * max(lengths)
     if together < PADDING * apart or together - apart < PASS_POSITIONS * (len(parts) - 1):
-        return [list(range(len(lengths)))]
-    return [parts[size] for size in sorted(parts)]
+        return [numbers]
+    return [parts[size] for size in sorted(parts, reverse=longest_first)]
 
 
-def _is_untidy(batch: Batch, entering: int) -> bool:
-    """Whether copying the cache pays: there are many free rows, or enough was computed in vain since the last time."""
-    if batch.is_shared:
-        return False
-    if len(batch.row) + entering <= (1 - LEAVE_SHARE) * len(batch.first):
-        return True
+def _in_order(batch: Batch, entering: int) -> Batch:
+    """Look at fewer columns: at none that only rows saw that are free now, and, where copying the cache pays, in bands.
+
+    It pays when there are many free rows, or when enough was computed in vain since the last time.
+    """
     cache = batch.cache
+    many_free = not batch.is_shared and len(batch.row) + entering <= (1 - LEAVE_SHARE) * len(batch.first)
     cache.steps += 1
-    if cache.steps % LOOK_EVERY:
-        return False
-    seen = _numbers(cache.end - batch.first[batch.row].sort().values)
-    cache.vain += LOOK_EVERY * max(cache.columns(len(batch.first)) - _columns(_bands(seen)) - BAND_COLUMNS, 0)
-    return cache.vain > COPY_COLUMNS * len(seen) * seen[0]
+    if many_free:
+        return batch.tidied()
+    if not entering and cache.steps % LOOK_EVERY:
+        return batch
+    rows, first = sorted(set(_numbers(batch.row))), _numbers(batch.first)
+    cache.see_only(rows, [first[row] for row in rows])
+    if batch.is_shared or cache.steps % LOOK_EVERY:
+        return batch
+    seen = sorted((cache.end - first[row] for row in rows), reverse=True)
+    cache.vain += LOOK_EVERY * max(cache.columns(len(first)) - _columns(_bands(seen)) - BAND_COLUMNS, 0)
+    return batch.tidied() if cache.vain > COPY_COLUMNS * len(seen) * seen[0] else batch
 
 
 def _bands(seen: Sequence[int]) -> list[tuple[int, int]]:
@@ -274,7 +284,9 @@ def _part(batch: Batch, chosen: Tensor) -> Batch:
     if bool(moves.any()):
         source, rows = parent[moves], batch.free_rows(int(moves.sum()))
         batch = batch.fit(int(rows[-1]) + 1, 0, 0)
-        batch.cache.copy(source, rows, int(batch.first[source].min()))
+        first = int(batch.first[source].min())
+        batch.cache.copy(source, rows, first)
+        batch.cache.see_from(_numbers(rows), first)
         own = parent.masked_scatter(moves, rows)
         batch = replace(batch, first=batch.first.index_copy(0, rows, batch.first[source]))
     batch = replace(batch, row=own[which], is_shared=len(wanted) < len(chosen))

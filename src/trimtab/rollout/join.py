@@ -1,6 +1,7 @@
 """The only place that makes `Rollouts`: from the episodes of one prompt, and from several of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -99,9 +100,14 @@ def _chained(parts: Iterable[Iterable[Any]]) -> Iterable[Any]:
     return chain.from_iterable(parts)
 
 
+@cache
+def _numpy_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _column(values: Iterable[Any], dtype: torch.dtype) -> Tensor:
     """Numbers as one tensor, without a tensor or an array for each of its parts."""
-    return torch.from_numpy(np.fromiter(values, dtype=str(dtype).removeprefix("torch.")))
+    return torch.from_numpy(np.fromiter(values, dtype=_numpy_name(dtype)))
 
 
 def _prompt_length(trainable: Numbers) -> int:

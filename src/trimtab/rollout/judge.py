@@ -21,8 +21,13 @@ class Judge:
     _thread: ThreadPoolExecutor | None = None
     _is_busy: bool = False
 
+    @property
+    def waits(self) -> bool:
+        """Whether verdicts come from elsewhere, while others go on."""
+        return bool(getattr(self.scorer, "waits", False))
+
     async def verdict(self, attempt: Attempt) -> Verdict:
-        if not getattr(self.scorer, "waits", False):
+        if not self.waits:
             return self.scorer.score([attempt])[0]
         found: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._waiting.append((attempt, found))

@@ -7,6 +7,7 @@ that gives up, is its outcome, and costs no other episode. It does not know grou
 import asyncio
 import inspect
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
@@ -97,7 +98,7 @@ class Player:
     max_turns: int
     seconds: float
     """How long an episode may take; 0: any time."""
-    room: asyncio.Semaphore
+    room: AbstractAsyncContextManager[object]
     """As many requests as the engine takes at once."""
 
     def open(self, problem: Problem, seed: int, order: tuple[int, ...], before: Played | None) -> Played:
@@ -156,14 +157,17 @@ class Player:
                 one.earned = (one.earned or 0.0) + reply.reward
             if reply.done or turn + 1 == self.max_turns:
                 return
-            one.observe(observed_ids(self.tokenizer, reply, one.tools, end=one.end(self.tokenizer)))
+            end = (
+                one.end(self.tokenizer) if reply.messages else ""
+            )  # a text is written as it is, whatever closed the turn
+            one.observe(observed_ids(self.tokenizer, reply, one.tools, end=end))
 
     async def _reply(self, one: Played, answer: str, *, ended: bool) -> Turn | None:
         """What the environment says; None if it failed, and the episode with it."""
         environment = cast(Environment, one.environment)
         try:
             reply = environment.step(answer, ended=ended)
-            return await reply if inspect.isawaitable(reply) else reply
+            return reply if isinstance(reply, Turn) or not inspect.isawaitable(reply) else await reply
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():  # this episode was cancelled, or ran out of time
