@@ -35,6 +35,10 @@ def test_weighting_constant_divisor() -> None:
     assert_near(weighting.constant_divisor(ANY, KEEP, LENGTHS, divisor=10.0, over="kept"), *[1 / 20] * 3, 0, 0, 0)
 
 
+def test_weighting_token_sum() -> None:
+    assert_near(weighting.token_sum(ANY, KEEP), 1, 1, 1, 0, 0, 0)
+
+
 def test_the_mean_family_sums_to_one_over_its_population() -> None:
     everything = torch.ones_like(KEEP)
     assert_near(weighting.token_mean(ANY, everything).sum(0, keepdim=True), 1.0)

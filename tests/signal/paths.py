@@ -128,6 +128,7 @@ WEIGHTINGS = (
     part("weighting.sequence_mean_token_mean", over="kept"),
     part("weighting.sequence_mean_token_sum", over="kept"),
     part("weighting.constant_divisor", divisor=16),
+    part("weighting.token_sum"),
 )
 CORRECTIONS = (
     (),

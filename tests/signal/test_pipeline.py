@@ -36,6 +36,7 @@ WEIGHTINGS = {
     "sequence_mean_token_mean": part("weighting.sequence_mean_token_mean"),
     "sequence_mean_token_sum": part("weighting.sequence_mean_token_sum", over="kept"),
     "constant_divisor": part("weighting.constant_divisor", divisor=16),
+    "token_sum": part("weighting.token_sum"),
 }
 CORRECTION = (
     Stage(part("importance.truncated", level="sequence", band=(0.0, 2.0)), ratio="engine"),

@@ -39,7 +39,7 @@ class SignalTable(Table):
     loss: Any = None
     """The policy loss: a formula's name, or a table of its settings."""
     weighting: Any = None
-    """The denominator: token_mean, sequence_mean_token_mean, sequence_mean_token_sum, constant_divisor;
+    """The denominator: token_mean, sequence_mean_token_mean, sequence_mean_token_sum, constant_divisor, token_sum;
     over all tokens or the kept ones."""
     kl: Any = None
     """Penalty for leaving the reference: its coefficient, a table, or "none"."""

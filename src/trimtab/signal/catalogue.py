@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from trimtab.errors import SignalError, unknown_name
 
 Scope = Literal["token", "sequence", "episode", "group", "update", "batch"]
-Divisor = Literal["tokens", "sequences", "unknown"]
+Divisor = Literal["tokens", "sequences", "nothing", "unknown"]
 Consumes = Literal["nothing", "ratio"]
 """`ratio`: the formula spends the factors of the ratio it is handed (engine, update, or both)."""
 

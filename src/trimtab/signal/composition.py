@@ -146,7 +146,7 @@ class Recipe:
     loss: Stage
     """The policy loss."""
     weighting: Part
-    """The denominator: token_mean, sequence_mean_token_mean, sequence_mean_token_sum, constant_divisor."""
+    """The denominator: token_mean, sequence_mean_token_mean, sequence_mean_token_sum, constant_divisor, token_sum."""
     normalize: Part
     """Baseline and scale of rewards: raw, mean_std, leave_one_out."""
     source: str = ""

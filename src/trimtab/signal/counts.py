@@ -63,6 +63,8 @@ def share_of(part: Part, segments: Segments, counts: Counts) -> float:
             f"{part.formula.name}: over = 'kept' divides by what is kept in the whole step, which one call cannot "
             "know. Use over = 'all', or prepare → updates → decide → token_loss on the whole step."
         )
+    if unit == "nothing":
+        return 1.0
     own = segments.num_tokens if unit == "tokens" else int(_filled(segments).sum())
     whole = counts.tokens if unit == "tokens" else counts.sequences
     if own > whole:

@@ -37,7 +37,7 @@ def loss(
     value: Tensor | None = None,
     counts: Counts | None = None,
     ranks: int = 1,
-    grad_scale: float = 1.0,
+    grad_scale: float | None = 1.0,
     **fields: Any,
 ) -> tuple[Scalar, dict[str, float]]:
     """The loss to call backward on, and its metrics.
@@ -56,12 +56,13 @@ def loss(
     may be left out.
     `ranks`: data-parallel ranks that average gradients (DDP, FSDP2); the loss is multiplied by it.
     `grad_scale`: what you multiply the loss by before backward, for instance a GradScaler's scale. A warning says so
-    when another gradient arrives.
+    when another gradient arrives. None: you do not know, and nothing is said.
     """
     chosen = _recipe(recipe)
     _ = as_count(ranks, "loss", "ranks")
     says = "It is what the loss is multiplied by before backward: a number other than 0."
-    _ = as_number(grad_scale, "loss", "grad_scale", lambda scale: 0 < abs(scale) < float("inf"), says)
+    if grad_scale is not None:
+        _ = as_number(grad_scale, "loss", "grad_scale", lambda scale: 0 < abs(scale) < float("inf"), says)
     prepared = _prepare(chosen, mask, reward, group, advantage, _in_precision_of(logp, fields))
     for warning in prepared.warnings:
         warnings.warn(warning, stacklevel=2)
@@ -78,7 +79,8 @@ def loss(
     (micro,) = replace(decided, data_parallel=ranks).split(num=1)
     result = token_loss(micro, current["logp"], entropy=current["entropy"], value=current["value"])
     numbers = _numbers(result, prepared, has_reward=reward is not None)
-    _watch(result.loss, grad_scale)
+    if grad_scale is not None:
+        _watch(result.loss, grad_scale)
     return result.loss, numbers
 
 

@@ -79,6 +79,22 @@ def constant_divisor(
     return sequence_mean_token_sum(advantage, keep, segments, over=over) / divisor
 
 
+@formula(
+    source="Williams 1992, REINFORCE, Machine Learning 8, sec. 4: the gradient of a trajectory is a sum over its steps",
+    scope="update",
+    promises=_PROMISES,
+    divides_by="nothing",
+)
+def token_sum(advantage: PerToken, keep: Keep) -> PerToken:
+    """Every token weighs 1; the weights sum to the number of kept tokens.
+
+    w_t = 1
+
+    For a caller who divides: SkyRL and prime-rl scale advantages or the loss themselves. The step grows with the batch.
+    """
+    return _where_kept(torch.ones_like(advantage), keep)
+
+
 def _population(keep: Keep, over: Over) -> Keep:
     return keep if over == "kept" else torch.ones_like(keep)
 

@@ -379,6 +379,10 @@ def constant_divisor(p: Plain, divisor: float, over: str) -> Answer:
     return [w / divisor for w in sequence_mean_token_sum(p, over)[0]], {}
 
 
+def token_sum(p: Plain) -> Answer:
+    return _each(p, lambda t: 1.0 if p.keep[t] else 0.0), {}
+
+
 DEFINITIONS: dict[str, Callable[..., Answer]] = {
     "kl.k1": k1, "kl.k2": k2, "kl.k3": k3, "kl.importance_weighted_k3": importance_weighted_k3,
     "reward.affine": affine, "reward.clip": clip, "reward.soft_overlong": soft_overlong,
@@ -396,5 +400,6 @@ DEFINITIONS: dict[str, Callable[..., Answer]] = {
     "value_loss.squared": squared, "value_loss.squared_clipped": squared_clipped,
     "weighting.token_mean": token_mean, "weighting.sequence_mean_token_mean": sequence_mean_token_mean,
     "weighting.sequence_mean_token_sum": sequence_mean_token_sum, "weighting.constant_divisor": constant_divisor,
+    "weighting.token_sum": token_sum,
 }  # fmt: skip
 """Formula name to definition. A formula without one fails the suite."""
