@@ -206,6 +206,28 @@ def catalog(
 
 
 @app.command()
+def integrate(
+    name: Annotated[str | None, typer.Argument(help="verl, skyrl, slime, prime_rl, openrlhf, areal, …")] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Check that the installed version still has the hooks; nothing is imported."),
+    ] = False,
+) -> None:
+    """Print the lines that put the watch, or a recipe, into another framework. Without NAME: list the frameworks.
+
+    Examples: trimtab integrate · trimtab integrate verl · trimtab integrate verl --verify
+    """
+    from trimtab.cli import integrate as command
+
+    if name is None:
+        command.show_frameworks()
+    elif verify:
+        raise typer.Exit(command.verify(name))
+    else:
+        command.show_lines(name)
+
+
+@app.command()
 def explain(
     name: Annotated[str, typer.Argument(help="A run file, recipe, formula, metric or invariant.")],
     overrides: Annotated[

@@ -5,10 +5,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
+import trimtab
 from trimtab.cli.console import plain_console
 from trimtab.config import load_run, parse_run
-from trimtab.errors import ConfigError
+from trimtab.errors import ConfigError, TrimtabError
 from trimtab.signal import Recipe, names, recipe
 
 SHOWN = (
@@ -16,6 +18,76 @@ SHOWN = (
     "clipped", "importance", "rejected", "alone",
 )  # fmt: skip
 """Metrics that tell two recipes apart, by a part of their name."""
+
+
+def run_replay_dumped(path: Path, step: int, recipes: list[Recipe], framework: str | None) -> int:
+    """A batch that a watch dumped, or that somebody exported, under each of these recipes, side by side."""
+    from trimtab.watch.dump import dumped_files, read_dumped
+
+    if not recipes:
+        raise ConfigError(
+            f"replay: a dumped batch has no recipe of its own. Name one or more: --recipe {' or '.join(names()[:3])}, …"
+        )
+    files = dumped_files(path, step)
+    dumped = read_dumped(files, framework)
+    console = plain_console()
+    for note in dumped.notes:
+        console.print(note)
+    mask = dumped.fields["mask"].bool()
+    console.print(
+        f"{len(files)} micro-batch{'es' if len(files) > 1 else ''}, {len(mask)} rows, {int(mask.sum())} tokens"
+    )
+    found = [_loss_of(dumped.fields, one) for one in recipes]
+    table = Table("metric", *(one.name for one in recipes), box=None, pad_edge=False)
+    for name in dict.fromkeys(name for numbers in found for name in numbers):
+        if name.startswith(("loss", "gradient")) or any(part in name for part in SHOWN):
+            table.add_row(name, *(f"{numbers[name]:.6g}" if name in numbers else "–" for numbers in found))
+    console.print(table)
+    return 0
+
+
+def asked_recipes(named: list[str], overrides: list[str]) -> list[Recipe]:
+    """Each recipe by its name; settings such as signal.loss.band=[0.8,1.3] change every one of them."""
+    if not named and not overrides:
+        return []
+    changed = [text for text in overrides if not text.startswith("recipe=")]
+    chosen = [*named, *(text.removeprefix("recipe=") for text in overrides if text.startswith("recipe="))]
+    return [load_run(None, [f"recipe={name}", *changed]).build_recipe() for name in chosen]
+
+
+def _loss_of(fields: dict[str, Tensor], chosen: Recipe) -> dict[str, float]:
+    """Loss, size of its gradient, and metrics. A dumped advantage is taken as it is."""
+    given = {name: values.double() if values.is_floating_point() else values for name, values in fields.items()}
+    leaf = given.pop("logp_current").requires_grad_()
+    mask = given.pop("mask").bool()
+    has = frozenset(given)
+    missing = sorted(_needs(chosen, has) - has)
+    if missing:
+        possible = [name for name in names() if _can_run(recipe(name), has)]
+        raise ConfigError(
+            f"replay: recipe {chosen.name!r} needs {', '.join(missing)}, which this batch does not hold. From it these "
+            f"can be computed: {', '.join(possible) or 'none'}."
+        )
+    read = _needs(chosen, has) | {"advantage", "reward", "group", "logp_rollout", "logp_old"}
+    fitted = chosen.with_given_advantage if "advantage" in has else chosen
+    held: dict[str, Any] = {name: values for name, values in given.items() if name in read}
+    loss, metrics = trimtab.loss(leaf, recipe=fitted, mask=mask, grad_scale=None, **held)
+    loss.backward()
+    assert leaf.grad is not None
+    size: dict[str, float] = {"loss": loss.item(), "gradient/norm": leaf.grad.norm().item()}
+    return {**size, **{name: value for name, value in metrics.items() if name not in size}}
+
+
+def _needs(chosen: Recipe, has: frozenset[str]) -> frozenset[str]:
+    """What a recipe reads beside the current log-probs; with an advantage at hand, nothing that comes before one."""
+    return (chosen.with_given_advantage if "advantage" in has else chosen).needs - {"logp_current", "mask"}
+
+
+def _can_run(chosen: Recipe, has: frozenset[str]) -> bool:
+    try:
+        return _needs(chosen, has) <= has
+    except TrimtabError:  # its value term needs the advantage to be its own
+        return False
 
 
 def run_replay(folder: Path, step: int, overrides: list[str], *, trust: bool = False) -> int:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from trimtab.cli.app import app
+from trimtab.errors import ConfigError
 
 PANEL = "Training"
 Overrides = Annotated[
@@ -144,18 +145,39 @@ def evaluate(
 
 @app.command(rich_help_panel=PANEL)
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="A run folder; several are compared on one page.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="A run folder; several are compared on one page. With --from: a log file.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="The page; default: RUN/report.html, or comparison.html here for several.")
+        Path | None,
+        typer.Option(help="The page; default: RUN/report.html, comparison.html here for several, LOG.html for a log."),
+    ] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="trl|verl",
+            help="Read another framework's log: JSON lines, CSV, TensorBoard, trainer state.",
+        ),
     ] = None,
 ) -> None:
-    """Draw the page of a run again, or one page that compares several.
+    """Draw the page of a run again, one page that compares several, or the page of another framework's log.
 
-    Examples: trimtab report runs/… · trimtab report runs/a runs/b --out comparison.html
+    A log is read through the lexicon (docs/lexicon.md). The page says which names were read as what, what was left
+    out, and which questions such a log cannot answer.
+
+    Examples: trimtab report runs/… · trimtab report runs/a runs/b --out comparison.html ·
+    trimtab report --from trl outputs/checkpoint-100/trainer_state.json
     """
-    from trimtab.report import write_comparison, write_report
+    from trimtab.report import write_comparison, write_log_report, write_report
 
-    if len(runs) > 1:
+    if framework is not None:
+        if len(runs) > 1:
+            raise ConfigError("report: --from reads one log at a time. Make a page of each.")
+        path, told = write_log_report(runs[0], framework, out)
+        for sentence in told:
+            print(sentence)
+    elif len(runs) > 1:
         path = write_comparison(runs, out or Path("comparison.html"))
     else:
         path = write_report(runs[0])
@@ -165,9 +187,22 @@ def report(
 
 @app.command(rich_help_panel=PANEL)
 def replay(
-    run: Annotated[Path, typer.Argument(help="A run folder whose batches were dumped (train.dump_batches=true).")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="A run folder with dumped batches (train.dump_batches=true, or a watch with dump_every), "
+            "or one dumped batch (.safetensors)."
+        ),
+    ],
     overrides: Overrides = None,
     step: Annotated[int, typer.Option(min=0, help="The step to compute again.")] = 0,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="A recipe for a batch of a watch or another framework; several are compared."),
+    ] = None,
+    framework: Annotated[
+        str | None, typer.Option("--from", metavar="verl|trl|…", help="Whose names the tensors of the file have.")
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Compute a recorded step again and compare every metric with what was logged; or put its batch through a recipe.
@@ -176,11 +211,23 @@ def replay(
     With overrides, such as recipe=reinforce_tis or signal.loss.band=[0.8,1.3]: the same batch under that recipe, side
     by side. A recipe can be replayed when it needs no more than the run's own recipe recorded.
 
-    Examples: trimtab replay runs/… --step 12 · trimtab replay runs/… --step 12 recipe=reinforce_tis
-    """
-    from trimtab.cli.replay import run_replay
+    A batch that trimtab.watch dumped inside another trainer, or any .safetensors file with the tensors of a batch, goes
+    through the recipes you name.
 
-    raise typer.Exit(run_replay(run, step, list(overrides or []), trust=trust))
+    Examples: trimtab replay runs/… --step 12 · trimtab replay runs/… --step 12 recipe=reinforce_tis ·
+    trimtab replay batch.safetensors --from verl --recipe grpo --recipe tis
+    """
+    from trimtab.cli.replay import asked_recipes, run_replay, run_replay_dumped
+
+    changed = list(overrides or [])
+    if run.is_file() or (run / "watched").is_dir():
+        raise typer.Exit(run_replay_dumped(run, step, asked_recipes(recipe or [], changed), framework))
+    if framework is not None:
+        raise ConfigError(f"replay: --from says whose names a file has, and {run} is no such file.")
+    if recipe and len(recipe) > 1:
+        raise ConfigError("replay: a run of trimtab is compared with one recipe at a time.")
+    changed = [f"recipe={name}" for name in recipe or []] + changed
+    raise typer.Exit(run_replay(run, step, changed, trust=trust))
 
 
 @app.command(rich_help_panel=PANEL)

@@ -73,6 +73,8 @@ class RunData:
     diagnostics: tuple[Json, ...]
     notes: tuple[str, ...]
     twin: "RunData | None" = None
+    findings: tuple[Json, ...] = ()
+    """What a watch found, for a run of another trainer."""
 
     def series(self, *names: str) -> Series:
         """The series of the first of these metrics that was measured; empty when none was."""
@@ -159,6 +161,7 @@ def read_run(folder: Path, *, with_twin: bool = True) -> RunData:
         diagnostics=_by_step(_lines(folder / "diagnostics.jsonl", notes)),
         notes=tuple(notes),
         twin=_twin(twin, notes) if with_twin and twin.is_dir() else None,
+        findings=tuple(_lines(folder / "findings.jsonl", notes)),
     )
 
 

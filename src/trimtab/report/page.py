@@ -3,8 +3,9 @@
 from html import escape
 from pathlib import Path
 
-from trimtab.report import course, drift, facts, fault, transcript, verdict, work
+from trimtab.report import course, drift, facts, fault, foreign, transcript, verdict, watched, work
 from trimtab.report.data import RunData, read_run
+from trimtab.report.logs import read_log
 from trimtab.report.section import question
 from trimtab.report.style import CSS
 from trimtab.report.symptom import link
@@ -21,6 +22,14 @@ def write_report(folder: Path) -> Path:
     return write_page(folder / "report.html", page(read_run(folder), folder))
 
 
+def write_log_report(log: Path, framework: str, out: Path | None = None) -> tuple[Path, list[str]]:
+    """Write the page of another framework's log beside it; the page, and the same in a few sentences."""
+    run = read_log(log, framework)
+    path = out or log.with_name(f"{log.stem}.html")
+    told = [f"Is the signal at fault? {verdict.answer(run)[1]}", *foreign.told(run)]
+    return write_page(path, page(run)), told
+
+
 def write_page(path: Path, text: str) -> Path:
     """Replace the page in one step, so a reader sees the old page or the new one, never half of one."""
     draft = path.with_name(f".{path.name}.draft")
@@ -35,6 +44,8 @@ def page(run: RunData, folder: Path | None = None) -> str:
         _head(run),
         _glance(run),
         facts.warnings(run),
+        foreign.held(run),
+        watched.findings(run),
         _learned(run),
         fault.is_the_signal_at_fault(run),
         fault.since_which_step(run),
@@ -79,8 +90,10 @@ def _head(run: RunData) -> str:
     seed = run.summary.get("seed", run.setting("seed"))
     when = f" · {escape(started)} UTC" if started else ""
     title = f"{run.label}, seed {seed}" if seed is not None else run.label
+    log = foreign.log_of(run)
+    command = f"report --from {log['framework']}" if log else "watch" if watched.is_watched(run) else "train"
     return (
-        f'<header><p class="over">trimtab train · {escape(run.name)}{when}</p>'
+        f'<header><p class="over">trimtab {command} · {escape(run.name)}{when}</p>'
         f'<h1>{escape(title)}</h1><p class="lead">{escape(_lead(run))}</p></header>\n'
     )
 
@@ -125,6 +138,8 @@ def _tiles(run: RunData) -> str:
         ("", f"{speed:,.0f}" if speed else "–", "tokens per second"),
         ("", f"{len(facts.told(run))}", "warning" if len(facts.told(run)) == 1 else "warnings"),
     ]
+    if watched.is_watched(run):
+        tiles.append(("", f"{len(run.findings)}", "finding" if len(run.findings) == 1 else "findings"))
     return "".join(
         f'<div class="tile {kind}"><b>{escape(value)}</b><span>{text}</span></div>' for kind, value, text in tiles
     )
