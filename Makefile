@@ -3,11 +3,11 @@
 ARGS =
 WORKERS = 2
 
-# One thread per worker: two torch processes with all threads each would fight over the cores. A file stays
-# with one worker: what its tests share is made once.
+# One thread per worker: two torch processes with all threads each would fight over the cores. A worker that is done
+# takes over tests of the other.
 # Many tests start a process of their own, so compiled files are kept even where the environment says otherwise.
 RUN_TESTS = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .venv/bin/pytest -q
-PYTEST = $(RUN_TESTS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(RUN_TESTS) -n $(WORKERS) --dist worksteal
 
 # Shapes and types of every call, checked in the modules that compute; it takes half of a test's time. At the doors
 # (batch, composition, padded, …) our own sentences must come first.
@@ -17,7 +17,7 @@ COMPUTE = advantage correction diagnostics kl layout metrics normalize parallel 
 SHAPES = --jaxtyping-packages=$(subst $(EMPTY) ,,$(foreach name,$(COMPUTE),trimtab.signal.$(name),))beartype.beartype
 
 # What `make test` runs by itself, and what needs a command of its own and is only read here.
-APART = golden train/test_ranks.py cluster environments vllm
+APART = golden train/test_ranks.py cluster environments integrations vllm
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,10 @@ test-environments: ## test with real verifiers and OpenEnv environments; about 4
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .openenv-env/bin/pytest -q -m environments tests/environments/test_openenv.py $(ARGS) || status=1; \
 	exit $$status
 
+test-integrations: ## test inside the released TRL, with planted faults and two ranks; about 4 minutes, and 3 to install it
+	@VENV=.trl-env sh scripts/setup.sh dev trl
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 .trl-env/bin/pytest -q -m integrations tests/integrations $(ARGS)
+
 test-cluster: ## test on real Ray clusters of this machine, with faults; about 17 minutes
 	@sh scripts/setup.sh dev cluster
 	@$(RUN_TESTS) -m cluster tests/cluster $(ARGS)
@@ -89,4 +93,4 @@ format: ## format the code and repair what ruff can
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
 
-.PHONY: help train test test-all vllm-env test-vllm test-environments test-cluster right lint package matrix format
+.PHONY: help train test test-all vllm-env test-vllm test-environments test-integrations test-cluster right lint package matrix format

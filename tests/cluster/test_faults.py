@@ -97,7 +97,8 @@ def test_a_killed_raylet_takes_its_samplers_and_no_prompt(nodes: Nodes) -> None:
     whole(driver, 150)
     nodes.remove("doomed")
     nodes.remove("safe")
-    assert driver.said.count("it is started again") == 1
+    # Ray may still place it on the dead node once before it notices.
+    assert 1 <= driver.said.count("it is started again") <= 2
 
 
 def test_a_killed_driver_takes_every_role_with_it(nodes: Nodes) -> None:

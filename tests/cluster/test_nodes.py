@@ -71,7 +71,7 @@ def test_nodes_come_and_go_and_the_run_learns_as_much(nodes: Nodes) -> None:
     nodes.add("leaves", CPU=1, seat=1)
     nodes.add("stays", CPU=1, seat=1)
     changed = {
-        "train.cluster.sampler": "{CPU = 0.5, seat = 1}", "train.engine.processes": 2, "train.steps": 300,
+        "train.cluster.sampler": "{CPU = 0.5, seat = 1}", "train.engine.processes": 2, "train.steps": 600,
         "train.eval_every": 100, "train.warm_start_steps": 35,
     }  # fmt: skip
     driver = start(nodes, "moves", changed)
@@ -83,7 +83,7 @@ def test_nodes_come_and_go_and_the_run_learns_as_much(nodes: Nodes) -> None:
     driver.wait_for(lambda: driver.events().count("samples, first with") == 3)
     said = driver.end()
     assert driver.process.returncode == 0, said
-    assert each_once(driver.run, 300)
+    assert each_once(driver.run, 600)
     assert not nothing_left(nodes)
     nodes.remove("stays")
     nodes.remove("comes")

@@ -1,10 +1,12 @@
 """The child process beside the tests: the only place that imports another framework.
 
-    python child.py FOLDER STUBS     FOLDER holds the unpacked wheel, STUBS names modules to stand in for, with commas
+    python child.py FOLDER STUBS [PATH…]   FOLDER holds the unpacked wheel, STUBS names modules to stand in for, with
+                                           commas; a PATH is imported from as well
 
 One JSON line in, one out. In: {"call": "module:function", "with": {arguments}, "gradient": [names]}. Out: {"result": …,
 "gradient": {name: …}} or {"error": …}. Tensors travel as {"$tensor": nested lists, "dtype": …}, arrays as {"$array": …}
-and config objects as {"$new": "module:Class", "with": {…}}. It knows nothing of Trimtab.
+and config objects as {"$new": "module:Class", "with": {…}}. By itself it
+knows nothing of Trimtab: with its sources as a PATH, our hooks run inside the framework.
 """
 
 import importlib
@@ -21,6 +23,9 @@ class _StandInType(type):
     def __getattr__(cls, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
+        return cls
+
+    def __getitem__(cls, _: object) -> type:
         return cls
 
 
@@ -114,12 +119,12 @@ def answer(request):
 
 
 def main() -> None:
-    folder, stubs = sys.argv[1:]
+    folder, stubs, *paths = sys.argv[1:]
     # Whatever a framework prints on import must not be taken for an answer.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.meta_path.insert(0, StandInFinder(stubs.split(",")))
-    sys.path.insert(0, folder)
+    sys.path[:0] = [folder, *paths]
     import torch
 
     torch.set_num_threads(1)

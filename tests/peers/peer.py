@@ -26,16 +26,18 @@ class Peer:
     `gradient=("log_probs",)` gives (result, {"log_probs": …}), the gradient of the (first) result's sum.
     """
 
-    def __init__(self, folder: Path, stubs: tuple[str, ...]) -> None:
+    def __init__(
+        self, folder: Path, stubs: tuple[str, ...], *, paths: tuple[Path, ...] = (), **environment: str
+    ) -> None:
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  open as long as the child lives
         quiet = {"OMP_NUM_THREADS": "1", "VERL_USE_EXTERNAL_PLUGINS": "none"}
         self._process = subprocess.Popen(
-            [sys.executable, "-I", str(CHILD), str(folder), ",".join(stubs)],
+            [sys.executable, "-I", str(CHILD), str(folder), ",".join(stubs), *map(str, paths)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
-            env={**os.environ, **quiet},
+            env={**os.environ, **quiet, **environment},
         )
 
     @staticmethod
@@ -74,6 +76,8 @@ def _encode(value: Any) -> Any:
         return {"$array": value.tolist()}
     if isinstance(value, dict):
         return {name: _encode(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(entry) for entry in value]
     return value
 
 
