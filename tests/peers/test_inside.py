@@ -22,7 +22,8 @@ HERE = Path(__file__).parent
 STUBS = (
     *VERL_STUBS, *SKYRL_STUBS, "peft", "hydra", "torchdata", "cachetools", "datasets", "verl.utils.dataset",
     "verl.workers.rollout", "verl.single_controller", "deepspeed", "flash_attn", "ring_flash_attn", "vllm",
-    "openrlhf.utils", "openrlhf.models.actor", "aiohttp", "colorlog", "numba", "einops", "swanlab", "tensorboardX", "tabulate", "trackio", "wandb",
+    "openrlhf.utils", "openrlhf.models.actor", "aiohttp", "colorlog", "numba", "einops", "swanlab", "tensorboardX",
+    "tabulate", "trackio", "wandb",
     "pybase64", "areal.infra", "areal.experimental", "areal.api", "areal.engine",
 )  # fmt: skip
 FLOAT32 = 2e-6

@@ -84,7 +84,7 @@ def test_episodes_of_several_sequences_and_several_updates(path: str) -> None:
 
 @pytest.mark.parametrize("one", CLIPPED)
 def test_the_gradient_of_a_clipped_loss_has_the_same_bits(one: Recipe) -> None:
-    """For equal advantages: a group's spread may differ in its last bit, because numpy and torch add in another order."""
+    """For equal advantages: numpy and torch add in another order, so a spread may differ in its last bit."""
     plain = replace(one, normalize=part("normalize.raw"))
     given = batch_of(seed=3)
     with on("fast"):
