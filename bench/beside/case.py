@@ -38,10 +38,7 @@ class Case:
     lr: float
     warm_start_steps: int
     is_learnable: bool = True
-
-    @property
-    def seed(self) -> int:
-        return 0
+    seed: int = 0
 
     def open_task(self) -> Task:
         return open_task(self.task, self.seed)

@@ -84,7 +84,9 @@ def _next_value(value: PerToken, boundary: PerSequence, segments: Segments) -> P
     """The value one token later, and `boundary` after the last. A sequence without tokens writes past the end."""
     num_tokens = value.shape[0]
     last = torch.where(segments.token_counts > 0, segments.offsets[1:] - 1, num_tokens)
-    return torch.nn.functional.pad(value[1:], (0, 2)).index_put((last,), boundary)[:num_tokens]
+    later = value.new_empty(num_tokens + 1)
+    later[: max(num_tokens - 1, 0)] = value[1:]
+    return later.index_put_((last,), boundary)[:num_tokens]
 
 
 def discounted_sum(values: PerToken, segments: Segments, discount: float) -> PerToken:
@@ -97,15 +99,15 @@ def discounted_sum(values: PerToken, segments: Segments, discount: float) -> Per
     if blocks.longest <= 1:
         return values.clone()
     lanes, width = min(BLOCK, blocks.longest), blocks.width
-    table = values.new_zeros(lanes * width).scatter(0, blocks.place, values).reshape(lanes, width)
-    rows = list(table.unbind(0))
+    table = values.new_zeros(lanes * width).scatter_(0, blocks.place, values)
+    rows = [table[lane * width : (lane + 1) * width] for lane in range(lanes)]
     for lane in range(lanes - 2, -1, -1):
-        rows[lane] = torch.add(rows[lane], rows[lane + 1], alpha=discount)
-    table = torch.stack(rows)
+        _ = rows[lane].add_(rows[lane + 1], alpha=discount)
     if blocks.longest > BLOCK:
         reach = discount ** torch.arange(BLOCK, 0, -1, dtype=values.dtype, device=values.device)
-        table = torch.addcmul(table, reach[:, None], _later_blocks(rows[0], blocks, discount**BLOCK))
-    return table.reshape(-1).index_select(0, blocks.place)
+        later = _later_blocks(rows[0], blocks, discount**BLOCK)
+        _ = table.reshape(lanes, width).addcmul_(reach[:, None], later)
+    return table.index_select(0, blocks.place)
 
 
 def _later_blocks(block: Tensor, blocks: "Blocks", discount: float) -> Tensor:

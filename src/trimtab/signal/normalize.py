@@ -125,13 +125,14 @@ def whiten(
         return items if everyone else torch.where(votes, items, otherwise)
 
     lowest = voting(values, torch.inf).amin().double()
-    above = values.double() - lowest  # as in _Level.average: equal values have exactly that mean
+    # As in _Level.average: equal values have exactly that mean. A copy of our own, so every step is taken in place.
+    above = values.to(torch.float64, copy=True).sub_(lowest)
     mean = voting(above, 0.0).sum() / voters
-    centred = above - mean
+    centred = above.sub_(mean)
     counted = voting(centred, 0.0)
     variance = counted.dot(counted) / (voters - 1)
     scale = torch.where(variance > 0, torch.sqrt(variance + eps), 1.0)
-    whitened = centred / scale
+    whitened = centred.div_(scale)
     if everyone:
         return whitened.to(values.dtype)
     # A larger value never gives a smaller result, so the voters' extremes are those of their values.
