@@ -62,6 +62,15 @@ def table(stage: str, rows: list[Row], *, ratios: bool) -> list[str]:
     return [f"| **{stage}** | | | | | | | |", *(row.line(mine if ratios else None) for row in rows)]
 
 
+def growth() -> str:
+    """Our own calls alone, in turn: beside others, what those leave in the caches would count."""
+    calls = {name: STAGES[f"full, {name}"]()["Trimtab"]() for name in ("reference", "4 x length", "4 x tokens")}
+    times = interleaved(calls, whole_seconds=20.0)
+    least = times["reference"].least
+    told = ", ".join(f"{name} {one.least / least:.2f}" for name, one in times.items() if name != "reference")
+    return f"\nGrowth of our full call over the reference workload, measured apart: {told}."
+
+
 def accuracy() -> str:
     told = ", ".join(f"{name} {error:.1e}" for name, error in entropy_errors().items())
     return f"\nLargest error of an entropy from logits against float64: {told}."
@@ -87,6 +96,9 @@ def main() -> None:
         more = table(stage, measure(stage, rounds=chosen.rounds, with_memory=not chosen.no_memory), ratios=not why)
         print("\n".join(more), flush=True)
         lines += more
+    if "full".startswith(chosen.only):
+        lines.append(growth())
+        print(lines[-1])
     if "logits forward".startswith(chosen.only):
         lines.append(accuracy())
         print(lines[-1])

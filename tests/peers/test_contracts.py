@@ -20,7 +20,7 @@ from trimtab.sentinel.examination.wheels import WheelError, locked, unpack
 from trimtab.signal import part, recipe
 
 ROOT = Path(__file__).parents[2]
-PAGES = [one for one in CONTRACTS.values() if one.name != "trl"]
+PAGES = [*CONTRACTS.values()]
 
 
 @pytest.mark.parametrize("name", ["verl", "skyrl", "openrlhf", "areal"])

@@ -157,8 +157,17 @@ CONTRACTS: dict[str, Contract] = {one.name: one for one in (
     Contract(
         "trl", "trl", "trl 1.16.0",
         "from trimtab.integrations import trl; trl.attach(trainer)                # before trainer.train()",
-        "see docs/integrations/trl.md",
-        (_policy_loss("trl.trainer.grpo_trainer", "GRPOTrainer._compute_loss", "model inputs"),),
+        "from trimtab.integrations import trl\n"
+        "trainer = trl.corrected(GRPOTrainer, recipe='start_async')(model=…, …)",
+        (
+            _policy_loss("trl.trainer.grpo_trainer", "GRPOTrainer._compute_loss", "model inputs"),
+            _policy_loss("trl.trainer.grpo_trainer", "GRPOTrainer._generate_and_score_completions", "inputs"),
+            _policy_loss("trl.trainer.grpo_trainer", "GRPOTrainer._calculate_rewards", "completion_ids_list"),
+            _policy_loss(
+                "trl.trainer.grpo_trainer", "GRPOTrainer._get_per_token_logps_and_entropies",
+                "model input_ids attention_mask logits_to_keep",
+            ),
+        ),
     ),
 )}  # fmt: skip
 
