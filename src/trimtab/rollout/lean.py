@@ -65,14 +65,15 @@ class Lean:
         flat = [ids.reshape(-1), *(prompts.ids.reshape(-1) for prompts in entering)]
         place = [position.reshape(-1), *(prompts.position.reshape(-1) for prompts in entering)]
         angle = (torch.cat(place) if entering else place[0])[:, None].float() * plain.frequency.float()
-        turn = [(one * plain.rope_scale).to(plain.dtype)[:, None] for one in (angle.cos(), angle.sin())]
+        cos, sin = ((one * plain.rope_scale).to(plain.dtype)[:, None] for one in (angle.cos(), angle.sin()))
+        turn = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
         values = functional.embedding(torch.cat(flat) if entering else flat[0], plain.embedding)
         for number, (layer, joined) in enumerate(zip(plain.layers, self._joined, strict=True)):
-            normed = _normed(values, plain.eps).mul_(layer.attention_norm)
+            normed = _normed(values, layer.attention_norm, plain.eps)
             found = functional.linear(normed, *joined.heads).view(len(values), -1, plain.head_size)
             mixed = self._attend(layer, found, turn, blocks, cache.layer(number))
             values = _add(values, mixed, layer.output)
-            normed = _normed(values, plain.eps).mul_(layer.feed_norm)
+            normed = _normed(values, layer.feed_norm, plain.eps)
             gate, up = functional.linear(normed, *joined.feed).chunk(2, -1)
             values = _add(values, functional.silu(gate).mul_(up), layer.down)
         lasts = [
@@ -80,19 +81,18 @@ class Lean:
             for block, part in zip(blocks, values.split([block.size for block in blocks]), strict=True)
         ]
         last = torch.cat(lasts) if len(lasts) > 1 else lasts[0]
-        return functional.linear(_normed(last, plain.eps).mul_(plain.norm), *plain.head).float()
+        return functional.linear(_normed(last, plain.norm, plain.eps), *plain.head).float()
 
     def _attend(
-        self, layer: Layer, found: Tensor, turn: list[Tensor], blocks: "list[Block]", store: "Columns"
+        self, layer: Layer, found: Tensor, turn: tuple[Tensor, Tensor], blocks: "list[Block]", store: "Columns"
     ) -> Tensor:
         """Norm and turn queries and keys, put keys and values into the cache, and mix its values."""
         plain = self._plain
         both = found[:, : plain.heads + plain.key_heads]
         if layer.query_norm is not None and layer.key_norm is not None:
-            both = _normed(both, plain.eps)
-            both[:, : plain.heads] *= layer.query_norm
-            both[:, plain.heads :] *= layer.key_norm
-        both = _turned(both, turn)
+            norms = layer.query_norm.expand(plain.heads, -1), layer.key_norm.expand(plain.key_heads, -1)
+            both = _normed(both, None, plain.eps).mul_(torch.cat(norms))
+        both = _turned(both, *turn)
         begin, mixed = 0, list[Tensor]()
         for block in blocks:
             shape, end = (block.rows, block.columns, -1, plain.head_size), begin + block.size
@@ -157,20 +157,18 @@ def _bias(hidden: Tensor, columns: int, width: int, dtype: torch.dtype) -> Tenso
     return torch.zeros(sees.shape, dtype=dtype, device=hidden.device).masked_fill_(~sees, -torch.inf)[:, None]
 
 
-def _normed(values: Tensor, eps: float) -> Tensor:
-    """values / sqrt(mean(values²) + eps), in float32 whatever the format, as the models do it."""
+def _normed(values: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """weight * values / sqrt(mean(values²) + eps), in float32 whatever the format, as the models do it."""
+    if values.dtype == torch.float32:
+        return functional.rms_norm(values, values.shape[-1:], weight, eps)
     wide = values.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).add_(eps))).to(values.dtype)
+    normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).add_(eps))).to(values.dtype)
+    return normed if weight is None else normed.mul_(weight)
 
 
-def _turned(heads: Tensor, turn: list[Tensor]) -> Tensor:
-    """Turn each pair (i, i + half) of a head by its angle."""
-    cos, sin = turn
-    half = heads.shape[-1] // 2
-    first, second, out = heads[..., :half], heads[..., half:], torch.empty_like(heads)
-    torch.sub(first * cos, second * sin, out=out[..., :half])
-    torch.add(second * cos, first * sin, out=out[..., half:])
-    return out
+def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (i, i + half) of a head by its angle. The first half of the sines has its sign turned."""
+    return (heads * cos).addcmul_(heads.roll(heads.shape[-1] // 2, -1), sin)
 
 
 def _mix_bands(query: Tensor, keys: Tensor, values: Tensor, block: Block) -> Tensor:
@@ -190,7 +188,7 @@ def _mix_one(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -
     flat = query.reshape(rows * key_heads, -1, size) * size**-0.5
     scores = torch.bmm(flat, keys.reshape(rows * key_heads, width, size).transpose(1, 2))
     if bias is not None:
-        scores = (scores.view(rows, -1, width) + bias[:, 0]).view(scores.shape)
+        _ = scores.view(rows, -1, width).add_(bias[:, 0])
     share = torch.softmax(scores, -1)
     return torch.bmm(share, values.reshape(rows * key_heads, width, size)).view(rows, -1)
 
