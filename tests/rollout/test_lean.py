@@ -11,7 +11,7 @@ from trimtab.rollout.decode import Forward, Prompts
 from trimtab.rollout.embedded import Embedded
 from trimtab.rollout.engine import Request, Sampling
 from trimtab.rollout.forward import Own, fastest_forward
-from trimtab.rollout.lean import Lean
+from trimtab.rollout.lean import Lean, _normed
 from trimtab.rollout.plain import Plain, read_plain
 from trimtab.rollout.weights import digest
 from trimtab.train.policy import frozen_copy, published
@@ -100,3 +100,21 @@ def test_an_engine_samples_lean_what_the_model_says_after_every_load(name: str) 
                 table = torch.log_softmax(model(input_ids=ids).logits[0, len(request.ids) - 1 : -1] / 1.3, -1)
             expected = table.gather(-1, torch.tensor(sample.ids)[:, None])[:, 0]
             torch.testing.assert_close(sample.logp, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("is_weighed", [True, False])
+def test_a_norm_is_that_of_the_models_in_every_format(dtype: torch.dtype, is_weighed: bool) -> None:
+    values = torch.tensor([[3.0, 4.0, 0.0, 0.0], [1.0, 1.0, 1.0, -1.0]], dtype=dtype)
+    weight = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=dtype) if is_weighed else None
+    # means of squares 25/4 and 1, with eps 1/4 and 3: roots sqrt(6.5) and 2
+    found = _normed(values, weight, 0.25)[0], _normed(values, weight, 3.0)[1]
+    factor = [1.0, 2.0, 3.0, 4.0] if is_weighed else [1.0] * 4
+    expected = [[f * x / 6.5**0.5 for f, x in zip(factor, (3.0, 4.0, 0.0, 0.0), strict=True)],
+                [f * x / 2.0 for f, x in zip(factor, (1.0, 1.0, 1.0, -1.0), strict=True)]]  # fmt: skip
+    torch.testing.assert_close(
+        torch.stack(found).double(),
+        torch.tensor(expected).double(),
+        rtol=1e-2 if dtype == torch.bfloat16 else 1e-6,
+        atol=0,
+    )

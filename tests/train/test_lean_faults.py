@@ -50,7 +50,7 @@ SAMPLER = [
     ("_blocks", "first - cache.start", "first - cache.start + 1"),
     ("_bias", "place >= hidden[:, None, None]", "place > hidden[:, None, None]"),
     ("_bias", "& (place <= here)", ""),
-    ("_normed", "weight, eps)", "weight, 1.0)"),
+    ("_normed", ".add_(eps)", ""),
     ("_turned", ", -1), sin)", ", -1), -sin)"),
     ("_mix_one", "* size**-0.5", ""),
     ("_mix_one", "if bias is not None:", "if False:"),
