@@ -77,7 +77,7 @@ def test_what_is_not_known_runs_as_it_is(name: str) -> None:
 
 def test_a_known_model_whose_lean_step_differs_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(KNOWN["qwen3"])
-    monkeypatch.setattr("trimtab.rollout.lean._turned", lambda heads, *_: heads.clone())
+    monkeypatch.setattr("trimtab.rollout.lean._turned", lambda heads, cos, sin: heads.clone())
     forward, told = fastest_forward(model)
     assert isinstance(forward, Own)
     assert "apart" in told

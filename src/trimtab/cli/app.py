@@ -227,6 +227,33 @@ def integrate(
         command.show_lines(name)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def convert(
+    context: typer.Context,
+    framework: Annotated[
+        str, typer.Option("--from", metavar="verl|trl|skyrl|slime|openrlhf|areal|nemo-rl|prime-rl", help="Whose words.")
+    ],
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help="YAML, TOML, JSON, a shell script, or Python. Or flags after --.")
+    ] = "",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The run file; without it, it is printed.")] = None,
+) -> None:
+    """Write a run file from another framework's configuration. Nothing is executed.
+
+    Every option is in the file: kept, said in other words, or in a comment that says why it is not. Switches that do
+    nothing, or contradict each other, come first.
+
+    Examples: trimtab convert --from verl run_grpo.sh -o run.toml ·
+    trimtab convert --from slime -- --eps-clip 0.2 --use-tis
+    """
+    from trimtab.cli.convert import run_convert
+
+    flags = [one for one in context.args if one != "--"]
+    if source.startswith("-"):
+        source, flags = "", [source, *flags]
+    raise typer.Exit(run_convert(framework, source, tuple(flags), out))
+
+
 @app.command()
 def explain(
     name: Annotated[str, typer.Argument(help="A run file, recipe, formula, metric or invariant.")],

@@ -1,0 +1,109 @@
+"""From another framework's configuration to a run file of ours: what became of every option is in its comments."""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trimtab.config import parse_run
+from trimtab.convert.options import Options, Status, Told
+from trimtab.convert.source import Given, read
+from trimtab.convert.table import as_toml, signal_table
+from trimtab.errors import ConfigError, TrimtabError, unknown_name
+from trimtab.signal import Recipe
+
+FRAMEWORKS = {
+    "verl": "verl 0.9.1", "trl": "TRL 1.16", "skyrl": "SkyRL 0.3", "slime": "slime main", "areal": "AReaL 1.0.4",
+    "openrlhf": "OpenRLHF 0.11.2", "nemo_rl": "NeMo-RL main", "prime_rl": "prime-rl main",
+}  # fmt: skip
+"""Each one's module, and at which version its options were read."""
+ORDER: tuple[Status, ...] = ("kept", "changed", "no equivalent", "unknown", "outside")
+HEADS: dict[Status, str] = {
+    "kept": "Kept as they are",
+    "changed": "The same thing in other words",
+    "no equivalent": "NOT in this file: no equivalent, or inert",
+    "unknown": "NOT in this file: nobody here knows these names",
+    "outside": "Not part of the training signal",
+}
+BASE = "reinforce"
+"""Every field is written out, so the recipe underneath decides nothing."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A recipe, settings of the trainer, and what became of every option."""
+
+    framework: str
+    recipe: Recipe
+    train: Mapping[str, Any]
+    told: tuple[Told, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def toml(self) -> str:
+        """The run file."""
+        return "\n".join([*self._head(), *self._body(), *self._options()]) + "\n"
+
+    def count(self, status: Status) -> int:
+        return sum(one.status == status for one in self.told)
+
+    def _head(self) -> list[str]:
+        lines = [
+            f"# Made by `trimtab convert` from a configuration of {self.framework}. {len(self.told)} options were read:"
+        ]
+        lines.append("# " + ", ".join(f"{self.count(status)} {status}" for status in ORDER) + ".")
+        lines += ["#", "# Look at these first:"] if self.warnings else []
+        return [*lines, *(f"#  - {said}" for said in self.warnings), ""]
+
+    def _body(self) -> list[str]:
+        lines = [f'recipe = "{BASE}"  # every field is written below, so nothing of it is left', "", "[signal]"]
+        lines += [f"{name} = {as_toml(value)}" for name, value in signal_table(self.recipe).items()]
+        return [*lines, "", "[train]", *(f"{name} = {as_toml(value)}" for name, value in self.train.items())]
+
+    def _options(self) -> list[str]:
+        lines: list[str] = []
+        for status in ORDER:
+            chosen = [one for one in self.told if one.status == status]
+            lines += ["", f"# {HEADS[status]}:"] if chosen else []
+            lines += [f"#   {_written(one)}" for one in chosen]
+        return lines
+
+
+def _written(one: Told) -> str:
+    value = " ".join(str(one.given.value).split())
+    place = f" (line {one.given.line})" if one.given.line else ""
+    return f"{one.given.key} = {value[:80]}{place}" + (f": {one.note}" if one.note else "")
+
+
+def convert(framework: str, source: str | Path = "", flags: tuple[str, ...] = ()) -> Converted:
+    """Read a configuration of this framework. Nothing of it is executed."""
+    wanted = framework.lower().replace("-", "_")
+    if wanted not in FRAMEWORKS:
+        raise ConfigError(unknown_name("convert: frameworks", framework, sorted(FRAMEWORKS)))
+    called = FRAMEWORKS[wanted]
+    found = read(source, flags)
+    if not found:
+        raise ConfigError(f"convert: no option was found in {source or 'the flags'}, so there is nothing to convert.")
+    options = Options(wanted, {one.key: one for one in found})
+    _tell_repeated(options, found)
+    try:
+        built = importlib.import_module(f"trimtab.convert.{wanted}").read(options)
+        made = built.recipe()
+    except ConfigError:
+        raise
+    except TrimtabError as error:
+        raise ConfigError(f"convert: these options together are not a signal that runs here. {error}") from error
+    train = {key: value for key, value in built.train.items() if value is not None}
+    told = Converted(called, made, train, tuple(options.told.values()), tuple(dict.fromkeys(options.warnings)))
+    _ = parse_run({"recipe": BASE, "signal": signal_table(made), "train": train}, "convert")
+    return told
+
+
+def _tell_repeated(options: Options, found: list[Given]) -> None:
+    for key in dict.fromkeys(one.key for one in found):
+        values = [one.value for one in found if one.key == key]
+        if len({str(value) for value in values}) > 1:
+            options.warn(
+                f"{key} is given {len(values)} times, as {', '.join(map(str, values[:4]))}: the last one counts."
+            )

@@ -1,0 +1,163 @@
+"""SkyRL's options (0.3) in our names."""
+
+from trimtab.config.correction import OffPolicyCorrection
+from trimtab.convert.built import Built, common, divided, estimator, group, kl_of, loss_of
+from trimtab.convert.options import Options
+from trimtab.signal import Term, part
+
+ALGORITHM = "trainer.algorithm."
+CORRECTION = f"{ALGORITHM}off_policy_correction."
+MEANS = {
+    "token_mean": "weighting.token_mean",
+    "sequence_mean": "weighting.sequence_mean_token_mean",
+    "seq_mean_token_sum_norm": "weighting.constant_divisor",
+    "token_sum": "weighting.token_sum",
+}
+
+
+def read(options: Options) -> Built:
+    """What these options train with."""
+    low = options.number(f"{ALGORITHM}eps_clip_low", 0.2, "band", status="changed")
+    high = options.number(f"{ALGORITHM}eps_clip_high", 0.2, "band", status="changed")
+    width = options.get("generator.sampling_params.max_generate_length", 1024, "train.max_new_tokens")
+    built = Built(
+        "SkyRL", options, _loss(options, (1 - low, 1 + high)), _weighting(options, width), part("normalize.raw")
+    )
+    name = str(options.get(f"{ALGORITHM}advantage_estimator", "grpo", "normalize and advantage", status="changed"))
+    std = "group" if options.switch(f"{ALGORITHM}grpo_norm_by_std", True, "normalize.mean_std, std") else "none"
+    gamma, lam = options.number(f"{ALGORITHM}gamma", 1.0), options.number(f"{ALGORITHM}lambd", 1.0)
+    estimator(options, f"{ALGORITHM}advantage_estimator", built, name, std=group(std), gamma=gamma, lam=lam)
+    if name not in ("gae", "reinforce++"):
+        for key in ("gamma", "lambd"):
+            options.inert(ALGORITHM + key, f"advantage_estimator = {name} does not read it")
+    if built.fields.get("value"):
+        reach = options.number(f"{ALGORITHM}value_clip", 0.2, "value_loss.squared_clipped, reach", status="changed")
+        built.fields["value"] = Term(coef=1.0, part=part("value_loss.squared_clipped", reach=reach))
+    if options.switch(f"{ALGORITHM}advantage_batch_normalize", False, "whiten", status="changed"):
+        built.fields["whiten"] = True
+    built.fields["filter_constant_groups"] = options.switch(
+        f"{ALGORITHM}zero_variance_filter", False, "filter_constant_groups"
+    )
+    if options.get(f"{ALGORITHM}dynamic_sampling.type", None, "train.dynamic_sampling", status="changed") == "filter":
+        built.fields["filter_constant_groups"], built.train["dynamic_sampling"] = True, 10
+    _terms(options, built, name)
+    _corrected(options, built)
+    if options.switch("generator.apply_overlong_filtering", False, "not_ended = suppress", status="changed"):
+        built.fields["not_ended"] = "suppress"
+    built.train["max_new_tokens"] = width
+    common(
+        built,
+        {
+            "trainer.train_batch_size": "prompts_per_step",
+            "generator.n_samples_per_prompt": "samples_per_prompt",
+            "generator.sampling_params.temperature": "temperature",
+            "trainer.policy.optimizer_config.lr": "lr",
+            "trainer.policy.optimizer_config.max_grad_norm": "grad_clip",
+            "trainer.policy.optimizer_config.weight_decay": "weight_decay",
+            "trainer.fully_async.max_staleness_steps": "staleness",
+        },
+    )
+    epochs = options.number("trainer.update_epochs_per_batch", 1, "in train.updates_per_batch", status="changed")
+    steps = divided(options, "trainer.train_batch_size", "trainer.policy_mini_batch_size", epochs=epochs)
+    options.tell(
+        "trainer.policy_mini_batch_size",
+        "changed",
+        "train.updates_per_batch = train_batch_size / it x update_epochs_per_batch",
+    )
+    if steps:
+        built.train["updates_per_batch"] = steps
+    options.rest(dotted=True)
+    return built
+
+
+def _loss(options: Options, band: tuple[float, float]):
+    kind = str(options.get(f"{ALGORITHM}policy_loss_type", "regular", "loss", status="changed"))
+    cap = options.number(f"{ALGORITHM}clip_ratio_c", 3.0, "cap of policy_loss.dual_clipped", status="changed")
+    if kind != "dual_clip":
+        options.inert(f"{ALGORITHM}clip_ratio_c", f"policy_loss_type = {kind} has no dual clip")
+    match kind:
+        case "regular":
+            return loss_of("clipped", band=band)
+        case "dual_clip":
+            return loss_of("dual_clipped", band=band, cap=cap)
+        case "gspo":
+            return loss_of("geometric_clipped_token", band=band)
+        case "cispo":
+            low = options.number(f"{ALGORITHM}cispo.cispo_eps_clip_low", 0.0, "band", status="changed")
+            high = options.number(f"{ALGORITHM}cispo.cispo_eps_clip_high", 5.0, "band", status="changed")
+            return loss_of("clipped_importance", band=(max(0.0, 1 - low) if low else 0.0, 1 + high))
+        case "sapo":
+            return loss_of(
+                "soft_gated", temperature_positive=options.number(f"{ALGORITHM}sapo.tau_pos", 1.0),
+                temperature_negative=options.number(f"{ALGORITHM}sapo.tau_neg", 1.05),
+            )  # fmt: skip
+        case "clip_cov":
+            return loss_of(
+                "covariance_clipped", band=band, fraction=options.number(f"{ALGORITHM}clip_cov.clip_ratio", 2e-4)
+            )
+        case "kl_cov":
+            return loss_of(
+                "covariance_penalised", fraction=options.number(f"{ALGORITHM}kl_cov.kl_cov_frac", 0.2),
+                coef=options.number(f"{ALGORITHM}kl_cov.ppo_kl_coef", 1.0),
+            )  # fmt: skip
+        case "importance_sampling":
+            return loss_of("clipped", band=(0.0, float("inf")))
+        case "cross_entropy":
+            return loss_of("cross_entropy", anchor=None)
+        case _:
+            options.tell(f"{ALGORITHM}policy_loss_type", "no equivalent", "policy_loss.clipped is written instead")
+            options.warn(
+                f"policy_loss_type = {kind} has no equivalent in this converter: the PPO clip is written. Check it."
+            )
+            return loss_of("clipped", band=band)
+
+
+def _weighting(options: Options, width: int):
+    mode = str(options.get(f"{ALGORITHM}loss_reduction", "token_mean", "weighting", status="changed"))
+    longest = options.get(f"{ALGORITHM}max_seq_len", None, "divisor", status="changed")
+    if mode not in MEANS:
+        options.tell(f"{ALGORITHM}loss_reduction", "no equivalent", "weighting.token_mean is written instead")
+        options.warn(f"loss_reduction = {mode} has no equivalent: token_mean over the step is written. Check it.")
+        return part("weighting.token_mean")
+    return part(MEANS[mode], divisor=float(longest or width)) if mode.endswith("norm") else part(MEANS[mode])
+
+
+def _terms(options: Options, built: Built, name: str) -> None:
+    kind = str(options.get(f"{ALGORITHM}kl_estimator_type", "k3", "kl", status="changed"))
+    in_loss = options.switch(f"{ALGORITHM}use_kl_loss", True, "kl, into = loss", status="changed")
+    in_reward = options.switch(f"{ALGORITHM}use_kl_in_reward", False, "kl, into the reward", status="changed")
+    coef = options.number(f"{ALGORITHM}kl_loss_coef", 0.001, "kl.coef")
+    if not in_loss and not in_reward:
+        options.inert(f"{ALGORITHM}kl_loss_coef", "use_kl_loss is off")
+        options.inert(f"{ALGORITHM}kl_estimator_type", "no KL is on")
+    if in_loss and in_reward:
+        options.warn(
+            "use_kl_loss and use_kl_in_reward are both on: the same distance is paid twice. Only the one in the "
+            "loss is written."
+        )
+    if in_loss:
+        built.fields["kl"] = kl_of(options, f"{ALGORITHM}kl_estimator_type", kind, coef, "loss")
+    elif in_reward:
+        into = "token_reward" if name in ("gae", "reinforce++") else "sequence_reward"
+        built.fields["kl"] = kl_of(options, f"{ALGORITHM}kl_estimator_type", kind, coef, into)
+    on = options.switch(f"{ALGORITHM}use_entropy_loss", False, "entropy", status="changed")
+    entropy = options.number(f"{ALGORITHM}entropy_loss_coef", 0.01, "entropy.coef")
+    if on:
+        built.fields["entropy"] = Term(coef=entropy)
+    else:
+        options.inert(f"{ALGORITHM}entropy_loss_coef", "use_entropy_loss is off")
+
+
+def _corrected(options: Options, built: Built) -> None:
+    """SkyRL's block is ours: the same names, so it is read by the same reader."""
+    block = {
+        key.removeprefix(CORRECTION): one.value for key, one in options.given.items() if key.startswith(CORRECTION)
+    }
+    for key in block:
+        options.tell(CORRECTION + key, "changed", "correction")
+    if options.switch(f"{ALGORITHM}use_tis", False, "correction", status="changed"):
+        block.setdefault("tis_ratio_type", "token")
+        cap = options.number(f"{ALGORITHM}tis_imp_ratio_cap", 2.0, "band", status="changed")
+        block.setdefault("token_tis_ratio_clip_high", cap)
+    if block:
+        built.correct(*OffPolicyCorrection(**block).stages())
