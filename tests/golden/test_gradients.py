@@ -15,7 +15,12 @@ POLICY = [name for name, entry in trimtab.catalog().items() if entry.stage == "p
 VALUE = [name for name, entry in trimtab.catalog().items() if entry.stage == "value_loss"]
 
 # A stop-gradient inside makes the derivative of the value another thing than the gradient; these have identities below.
-SURROGATES = {"policy_loss.clipped_importance", "policy_loss.geometric_clipped_token"}
+SURROGATES = {
+    "policy_loss.clipped_importance",
+    "policy_loss.geometric_clipped_token",
+    "policy_loss.gamma_weighted",
+    "policy_loss.tapered",
+}
 
 # Ratios 1.5, 0.5, 1.1, 0.95, 4, 1.02 with both signs: clipped and free ones on both sides, none at a kink.
 LENGTHS = lengths(2, 3, 1)

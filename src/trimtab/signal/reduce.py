@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
-from trimtab.signal.layout import Keep, PerSequence, PerToken, Segments, SequenceIndex
+from trimtab.signal.layout import Keep, PerSequence, PerToken, Segments, SequenceIndex, TokenIndex
 from trimtab.signal.tensors import Array, as_torch, host, is_plain, quiet
 
 LOG_BOUND = 20.0
@@ -162,3 +162,12 @@ def aggregate(logratio: PerToken, segments: Segments, level: str) -> PerToken:
         return logratio
     per_sequence = sequence_sum(logratio, segments) if level == "sequence" else sequence_mean(logratio, segments)
     return to_tokens(per_sequence, segments)
+
+
+def smallest(order: PerToken, eligible: Keep, count: Tensor, token_key: TokenIndex) -> Keep:
+    """The `count` eligible tokens that come first in order; ties go by key, so the batch's order does not matter."""
+    by_key = torch.argsort(token_key)
+    key = torch.where(eligible, order, torch.full_like(order, torch.inf))
+    rank = torch.empty_like(token_key)
+    rank[by_key[torch.argsort(key[by_key], stable=True)]] = torch.arange(key.shape[0], device=key.device)
+    return eligible & (rank < count)

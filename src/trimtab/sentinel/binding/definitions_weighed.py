@@ -1,0 +1,98 @@
+"""Reference definitions of losses with soft weights and bounds, of the KLs beside them, and of the wider averages."""
+
+import math
+from collections.abc import Callable
+
+from trimtab.sentinel.binding.plain import Answer, Plain, clamp, each
+
+# --- losses -------------------------------------------------------------------------------------------------------
+
+
+def _d(p: Plain, t: int) -> float:
+    return p.logp_current[t] - p.logp_old[t]
+
+
+def _kept_mean(p: Plain, t: int, value: Callable[[int], float]) -> float:
+    kept = [s for s in p.rows[p.row_of[t]] if p.keep[s]]
+    return sum(value(s) for s in kept) / len(kept) if kept else 0.0
+
+
+def _credit(p: Plain, t: int) -> float:
+    """A rejected token has no advantage left."""
+    return p.advantage[t] if p.keep[t] else 0.0
+
+
+def geometric_of_clipped(p: Plain, band: tuple[float, float]) -> Answer:
+    low, high = math.log(band[0]) if band[0] > 0 else -math.inf, math.log(band[1])
+
+    def held(s: int) -> float:
+        return min(_d(p, s), high) if p.advantage[s] > 0 else max(_d(p, s), low)
+
+    def clipped(t: int) -> bool:
+        up, down = _d(p, t) > high, _d(p, t) < low
+        return bool(p.keep[t]) and ((p.advantage[t] > 0 and up) or (p.advantage[t] < 0 and down))
+
+    flags = [clipped(t) for t in range(len(p.row_of))]
+    return each(p, lambda t: -_credit(p, t) * p.exp(_kept_mean(p, t, held))), {"clipped_tokens": flags}
+
+
+def gamma_weighted(
+    p: Plain, power_positive: float, rate_positive: float, power_negative: float, rate_negative: float
+) -> Answer:
+    def loss(t: int) -> float:
+        total = clamp(sum(_d(p, s) for s in p.rows[p.row_of[t]]), (-p.bound, p.bound))
+        power, rate = (power_positive, rate_positive) if p.advantage[t] >= 0 else (power_negative, rate_negative)
+        weight = math.exp(rate + power * total - rate * p.exp(total))
+        return -weight * p.advantage[t] * p.logp_current[t]
+
+    return each(p, loss), {}
+
+
+def quadratic(p: Plain, coef: float) -> Answer:
+    return each(p, lambda t: coef * _d(p, t) ** 2 / 2 - p.advantage[t] * p.logp_current[t]), {}
+
+
+def tapered(p: Plain, band: tuple[float, float], level: str) -> Answer:
+    def ratio(t: int) -> float:
+        kept = [s for s in p.rows[p.row_of[t]] if p.keep[s]]
+        own = _d(p, t) if p.keep[t] else 0.0
+        total = sum(_d(p, s) for s in kept)
+        return p.exp({"token": own, "sequence": total, "geometric": total / max(len(kept), 1)}[level])
+
+    def loss(t: int) -> float:
+        logp = p.logp_current[t] if p.keep[t] else 0.0
+        weight = 1.0 if _credit(p, t) > 0 else clamp(ratio(t), band)
+        return -weight * _credit(p, t) * logp
+
+    flags = [_credit(p, t) <= 0 and not band[0] <= ratio(t) <= band[1] for t in range(len(p.row_of))]
+    return each(p, loss), {"clipped_tokens": flags}
+
+
+def geometric_soft_gated(p: Plain, temperature_positive: float, temperature_negative: float) -> Answer:
+    def loss(t: int) -> float:
+        credit = _credit(p, t)
+        tau = temperature_positive if credit > 0 else temperature_negative
+        ratio = p.exp(_kept_mean(p, t, lambda s: _d(p, s)))
+        return -credit * 4 / tau / (1 + math.exp(-tau * (ratio - 1)))
+
+    return each(p, loss), {"clipped_tokens": [False] * len(p.row_of)}
+
+
+def huber_clipped(p: Plain, reach: float, width: float) -> Answer:
+    def cost(error: float) -> float:
+        return error * error / 2 if abs(error) < width else width * (abs(error) - width / 2)
+
+    def both(t: int) -> tuple[float, float]:
+        held = clamp(p.value[t], (p.value_old[t] - reach, p.value_old[t] + reach))
+        return cost(p.value[t] - p.returns[t]), cost(held - p.returns[t])
+
+    pairs = [both(t) for t in range(len(p.row_of))]
+    return [max(pair) for pair in pairs], {"clipped_tokens": [held > free for free, held in pairs]}
+
+
+WEIGHED: dict[str, Callable[..., Answer]] = {
+    "policy_loss.geometric_of_clipped": geometric_of_clipped, "policy_loss.gamma_weighted": gamma_weighted,
+    "policy_loss.quadratic": quadratic, "policy_loss.tapered": tapered,
+    "policy_loss.geometric_soft_gated": geometric_soft_gated, "value_loss.huber_clipped": huber_clipped,
+}  # fmt: skip
+"""Formula name to definition."""
