@@ -60,6 +60,9 @@ def test_keep_binary_kl() -> None:
     assert_is(keep, 0, 0, 1, 1, 0)
     keep, _ = trust_region.binary_kl(LATER, EARLIER, credit, LENGTHS, limit=0.02, by_sign=True)
     assert_is(keep, 0, 1, 1, 0, 0)  # 0.0204 > 0.02: token 3 fell at A < 0
+    # an advantage of 0 pulls nowhere
+    keep, _ = trust_region.binary_kl(LATER, EARLIER, tokens(0.0, 0.0, 0.0, 0.0, 0.0), LENGTHS, limit=0.05)
+    assert_is(keep, 1, 1, 1, 1, 1)
     # the direction parts 0.2231 from 0.1927
     for direction, kept in (("earlier_to_later", 0), ("later_to_earlier", 1), ("larger", 0)):
         keep, _ = trust_region.binary_kl(

@@ -69,7 +69,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "select": _LOSS,
     "policy_loss": _LOSS,
     "value_loss": (*_LOSS, "value"),
-    "weighting": ("advantage", "keep", "segments"),
+    "weighting": ("advantage", "keep", "segments", "episode_of_token", "group_of_token"),
 }
 """What the pipeline hands to a formula of each stage: all of these, always; a field the batch does not carry is None.
 A batch's `extra` fields come on top, by their own names, wherever `segments` does. `parts.run` holds the pipeline to

@@ -165,7 +165,7 @@ def prepare(
     metrics = drift(ratios, segments).after(entries)
     numbers = metrics.numbers()
     state, said = (state or SignalState()).observe(numbers)
-    held = _exact_engine(ratios, segments) | _carried(batch)
+    held = _exact_engine(ratios, segments) | _carried(batch) | _owners(batch)
     decided = {
         "advantage": credit, "returns": returns, "keep": conjunction(keep, after.keeps), "voted": voted,
         "importance": product(ones(segments, batch.dtype), stages.importances),
@@ -193,6 +193,16 @@ def _carried(batch: SignalBatch) -> dict[str, Field]:
         **batch.extra,
     }  # fmt: skip
     return {name: Field(values, batch.segments) for name, values in held.items() if values is not None}
+
+
+def _owners(batch: SignalBatch) -> dict[str, Field]:
+    """The episode and the group of each token, for weightings that count these."""
+    levels = batch.levels
+    group_of_sequence = levels.to_sequences(levels.group_of_episode)
+    return {
+        "episode_of_token": Field(levels.episode_of_sequence, batch.segments, True),
+        "group_of_token": Field(group_of_sequence, batch.segments, True),
+    }
 
 
 def _checked_recipe(batch: SignalBatch, recipe: Recipe | str, *, given_advantage: bool) -> Recipe:

@@ -90,9 +90,40 @@ def huber_clipped(p: Plain, reach: float, width: float) -> Answer:
     return [max(pair) for pair in pairs], {"clipped_tokens": [held > free for free, held in pairs]}
 
 
+# --- averages -----------------------------------------------------------------------------------------------------
+
+
+def _share(p: Plain, name: list[float], over: str) -> Answer:
+    """One over the number of named units with a counted token, times the counted tokens of the token's own unit."""
+    counted = [t for t in range(len(p.row_of)) if over == "all" or p.keep[t]]
+    units = [name[p.row_of[t]] for t in counted]
+
+    def weight(t: int) -> float:
+        return 1 / len(set(units)) / units.count(name[p.row_of[t]]) if p.keep[t] else 0.0
+
+    return each(p, weight), {}
+
+
+def prompt_mean(p: Plain, over: str) -> Answer:
+    return _share(p, p.group, over)
+
+
+def episode_mean(p: Plain, over: str) -> Answer:
+    return _share(p, p.episode, over)
+
+
+def given_weight(p: Plain, by: str, over: str) -> Answer:
+    """The case has no weights of its own; its entropies stand for them."""
+    counted = [t for t in range(len(p.row_of)) if over == "all" or p.keep[t]]
+    total = sum(p.entropy[t] for t in counted) if by == "weights" else len(counted)
+    return each(p, lambda t: p.entropy[t] / total if p.keep[t] and total else 0.0), {}
+
+
 WEIGHED: dict[str, Callable[..., Answer]] = {
     "policy_loss.geometric_of_clipped": geometric_of_clipped, "policy_loss.gamma_weighted": gamma_weighted,
     "policy_loss.quadratic": quadratic, "policy_loss.tapered": tapered,
     "policy_loss.geometric_soft_gated": geometric_soft_gated, "value_loss.huber_clipped": huber_clipped,
+    "weighting.prompt_mean": prompt_mean, "weighting.episode_mean": episode_mean,
+    "weighting.given_weight": given_weight,
 }  # fmt: skip
 """Formula name to definition."""

@@ -92,6 +92,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "weighting.token_mean": [{"over": "all"}, {"over": "kept"}],
     "weighting.sequence_mean_token_mean": [{"over": "all"}, {"over": "kept"}],
     "weighting.sequence_mean_token_sum": [{"over": "all"}, {"over": "kept"}],
+    "weighting.prompt_mean": [{"over": "all"}, {"over": "kept"}],
+    "weighting.episode_mean": [{"over": "all"}, {"over": "kept"}],
+    "weighting.given_weight": [{"by": "weights", "over": "all"}, {"by": "tokens", "over": "kept"}],
     "weighting.constant_divisor": [{"divisor": 8.0, "over": "all"}, {"divisor": 8.0, "over": "kept"}],
 }  # fmt: skip
 """The settings each formula is checked with; one without settings is checked as it is."""
@@ -167,6 +170,7 @@ def _anchor(entry: Formula) -> str:
 def _reads(entry: Formula) -> frozenset[str]:
     """Case fields behind a formula's inputs."""
     behind = {"logp_anchor": [_anchor(entry)], "logratio": ["logp_old", "logp_rollout"]}
+    behind |= {"group_of_token": ["group"], "episode_of_token": ["episode"], "weight": ["entropy"]}
     behind |= {"logp_later": ["logp_old"], "logp_earlier": ["logp_rollout"]}
     fields = {field for name in entry.inputs for field in behind.get(name, [name])}
     return frozenset(fields | {"outcome", "reward", "logp_rollout"})
@@ -182,6 +186,7 @@ def _inputs(entry: Formula, given: Case) -> dict[str, Any]:
     return {
         **flat, **given.sequences, "segments": given.segments, "logp_anchor": flat[_anchor(entry)],
         "logratio": flat["logp_old"] - flat["logp_rollout"],
+        "group_of_token": given.flat("group"), "episode_of_token": given.flat("episode"), "weight": flat["entropy"],
         "logp_later": flat["logp_old"], "logp_earlier": flat["logp_rollout"],
         "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups,
     }  # fmt: skip
