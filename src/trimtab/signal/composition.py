@@ -102,7 +102,7 @@ class KL:
     coef: float
     into: Into
     anchor: Anchor | None = None
-    """For the importance-weighted estimator: who sampled."""
+    """For an estimator that reads who sampled."""
     on: On = "all"
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class KL:
         if ("logp_anchor" in self.part.formula.inputs) != (self.anchor is not None):
             raise SignalError(
                 f"kl: {self.part.formula.name} and anchor = {self.anchor!r} do not fit; "
-                "only the importance-weighted KL has an anchor, and it needs one (old or rollout)."
+                "only a KL that reads the policy which sampled has an anchor, and it needs one (old or rollout)."
             )
 
 

@@ -102,7 +102,7 @@ def _refuse_orders(recipe: "Recipe") -> None:
             f"recipe {recipe.name!r}: kl.on = 'kept' chooses tokens of the loss, and kl.into = {kl.into!r} is no "
             "part of it. Leave on out."
         )
-    if kl and kl.into != "loss" and kl.part.formula.name == "kl.importance_weighted_k3":
+    if kl and kl.into != "loss" and "logp_anchor" in kl.part.formula.inputs:
         raise SignalError(
             f"recipe {recipe.name!r}: an importance-weighted KL reweights a gradient and has none in a reward. "
             "Use into = 'loss'."

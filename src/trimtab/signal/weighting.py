@@ -11,7 +11,7 @@ import torch
 
 from trimtab.errors import SignalError
 from trimtab.signal.catalogue import Positive, formula
-from trimtab.signal.layout import Keep, PerToken, Segments, TokenIndex, places
+from trimtab.signal.layout import Keep, PerToken, Segments, TokenIndex, places, renumbered
 from trimtab.signal.reduce import segment_sum, sequence_any, sequence_count, to_tokens
 
 Over = Literal["all", "kept"]
@@ -158,8 +158,8 @@ def given_weight(
 
 def _mean_of(advantage: PerToken, keep: Keep, unit: TokenIndex, over: Over) -> PerToken:
     """Every unit weighs the same, shared evenly by its tokens."""
-    names, place = torch.unique(unit, return_inverse=True)
-    tokens = segment_sum(_population(keep, over).to(advantage.dtype), place, len(names))
+    place, count = renumbered(unit)
+    tokens = segment_sum(_population(keep, over).to(advantage.dtype), place, count)
     return _where_kept(1 / (tokens[place] * (tokens > 0).sum()), keep)
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from trimtab.sentinel.binding.plain import Answer, Plain, clamp, each
+from trimtab.sentinel.binding.plain import Answer, Plain, clamp, each, row_mean
 
 # --- losses -------------------------------------------------------------------------------------------------------
 
@@ -90,6 +90,50 @@ def huber_clipped(p: Plain, reach: float, width: float) -> Answer:
     return [max(pair) for pair in pairs], {"clipped_tokens": [held > free for free, held in pairs]}
 
 
+# --- kl -----------------------------------------------------------------------------------------------------------
+
+
+def _k(p: Plain, t: int, name: str) -> float:
+    d = p.logp_current[t] - p.logp_ref[t]
+    return {"k1": d, "k2": d * d / 2, "k3": p.exp(-d) + d - 1, "abs": abs(d)}[name]
+
+
+def _by_sampler(p: Plain, t: int) -> float:
+    return p.exp(p.logp_current[t] - p.logp_rollout[t])
+
+
+def absolute(p: Plain) -> Answer:
+    return each(p, lambda t: _k(p, t, "abs")), {}
+
+
+def importance_weighted_k1(p: Plain) -> Answer:
+    return each(p, lambda t: _by_sampler(p, t) * _k(p, t, "k1")), {}
+
+
+def importance_weighted_k2(p: Plain) -> Answer:
+    return each(p, lambda t: _by_sampler(p, t) * _k(p, t, "k2")), {}
+
+
+def geometric_weighted_k3(p: Plain) -> Answer:
+    def ratio(t: int) -> float:
+        return p.exp(row_mean(p, p.row_of[t], lambda s: p.logp_current[s] - p.logp_rollout[s]))
+
+    return each(p, lambda t: ratio(t) * _k(p, t, "k3")), {}
+
+
+def k2_gradient(p: Plain, value: str) -> Answer:
+    return each(p, lambda t: _k(p, t, value)), {}
+
+
+def importance_weighted_k2_gradient(p: Plain, value: str, cap: float) -> Answer:
+    """The weight and its cap are in the gradient only."""
+    return each(p, lambda t: _k(p, t, value)), {}
+
+
+def anchor_square(p: Plain) -> Answer:
+    return each(p, lambda t: (p.logp_current[t] - p.logp_rollout[t]) ** 2), {}
+
+
 # --- averages -----------------------------------------------------------------------------------------------------
 
 
@@ -123,6 +167,10 @@ WEIGHED: dict[str, Callable[..., Answer]] = {
     "policy_loss.geometric_of_clipped": geometric_of_clipped, "policy_loss.gamma_weighted": gamma_weighted,
     "policy_loss.quadratic": quadratic, "policy_loss.tapered": tapered,
     "policy_loss.geometric_soft_gated": geometric_soft_gated, "value_loss.huber_clipped": huber_clipped,
+    "kl.absolute": absolute, "kl.importance_weighted_k1": importance_weighted_k1,
+    "kl.importance_weighted_k2": importance_weighted_k2, "kl.geometric_weighted_k3": geometric_weighted_k3,
+    "kl.k2_gradient": k2_gradient, "kl.importance_weighted_k2_gradient": importance_weighted_k2_gradient,
+    "kl.anchor_square": anchor_square,
     "weighting.prompt_mean": prompt_mean, "weighting.episode_mean": episode_mean,
     "weighting.given_weight": given_weight,
 }  # fmt: skip

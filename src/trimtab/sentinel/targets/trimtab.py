@@ -36,6 +36,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
             ("group", "batch", 1), ("none", "group", 0),
         )
     ],
+    "kl.k2_gradient": [{"value": "k1"}, {"value": "k3"}],
+    "kl.importance_weighted_k2_gradient": [{"value": "k3", "cap": 10.0}, {"value": "k2", "cap": 1.2}],
     "advantage.reward_to_go": [{"gamma": 1.0}, {"gamma": 0.5}],
     "advantage.gae": [{"gamma": 1.0, "lam": 0.95}, {"gamma": 0.9, "lam": 0.5}],
     "importance.truncated": [
