@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.golden.exact import assert_is, assert_near, flags, lengths, tokens
+from tests.golden.exact import assert_is, assert_near, flags, index, lengths, tokens
 from tests.golden.exact import log as logp
 from torch import Tensor
 
@@ -20,6 +20,7 @@ SURROGATES = {
     "policy_loss.geometric_clipped_token",
     "policy_loss.gamma_weighted",
     "policy_loss.tapered",
+    "policy_loss.turn_clipped",
 }
 
 # Ratios 1.5, 0.5, 1.1, 0.95, 4, 1.02 with both signs: clipped and free ones on both sides, none at a kink.
@@ -31,6 +32,7 @@ INPUTS: dict[str, Any] = {
     "keep": flags(1, 1, 1, 0, 1, 1),
     "selected": flags(0, 1, 0, 0, 1, 0),
     "segments": LENGTHS,
+    "turn": index(0, 1, 0, 0, 1, 0),
     "value": tokens(1.25, 2.0, 2.0, 0.0, 0.9, -1.0),
     "value_old": tokens(1.0, 1.0, 1.0, 1.0, 1.0, -1.1),
     "returns": tokens(2.0, 3.0, 0.0, -1.0, 0.5, 4.0),

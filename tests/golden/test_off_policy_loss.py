@@ -4,7 +4,7 @@ from math import e, exp, inf, log, sqrt
 
 import pytest
 import torch
-from tests.golden.exact import assert_is, assert_near, flags, lengths, tokens
+from tests.golden.exact import assert_is, assert_near, flags, index, lengths, tokens
 from tests.golden.exact import log as logp
 
 from trimtab.errors import SignalError
@@ -102,6 +102,25 @@ def test_policy_loss_geometric_soft_gated() -> None:
     gate = 1 / (1 + exp(-2))
     slope = -4 * gate * (1 - gate)
     assert_near(torch.autograd.grad(loss[0], current)[0], slope, slope, 0.0, 0.0, 0.0)
+
+
+def test_policy_loss_turn_clipped() -> None:
+    # ratios 4, 1 | 1/4, 1, rejected. Turns (4), (1) | (1/4, 1 -> mean 1/2), (rejected, 1).
+    turn = index(0, 1, 0, 0, 1)
+    credit = tokens(1.0, 1.0, -1.0, -1.0, 0.0)
+    current = CURRENT.clone().requires_grad_()
+    loss, seen = off_policy_loss.turn_clipped(current, ANCHOR, credit, KEEP, SEGMENTS, turn, band=(0.4, 5.0))
+    assert_near(loss.detach(), -4.0, -1.0, 0.5, 0.5, 0.0)
+    assert_is(seen["clipped_tokens"], 0, 0, 0, 0, 0)
+    loss.sum().backward()
+    assert_near(current.grad, -4.0, -1.0, 0.5, 0.5, 0.0)
+    # clipped above at A > 0, below at A < 0
+    loss, seen = off_policy_loss.turn_clipped(CURRENT, ANCHOR, credit, KEEP, SEGMENTS, turn, band=(0.8, 1.2))
+    assert_near(loss, -1.2, -1.0, 0.8, 0.8, 0.0)
+    assert_is(seen["clipped_tokens"], 1, 0, 1, 1, 0)
+    # one turn per sequence is GSPO-token; a turn of the same number in the next sequence is another turn
+    loss, _ = off_policy_loss.turn_clipped(CURRENT, ANCHOR, credit, KEEP, SEGMENTS, 0 * turn, band=(0.4, 5.0))
+    assert_near(loss, -2.0, -2.0, 0.5, 0.5, 0.0)
 
 
 def test_a_loss_that_carries_both_factors_refuses_an_importance_beside_it() -> None:

@@ -151,6 +151,15 @@ def test_keep_second_moment() -> None:
     assert trust_region.second_moment(tokens(), index(), limit=0.2)[0].numel() == 0
 
 
+def test_keep_high_entropy() -> None:
+    entropy = tokens(0.5, 2.0, 1.0, 1.0, 0.0)
+    for fraction, kept in ((0.2, (0, 1, 0, 0, 0)), (0.0, (0, 1, 0, 0, 0)), (0.4, (0, 1, 1, 1, 0)), (1.0, (1,) * 5)):
+        keep, seen = trust_region.high_entropy(entropy, fraction=fraction)
+        assert_is(keep, *kept)  # of the two equal ones both stay
+        assert keep.equal(~seen["under_low_tokens"])
+    assert trust_region.high_entropy(tokens())[0].numel() == 0
+
+
 def test_keep_recent_version() -> None:
     # the batch's newest is 5; sequence 0 was resumed at 4, sequence 1 at 5
     version, segments = index(3, 4, 3, 5, 5), lengths(2, 3)

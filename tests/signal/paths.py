@@ -126,6 +126,7 @@ LOSSES = (
     Stage(part("policy_loss.geometric_of_clipped", band=(0.95, 1.08)), anchor="old"),
     Stage(part("policy_loss.geometric_soft_gated"), anchor="old"),
     Stage(part("policy_loss.gamma_weighted"), anchor="rollout"),
+    Stage(part("policy_loss.turn_clipped", band=(0.95, 1.08)), anchor="old"),
     Stage(part("policy_loss.quadratic"), anchor="rollout"),
     Stage(part("policy_loss.tapered", level="geometric", band=(0.97, 1.02)), anchor="old"),
 )
@@ -174,6 +175,11 @@ CORRECTIONS = (
         Stage(part("keep.outward_drift", limit=0.05), ratio="engine"),
         Stage(part("keep.second_moment", limit=0.02), ratio="engine"),
         Stage(part("keep.recent_version")),
+    ),
+    (
+        Stage(part("importance.self_normalised", level="sequence"), ratio="engine"),
+        Stage(part("importance.self_normalised", level="geometric", band=(0.9, 1.1)), ratio="update"),
+        Stage(part("keep.high_entropy", fraction=0.5)),
     ),
 )
 NORMALIZERS = (

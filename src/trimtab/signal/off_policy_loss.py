@@ -10,9 +10,9 @@ import torch
 
 from trimtab.signal.catalogue import Band, NonNegative, Positive, formula
 from trimtab.signal.correction import RatioLevel
-from trimtab.signal.layout import Keep, PerToken, Segments
-from trimtab.signal.policy_loss import Losses, soft_gated
-from trimtab.signal.reduce import LOG_BOUND, bounded_exp, sequence_mean, sequence_sum, to_tokens
+from trimtab.signal.layout import Keep, PerToken, Segments, TokenIndex
+from trimtab.signal.policy_loss import Losses, clipped, soft_gated
+from trimtab.signal.reduce import LOG_BOUND, bounded_exp, sequence_mean, sequence_sum, to_tokens, turn_mean
 
 _COMMON = ("mask_content", "nonfinite_isolation", "no_aliasing", "split", "permutation", "equals_definition")
 _ON_POLICY = (*_COMMON, "on_policy_identity")
@@ -54,8 +54,8 @@ def geometric_of_clipped(
     log_ratio = logp_current - logp_anchor.detach()
     bounded = torch.where(advantage > 0, log_ratio.clamp(max=high), log_ratio.clamp(min=low))
     ratio = bounded_exp(to_tokens(sequence_mean(bounded, segments, keep), segments))
-    clipped = ((advantage > 0) & (log_ratio > high)) | ((advantage < 0) & (log_ratio < low))
-    return -ratio * advantage.detach(), {"clipped_tokens": clipped}
+    stopped = ((advantage > 0) & (log_ratio > high)) | ((advantage < 0) & (log_ratio < low))
+    return -ratio * advantage.detach(), {"clipped_tokens": stopped}
 
 
 @formula(
@@ -181,6 +181,37 @@ def geometric_soft_gated(
     log_ratio = to_tokens(sequence_mean(logp_current - logp_anchor.detach(), segments, keep), segments)
     settings = {"temperature_positive": temperature_positive, "temperature_negative": temperature_negative}
     return soft_gated(log_ratio, torch.zeros_like(log_ratio), advantage, **settings)
+
+
+@formula(
+    source="ROLL, agentic ratio_type = segment; Zheng et al. 2025, GSPO, arXiv:2507.18071, eq. 14 and 15 (gradient)",
+    stage="policy_loss",
+    scope="sequence",
+    consumes="ratio",
+    promises=_RATIO,
+    known_as=("segment ratio",),
+)
+def turn_clipped(
+    logp_current: PerToken,
+    logp_anchor: PerToken,
+    advantage: PerToken,
+    keep: Keep,
+    segments: Segments,
+    turn: TokenIndex,
+    *,
+    band: Band = (0.8, 1.2),
+) -> Losses:
+    """The PPO surrogate on the geometric-mean ratio of each turn, with each token's own gradient.
+
+    l_t = -min(s_t * A_t, clamp(s_t, *band) * A_t),   s_t = sg(s) * exp(logp_current_t - sg(logp_current_t))
+    s = exp(mean over the kept tokens of t's turn of (logp_current - logp_anchor))
+
+    Where advantage and weight are the same inside a turn, its gradient is that of the shared ratio, as in ROLL.
+    Differs from ROLL: a turn is a turn, not a run of trainable tokens; and an advantage may vary inside a turn.
+    """
+    shared = turn_mean((logp_current - logp_anchor).detach(), segments, turn, keep)
+    log_ratio = shared.clamp(-LOG_BOUND, LOG_BOUND) + logp_current - logp_current.detach()
+    return clipped(log_ratio, torch.zeros_like(log_ratio), advantage, band=band)
 
 
 def _aggregate(log_ratio: PerToken, keep: Keep, segments: Segments, level: str) -> PerToken:

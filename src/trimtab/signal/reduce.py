@@ -145,6 +145,20 @@ def to_tokens(values: Tensor, segments: Segments) -> Tensor:
     return values.index_select(0, segments.sequence_of_token)
 
 
+def turn_mean(values: PerToken, segments: Segments, turn: TokenIndex, keep: Keep | None = None) -> PerToken:
+    """Mean over each turn's (kept) tokens, at every one of them: a turn ends where the number or the sequence changes.
+
+    No number is read back from a device: there are at most as many turns as tokens.
+    """
+    count, owner = values.shape[0], segments.sequence_of_token
+    begins = (turn[1:] != turn[:-1]) | (owner[1:] != owner[:-1])
+    place = torch.nn.functional.pad(begins.long(), (1, 0)).cumsum(0)[:count]
+    weight = torch.ones_like(values) if keep is None else keep.to(values.dtype)
+    held = values if keep is None else torch.where(keep, values, torch.zeros_like(values))
+    means = segment_sum(held, place, count) / segment_sum(weight, place, count).clamp(min=1)
+    return means.index_select(0, place)
+
+
 def last_token(segments: Segments) -> tuple[Int[Tensor, " nonempty"], Int[Tensor, " nonempty"]]:
     """Sequences that have tokens, and the index of the last token of each."""
     sequences = (segments.token_counts > 0).nonzero().squeeze(1)

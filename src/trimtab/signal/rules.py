@@ -121,7 +121,8 @@ def _refuse_orders(recipe: "Recipe") -> None:
     if recipe.loss.part.formula.constant_advantage:
         for stage in recipe.correction:
             level = stage.part.settings.get("level", stage.part.formula.scope)
-            if stage.part.formula.stage == "importance" and level == "token":
+            varies = level == "token" or "turn" in stage.part.formula.inputs
+            if stage.part.formula.stage == "importance" and varies:
                 raise SignalError(
                     f"recipe {recipe.name!r}: {recipe.loss.part.formula.name} shares one gradient among a sequence's "
                     f"tokens, and {stage} varies inside it, so tokens would leak weight into one another. "

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trimtab.signal.catalogue import Band, Count, Positive, Rule, formula
+from trimtab.signal.catalogue import Band, Count, Positive, Rule, Unit, formula
 from trimtab.signal.correction import Observations
 from trimtab.signal.layout import Keep, PerToken, Segments, TokenIndex
 from trimtab.signal.reduce import bounded_exp, segment_extreme, sequence_mean, sequence_sum, smallest, to_tokens
@@ -224,6 +224,30 @@ def second_moment(logratio: PerToken, token_key: TokenIndex, *, limit: Positive)
     means = squares.sort().values.double().cumsum(0) / count
     keep = smallest(squares, torch.ones_like(squares, dtype=torch.bool), (means <= limit).sum().clamp(min=1), token_key)
     return keep, {"over_high_tokens": ~keep}
+
+
+@formula(
+    source="Wang et al. 2025, Beyond the 80/20 Rule, arXiv:2506.01939 (high-entropy tokens)",
+    stage="keep",
+    scope="update",
+    promises=("no_aliasing", "permutation", "equals_definition", "metric_truth"),
+    known_as=("top entropy quantile",),
+)
+def high_entropy(entropy: PerToken, *, fraction: Unit = 0.2) -> tuple[Keep, Observations]:
+    """Keep the `fraction` of the update's tokens at which the current policy is least certain.
+
+    keep_t = entropy_t >= the n-th largest entropy of the update,   n = fraction * number of tokens, rounded down
+
+    At least one token stays; of equal ones all do.
+    Settings in use: 0.2 in the paper; TRL's top_entropy_quantile is the same fraction, 1 by default.
+    Differs from TRL: over the whole update, not per micro-batch. Whether rejected tokens count in the denominator is
+    the weighting's choice, `over`.
+    """
+    if not entropy.numel():
+        return torch.ones_like(entropy, dtype=torch.bool), {"under_low_tokens": torch.zeros_like(entropy).bool()}
+    count = max(int(entropy.numel() * fraction), 1)
+    under = entropy < entropy.topk(count).values[-1]
+    return ~under, {"under_low_tokens": under}
 
 
 @formula(

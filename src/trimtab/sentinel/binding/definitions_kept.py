@@ -1,9 +1,9 @@
-"""Reference definitions of the trust regions: which tokens are left out because two policies differ too much."""
+"""Reference definitions of the trust regions, and of importances that are about turns or about everything."""
 
 import math
 from collections.abc import Callable
 
-from trimtab.sentinel.binding.plain import Answer, Plain, each, log_ratio, row_mean
+from trimtab.sentinel.binding.plain import Answer, Plain, clamp, each, log_ratio, row_mean, turn_of
 
 
 def _moved(p: Plain, t: int) -> float:
@@ -94,6 +94,50 @@ def second_moment(p: Plain, limit: float) -> Answer:
     return each(p, lambda t: float(t in kept)), {"over_high_tokens": [t not in kept for t in range(len(p.row_of))]}
 
 
+def high_entropy(p: Plain, fraction: float) -> Answer:
+    count = max(int(len(p.row_of) * fraction), 1)
+    lowest = sorted(p.entropy, reverse=True)[:count][-1] if p.row_of else 0.0
+    under = [h < lowest for h in p.entropy]
+    return [float(not one) for one in under], {"under_low_tokens": under}
+
+
+def _weights(p: Plain, exponent: Callable[[int], float], band: tuple[float, float]) -> Answer:
+    exponents = each(p, exponent)
+    ratios = [p.exp(x) for x in exponents]
+    seen = {
+        "over_high_tokens": [r > band[1] for r in ratios],
+        "under_low_tokens": [r < band[0] for r in ratios],
+        "exponent_bounded_tokens": [abs(x) > p.bound for x in exponents],
+    }
+    return [clamp(r, band) for r in ratios], seen
+
+
+def self_normalised(p: Plain, level: str, band: tuple[float, float]) -> Answer:
+    def exponent(t: int) -> float:
+        row = p.rows[p.row_of[t]]
+        total = sum(log_ratio(p, s) for s in row)
+        return {"token": log_ratio(p, t), "sequence": total, "geometric": total / len(row)}[level]
+
+    held, seen = _weights(p, exponent, band)
+    units = held if level == "token" else [held[row[0]] for row in p.rows if row]
+    if level != "token":
+        ratios = [p.exp(exponent(row[0])) if row else 1.0 for row in p.rows]
+        seen = {
+            **seen,
+            "over_high_sequences": [bool(row) and r > band[1] for r, row in zip(ratios, p.rows, strict=True)],
+            "under_low_sequences": [bool(row) and r < band[0] for r, row in zip(ratios, p.rows, strict=True)],
+        }
+    return [w / (sum(units) / len(units)) for w in held], seen
+
+
+def truncated_by_turn(p: Plain, band: tuple[float, float]) -> Answer:
+    def exponent(t: int) -> float:
+        own = turn_of(p, t)
+        return sum(log_ratio(p, s) for s in own) / len(own)
+
+    return _weights(p, exponent, band)
+
+
 def recent_version(p: Plain, lag: int, newest: str) -> Answer:
     def latest(t: int) -> float:
         return max(p.version if newest == "batch" else [p.version[s] for s in p.rows[p.row_of[t]]])
@@ -105,6 +149,8 @@ def recent_version(p: Plain, lag: int, newest: str) -> Answer:
 KEPT: dict[str, Callable[..., Answer]] = {
     "keep.probability_band": probability_band, "keep.binary_kl": binary_kl, "keep.total_variation": total_variation,
     "keep.divergence": divergence, "keep.outward_drift": outward_drift, "keep.second_moment": second_moment,
-    "keep.recent_version": recent_version, "keep.token_band_by_sign": token_band_by_sign,
+    "keep.high_entropy": high_entropy, "importance.self_normalised": self_normalised,
+    "importance.truncated_by_turn": truncated_by_turn, "keep.recent_version": recent_version,
+    "keep.token_band_by_sign": token_band_by_sign,
 }  # fmt: skip
 """Formula name to definition."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from trimtab.sentinel.binding.plain import Answer, Plain, clamp, each, row_mean
+from trimtab.sentinel.binding.plain import Answer, Plain, clamp, each, row_mean, turn_of
 
 # --- losses -------------------------------------------------------------------------------------------------------
 
@@ -76,6 +76,16 @@ def geometric_soft_gated(p: Plain, temperature_positive: float, temperature_nega
         return -credit * 4 / tau / (1 + math.exp(-tau * (ratio - 1)))
 
     return each(p, loss), {"clipped_tokens": [False] * len(p.row_of)}
+
+
+def turn_clipped(p: Plain, band: tuple[float, float]) -> Answer:
+    def pair(t: int) -> tuple[float, float]:
+        kept = [s for s in turn_of(p, t) if p.keep[s]]
+        ratio = p.exp(sum(_d(p, s) for s in kept) / max(len(kept), 1))
+        return ratio * _credit(p, t), clamp(ratio, band) * _credit(p, t)
+
+    pairs = [pair(t) for t in range(len(p.row_of))]
+    return [-min(one) for one in pairs], {"clipped_tokens": [bounded < free for free, bounded in pairs]}
 
 
 def huber_clipped(p: Plain, reach: float, width: float) -> Answer:
@@ -165,7 +175,7 @@ def given_weight(p: Plain, by: str, over: str) -> Answer:
 
 WEIGHED: dict[str, Callable[..., Answer]] = {
     "policy_loss.geometric_of_clipped": geometric_of_clipped, "policy_loss.gamma_weighted": gamma_weighted,
-    "policy_loss.quadratic": quadratic, "policy_loss.tapered": tapered,
+    "policy_loss.turn_clipped": turn_clipped, "policy_loss.quadratic": quadratic, "policy_loss.tapered": tapered,
     "policy_loss.geometric_soft_gated": geometric_soft_gated, "value_loss.huber_clipped": huber_clipped,
     "kl.absolute": absolute, "kl.importance_weighted_k1": importance_weighted_k1,
     "kl.importance_weighted_k2": importance_weighted_k2, "kl.geometric_weighted_k3": geometric_weighted_k3,

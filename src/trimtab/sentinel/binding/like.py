@@ -26,7 +26,7 @@ _KINDS: dict[str, tuple[str, Kind]] = {
 
 STOPS_GRADIENT = (
     "policy_loss.clipped_importance", "policy_loss.geometric_clipped_token", "policy_loss.gamma_weighted",
-    "policy_loss.tapered", "kl.k2_gradient", "kl.importance_weighted_k2_gradient",
+    "policy_loss.tapered", "policy_loss.turn_clipped", "kl.k2_gradient", "kl.importance_weighted_k2_gradient",
 )  # fmt: skip
 """Formulas that contain a stop-gradient, so the slopes of their values are not their gradients."""
 

@@ -64,3 +64,14 @@ def row_mean(p: Plain, row: int, value: Callable[[int], float]) -> float:
 
 def log_ratio(p: Plain, t: int) -> float:
     return p.logp_old[t] - p.logp_rollout[t]
+
+
+def turn_of(p: Plain, t: int) -> list[int]:
+    """The tokens of the turn of a token: its neighbours in its sequence that have the same turn."""
+    row = p.rows[p.row_of[t]]
+    first = last = row.index(t)
+    while first > 0 and p.turn[row[first - 1]] == p.turn[t]:
+        first -= 1
+    while last + 1 < len(row) and p.turn[row[last + 1]] == p.turn[t]:
+        last += 1
+    return row[first : last + 1]

@@ -45,6 +45,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"level": "sequence", "band": (0.0, 5.0)},
         {"level": "geometric", "band": (0.8, 1.25)},
     ],
+    "importance.self_normalised": [
+        {"level": "token", "band": (0.0, 2.0)},
+        {"level": "sequence", "band": (0.2, 5.0)},
+    ],
+    "importance.truncated_by_turn": [{"band": (0.8, 1.25)}],
     "keep.token_band": [{"band": (0.5, 2.0)}],
     "keep.product_band": [{"band": (0.5, 2.0)}],
     "keep.geometric_band": [{"band": (0.9, 1.1)}],
@@ -71,6 +76,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "keep.outward_drift": [{"limit": 0.1}],
     "keep.second_moment": [{"limit": 0.04}],
+    "keep.high_entropy": [{"fraction": 0.2}, {"fraction": 0.6}],
     "keep.recent_version": [{"lag": 0, "newest": "batch"}, {"lag": 1, "newest": "sequence"}],
     "select.covariance_in_band": [{"band": (0.8, 1.2), "covariance_low": 0.0, "covariance_high": 5.0, "fraction": 0.5}],
     "select.covariance_largest": [{"fraction": 0.3}],
@@ -86,6 +92,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "policy_loss.gamma_weighted": [
         {"power_positive": 2.0, "rate_positive": 3.0, "power_negative": 3.0, "rate_negative": 2.0}
     ],
+    "policy_loss.turn_clipped": [{"band": (0.9, 1.1)}],
     "policy_loss.quadratic": [{"coef": 0.1}],
     "policy_loss.tapered": [{"band": (0.0, 1.0), "level": level} for level in ("token", "sequence", "geometric")],
     "policy_loss.geometric_soft_gated": [{"temperature_positive": 1.0, "temperature_negative": 1.05}],
@@ -190,6 +197,7 @@ def _inputs(entry: Formula, given: Case) -> dict[str, Any]:
         "logratio": flat["logp_old"] - flat["logp_rollout"],
         "group_of_token": given.flat("group"), "episode_of_token": given.flat("episode"), "weight": flat["entropy"],
         "logp_later": flat["logp_old"], "logp_earlier": flat["logp_rollout"],
+        "trains": torch.ones(given.num_sequences, dtype=torch.bool),
         "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups,
     }  # fmt: skip
 
@@ -206,7 +214,9 @@ def _scope(entry: Formula, settings: Mapping[str, Any]) -> str:
 def _results(entry: Formula, returned: object, scope: str | None = None) -> Out:
     level, kind = _KINDS[entry.stage]
     value, rest = cast("tuple[Tensor, object]", returned if isinstance(returned, tuple) else (returned, {}))
-    out = {"value": Result(value, level, kind, scope or entry.scope)}
+    # A mean divides what was held in a band: only 0 bounds the result.
+    bounds = (0.0, float("inf")) if entry.name == "importance.self_normalised" else None
+    out = {"value": Result(value, level, kind, scope or entry.scope, range=bounds)}
     others = cast("dict[str, Tensor]", rest if isinstance(rest, dict) else {SECOND[entry.stage]: rest})
     return out | {name: _second(name, tensor) for name, tensor in others.items()}
 
