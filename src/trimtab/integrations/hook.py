@@ -78,8 +78,8 @@ def fitting(hook: Hook, recipe: Recipe | str, weighting: Part, divides: str) -> 
             f"{where} reads {', '.join(missing)}{' in ' + ', '.join(readers) if readers else ''}, which "
             f"{hook.framework} does not hand to its policy loss, so it cannot act here. Leave that part out."
         )
-    if not hook.is_whole and (chosen.weighting.settings.get("over") == "kept" or chosen.needs_logp_now):
-        what = "decides across" if chosen.needs_logp_now else "divides by what is kept of"
+    if not hook.is_whole and (chosen.weighting.settings.get("over") == "kept" or chosen.decides_across):
+        what = "decides across" if chosen.decides_across else "divides by what is kept of"
         raise AdapterError(
             f"{where} {what} the whole optimiser step, and this hook is called for a part of it, so each part would "
             f"get another answer. Leave {chosen.loss.part.formula.name if chosen.loss.part.selector else 'that'} out, "

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 from trimtab.errors import SignalError, unknown_word
-from trimtab.signal.catalogue import AFTER_THE_VOTE, NOW
+from trimtab.signal.catalogue import AFTER_THE_VOTE, NOW, PAIR
 from trimtab.signal.parts import Part, part
 from trimtab.signal.rules import refuse_senseless
 from trimtab.signal.tensors import as_number
@@ -57,7 +57,8 @@ def _check_coef(where: str, given: object) -> float:
 class Stage:
     """A part and the pair of policies it compares.
 
-    `ratio` for a formula that reads `logratio`; `anchor` for one that reads `logp_anchor`, against the current policy.
+    `ratio` for a formula that reads `logratio` or its two ends; `anchor` for one that reads `logp_anchor`, against the
+    current policy.
     """
 
     part: Part
@@ -68,7 +69,7 @@ class Stage:
         _check_part("Stage", "part", self.part)
         name, inputs = self.part.formula.name, self.part.formula.inputs
         for word, choices, needed in (
-            ("ratio", Ratio, "logratio" in inputs),
+            ("ratio", Ratio, not set(PAIR).isdisjoint(inputs)),
             ("anchor", Anchor, "logp_anchor" in inputs),
         ):
             given = getattr(self, word)
@@ -101,7 +102,7 @@ class KL:
     coef: float
     into: Into
     anchor: Anchor | None = None
-    """For the importance-weighted estimator: who sampled."""
+    """For an estimator that reads who sampled."""
     on: On = "all"
 
     def __post_init__(self) -> None:
@@ -119,7 +120,7 @@ class KL:
         if ("logp_anchor" in self.part.formula.inputs) != (self.anchor is not None):
             raise SignalError(
                 f"kl: {self.part.formula.name} and anchor = {self.anchor!r} do not fit; "
-                "only the importance-weighted KL has an anchor, and it needs one (old or rollout)."
+                "only a KL that reads the policy which sampled has an anchor, and it needs one (old or rollout)."
             )
 
 
@@ -284,6 +285,11 @@ class Recipe:
         late = any(self.is_late(s) and s.part.formula.stage == "keep" for s in self.correction)
         wide = any(self.is_late(s) and s.part.formula.scope in ("update", "batch") for s in self.correction)
         return self.loss.part.selector is not None or wide or (counts_kept and late)
+
+    @cached_property
+    def decides_across(self) -> bool:
+        """Whether something is decided about the whole optimiser step at once, so that a part of it cannot be run."""
+        return self.needs_logp_now or any(s.part.formula.scope in ("update", "batch") for s in self.correction)
 
     @cached_property
     def needs_entropy_now(self) -> bool:

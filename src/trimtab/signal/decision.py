@@ -92,8 +92,8 @@ def _weights(whole: Slice, recipe: Recipe, keep: Field, share: float) -> dict[st
     def weight(counted: Field) -> Field:
         weights = per_sequence_weights(recipe.weighting, advantage.dtype, counted) if is_fast() else None
         if weights is None:
-            inputs = {"advantage": advantage.tokens, "segments": whole.segments, "keep": counted.tokens}
-            weights = Field(run(recipe.weighting, inputs), whole.segments)
+            given = {"segments": whole.segments, "keep": counted.tokens}
+            weights = Field(run(recipe.weighting, ChainMap(given, cast("Any", whole.fields))), whole.segments)
         return weights if share == 1.0 else weights.map(lambda values: values * share)
 
     weights = {"weight_policy": weight(keep)}

@@ -209,7 +209,7 @@ def _check_counts(counts: Counts | None, prepared: Prepared, update: Update, *, 
     recipe, batch = prepared.recipe, prepared.batch
     if share_of(recipe.weighting, update.whole.segments, counts) == 1.0:
         return
-    if recipe.needs_logp_now:
+    if recipe.decides_across:
         raise SignalError(
             f"loss: recipe {recipe.name!r} decides across the whole step, and this call holds a part of it. "
             "Use prepare → updates → decide → token_loss on the whole step."

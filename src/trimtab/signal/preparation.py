@@ -45,7 +45,7 @@ from trimtab.signal.stages import conjunction, product, run_stages
 from trimtab.signal.state import SignalState, drift_warning
 from trimtab.signal.tally import Tally
 from trimtab.signal.tensors import as_count, as_tensor, between, quiet
-from trimtab.signal.update import Update, updates_of
+from trimtab.signal.update import Update, token_key, updates_of
 from trimtab.signal.vote import constant_groups, ended_episodes, episode_lengths, votes_and_trains
 
 RESERVED = frozenset(name for names in INPUTS.values() for name in names)
@@ -135,7 +135,7 @@ def prepare(
     recipe = _checked_recipe(batch, recipe, given_advantage=advantage is not None)
     _check_numbers(state, version, seed)
     segments, levels = batch.segments, batch.levels
-    available, ratios = _available(batch), _engine_ratio(batch)
+    available, ratios = _available(batch, recipe, seed), _engine_ratio(batch)
     shortcut = StageShortcuts(ratios) if is_fast() else None
     early = run_stages(recipe.stages_before_the_vote, available, shortcut)
     keep = conjunction(everything(segments), early.keeps)
@@ -165,7 +165,7 @@ def prepare(
     metrics = drift(ratios, segments).after(entries)
     numbers = metrics.numbers()
     state, said = (state or SignalState()).observe(numbers)
-    held = _exact_engine(ratios, segments) | _carried(batch)
+    held = _exact_engine(ratios, segments) | _carried(batch) | _owners(batch)
     decided = {
         "advantage": credit, "returns": returns, "keep": conjunction(keep, after.keeps), "voted": voted,
         "importance": product(ones(segments, batch.dtype), stages.importances),
@@ -193,6 +193,16 @@ def _carried(batch: SignalBatch) -> dict[str, Field]:
         **batch.extra,
     }  # fmt: skip
     return {name: Field(values, batch.segments) for name, values in held.items() if values is not None}
+
+
+def _owners(batch: SignalBatch) -> dict[str, Field]:
+    """The episode and the group of each token, for weightings that count these."""
+    levels = batch.levels
+    group_of_sequence = levels.to_sequences(levels.group_of_episode)
+    return {
+        "episode_of_token": Field(levels.episode_of_sequence, batch.segments, True),
+        "group_of_token": Field(group_of_sequence, batch.segments, True),
+    }
 
 
 def _checked_recipe(batch: SignalBatch, recipe: Recipe | str, *, given_advantage: bool) -> Recipe:
@@ -273,10 +283,10 @@ def _token_fields(batch: SignalBatch) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _available(batch: SignalBatch) -> dict[str, Any]:
+def _available(batch: SignalBatch, recipe: Recipe, seed: int) -> dict[str, Any]:
     """What a correction can read before anything was decided."""
-    later = ("advantage", "returns", "trains", "logp_current", "entropy", "logratio", "logp_anchor")
-    return {**dict.fromkeys(later), **_token_fields(batch)}
+    key = token_key(batch.segments, batch.sequence_id, seed) if recipe.reads_token_key else None
+    return {**dict.fromkeys(INPUTS["keep"]), **_token_fields(batch), "token_key": key}
 
 
 def _kl_of_old(batch: SignalBatch, recipe: Recipe) -> PerToken | None:

@@ -102,7 +102,7 @@ def _refuse_orders(recipe: "Recipe") -> None:
             f"recipe {recipe.name!r}: kl.on = 'kept' chooses tokens of the loss, and kl.into = {kl.into!r} is no "
             "part of it. Leave on out."
         )
-    if kl and kl.into != "loss" and kl.part.formula.name == "kl.importance_weighted_k3":
+    if kl and kl.into != "loss" and "logp_anchor" in kl.part.formula.inputs:
         raise SignalError(
             f"recipe {recipe.name!r}: an importance-weighted KL reweights a gradient and has none in a reward. "
             "Use into = 'loss'."
@@ -121,7 +121,8 @@ def _refuse_orders(recipe: "Recipe") -> None:
     if recipe.loss.part.formula.constant_advantage:
         for stage in recipe.correction:
             level = stage.part.settings.get("level", stage.part.formula.scope)
-            if stage.part.formula.stage == "importance" and level == "token":
+            varies = level == "token" or "turn" in stage.part.formula.inputs
+            if stage.part.formula.stage == "importance" and varies:
                 raise SignalError(
                     f"recipe {recipe.name!r}: {recipe.loss.part.formula.name} shares one gradient among a sequence's "
                     f"tokens, and {stage} varies inside it, so tokens would leak weight into one another. "

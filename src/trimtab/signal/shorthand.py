@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from trimtab.errors import SignalError, nearest
-from trimtab.signal.catalogue import catalog
+from trimtab.signal.catalogue import PAIR, catalog
 from trimtab.signal.composition import KL, Recipe, Stage, Term
 from trimtab.signal.parts import Part, part
 
@@ -96,8 +96,9 @@ def _stage(where: str, given: Any, stages: tuple[str, ...], base: Stage | None) 
     pair = {word: table.pop(word) for word in ("ratio", "anchor") if word in table}
     made = _part(where, table if isinstance(given, Mapping) else given, stages, base.part if base else None)
     if base is not None and not pair:
-        reads = {"ratio": "logratio", "anchor": "logp_anchor"}
-        pair = {word: getattr(base, word) for word, needed in reads.items() if needed in made.formula.inputs}
+        reads = {"ratio": PAIR, "anchor": ("logp_anchor",)}
+        inputs = made.formula.inputs
+        pair = {word: getattr(base, word) for word, needed in reads.items() if not set(needed).isdisjoint(inputs)}
     return Stage(made, **pair)
 
 

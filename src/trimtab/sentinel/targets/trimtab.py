@@ -36,6 +36,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
             ("group", "batch", 1), ("none", "group", 0),
         )
     ],
+    "kl.k2_gradient": [{"value": "k1"}, {"value": "k3"}],
+    "kl.importance_weighted_k2_gradient": [{"value": "k3", "cap": 10.0}, {"value": "k2", "cap": 1.2}],
     "advantage.reward_to_go": [{"gamma": 1.0}, {"gamma": 0.5}],
     "advantage.gae": [{"gamma": 1.0, "lam": 0.95}, {"gamma": 0.9, "lam": 0.5}],
     "importance.truncated": [
@@ -43,11 +45,39 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"level": "sequence", "band": (0.0, 5.0)},
         {"level": "geometric", "band": (0.8, 1.25)},
     ],
+    "importance.self_normalised": [
+        {"level": "token", "band": (0.0, 2.0)},
+        {"level": "sequence", "band": (0.2, 5.0)},
+    ],
+    "importance.truncated_by_turn": [{"band": (0.8, 1.25)}],
     "keep.token_band": [{"band": (0.5, 2.0)}],
     "keep.product_band": [{"band": (0.5, 2.0)}],
     "keep.geometric_band": [{"band": (0.9, 1.1)}],
     "keep.veto": [{"low": 0.25, "high": 4.0}, {"low": None, "high": 2.0}, {"low": 0.5, "high": None}],
     "keep.negative_drift": [{"delta": 0.05}, {"delta": 0.5}],
+    "keep.token_band_by_sign": [{"band": (0.7, 1.2)}],
+    "keep.probability_band": [
+        {"low": 0.15, "high": 0.05, "by_sign": True},
+        {"low": 0.05, "high": 0.1, "by_sign": False},
+    ],
+    "keep.binary_kl": [
+        {"limit": limit, "level": level, "direction": direction, "by_sign": by_sign, "eps": 1e-8}
+        for limit, level, direction, by_sign in (
+            (0.02, "token", "earlier_to_later", True), (0.05, "token", "larger", False),
+            (0.05, "sequence", "later_to_earlier", False),
+        )
+    ],
+    "keep.total_variation": [{"limit": 0.1}],
+    "keep.divergence": [
+        {"limit": limit, "measure": measure, "total": total}
+        for limit, measure, total in (
+            (0.02, "k3", "mean"), (0.05, "k2", "sum"), (0.15, "ratio_distance", "mean"), (1.2, "exp_distance", "mean"),
+        )
+    ],
+    "keep.outward_drift": [{"limit": 0.1}],
+    "keep.second_moment": [{"limit": 0.04}],
+    "keep.high_entropy": [{"fraction": 0.2}, {"fraction": 0.6}],
+    "keep.recent_version": [{"lag": 0, "newest": "batch"}, {"lag": 1, "newest": "sequence"}],
     "select.covariance_in_band": [{"band": (0.8, 1.2), "covariance_low": 0.0, "covariance_high": 5.0, "fraction": 0.5}],
     "select.covariance_largest": [{"fraction": 0.3}],
     "policy_loss.clipped": [{"band": (0.8, 1.2)}, {"band": (0.8, 1.28)}],
@@ -58,16 +88,29 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "policy_loss.soft_gated": [{"temperature_positive": 1.0, "temperature_negative": 1.05}],
     "policy_loss.covariance_clipped": [{"band": (0.8, 1.2)}],
     "policy_loss.covariance_penalised": [{"coef": 0.5}],
+    "policy_loss.geometric_of_clipped": [{"band": (0.9, 1.1)}, {"band": (0.0, 1.5)}],
+    "policy_loss.gamma_weighted": [
+        {"power_positive": 2.0, "rate_positive": 3.0, "power_negative": 3.0, "rate_negative": 2.0}
+    ],
+    "policy_loss.turn_clipped": [{"band": (0.9, 1.1)}],
+    "policy_loss.quadratic": [{"coef": 0.1}],
+    "policy_loss.tapered": [{"band": (0.0, 1.0), "level": level} for level in ("token", "sequence", "geometric")],
+    "policy_loss.geometric_soft_gated": [{"temperature_positive": 1.0, "temperature_negative": 1.05}],
     "value_loss.squared_clipped": [{"reach": 0.2}],
+    "value_loss.huber_clipped": [{"reach": 0.2, "width": 1.0}],
     "weighting.token_mean": [{"over": "all"}, {"over": "kept"}],
     "weighting.sequence_mean_token_mean": [{"over": "all"}, {"over": "kept"}],
     "weighting.sequence_mean_token_sum": [{"over": "all"}, {"over": "kept"}],
+    "weighting.prompt_mean": [{"over": "all"}, {"over": "kept"}],
+    "weighting.episode_mean": [{"over": "all"}, {"over": "kept"}],
+    "weighting.given_weight": [{"by": "weights", "over": "all"}, {"by": "tokens", "over": "kept"}],
     "weighting.constant_divisor": [{"divisor": 8.0, "over": "all"}, {"divisor": 8.0, "over": "kept"}],
 }  # fmt: skip
 """The settings each formula is checked with; one without settings is checked as it is."""
 
 
 UNCENTRED = "without a mean it divides rewards themselves by their spread, so they grow as the spread shrinks"
+MEASURED = "a sequence is measured, and tokens are decided about: some of a drifted sequence stay"
 REFUSED = "SignalBatch and token_loss refuse half-precision log-probs, so no formula gets them"
 
 
@@ -89,15 +132,17 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         available = _inputs(entry, case)
-        return _results(entry, function(**{name: available[name] for name in entry.inputs}, **options))
+        return _results(
+            entry, function(**{name: available[name] for name in entry.inputs}, **options), _scope(entry, options)
+        )
 
     def define(case: Case, options: Mapping[str, Any]) -> Out:
         value, seen = DEFINITIONS[entry.name](plain(case, bound=LOG_BOUND), **options)
         level, kind = _KINDS[entry.stage]
-        found = {"value": Result(torch.tensor(value, dtype=torch.float64), level, kind, entry.scope)}
+        found = {"value": Result(torch.tensor(value, dtype=torch.float64), level, kind, _scope(entry, options))}
         return found | {name: _second(name, _tensor(values)) for name, values in seen.items()}
 
-    wide = "batch" in settings.values() or entry.stage in ("select", "weighting", "reward")
+    wide = "batch" in settings.values() or entry.scope in ("update", "batch") or entry.stage == "reward"
     return Subject(
         name=entry.name,
         call=call,
@@ -108,7 +153,11 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
         promises=tuple(p for p in entry.promises if not (wide and p == "group_isolation")),
         exact=True,
         stops_gradient=entry.name in STOPS_GRADIENT,
-        waived={"half_precision": REFUSED, **({"degenerate_bounded": UNCENTRED} if _is_uncentred(settings) else {})},
+        waived={
+            "half_precision": REFUSED,
+            **({"degenerate_bounded": UNCENTRED} if _is_uncentred(settings) else {}),
+            **({"decision_granularity": MEASURED} if entry.name == "keep.outward_drift" else {}),
+        },
         reads=_reads(entry),
         adapt=_constant_inside if entry.constant_advantage else lambda case: case,
     )
@@ -130,6 +179,8 @@ def _anchor(entry: Formula) -> str:
 def _reads(entry: Formula) -> frozenset[str]:
     """Case fields behind a formula's inputs."""
     behind = {"logp_anchor": [_anchor(entry)], "logratio": ["logp_old", "logp_rollout"]}
+    behind |= {"group_of_token": ["group"], "episode_of_token": ["episode"], "weight": ["entropy"]}
+    behind |= {"logp_later": ["logp_old"], "logp_earlier": ["logp_rollout"]}
     fields = {field for name in entry.inputs for field in behind.get(name, [name])}
     return frozenset(fields | {"outcome", "reward", "logp_rollout"})
 
@@ -144,6 +195,9 @@ def _inputs(entry: Formula, given: Case) -> dict[str, Any]:
     return {
         **flat, **given.sequences, "segments": given.segments, "logp_anchor": flat[_anchor(entry)],
         "logratio": flat["logp_old"] - flat["logp_rollout"],
+        "group_of_token": given.flat("group"), "episode_of_token": given.flat("episode"), "weight": flat["entropy"],
+        "logp_later": flat["logp_old"], "logp_earlier": flat["logp_rollout"],
+        "trains": torch.ones(given.num_sequences, dtype=torch.bool),
         "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups,
     }  # fmt: skip
 
@@ -152,10 +206,17 @@ SECOND = {"advantage": "returns", "normalize": "has_signal"}
 """The second return value of the formulas of a stage, where it is one tensor."""
 
 
-def _results(entry: Formula, returned: object) -> Out:
+def _scope(entry: Formula, settings: Mapping[str, Any]) -> str:
+    """What a decision is about; a setting may say it."""
+    return settings["level"] if entry.stage == "keep" and "level" in settings else entry.scope
+
+
+def _results(entry: Formula, returned: object, scope: str | None = None) -> Out:
     level, kind = _KINDS[entry.stage]
     value, rest = cast("tuple[Tensor, object]", returned if isinstance(returned, tuple) else (returned, {}))
-    out = {"value": Result(value, level, kind, entry.scope)}
+    # A mean divides what was held in a band: only 0 bounds the result.
+    bounds = (0.0, float("inf")) if entry.name == "importance.self_normalised" else None
+    out = {"value": Result(value, level, kind, scope or entry.scope, range=bounds)}
     others = cast("dict[str, Tensor]", rest if isinstance(rest, dict) else {SECOND[entry.stage]: rest})
     return out | {name: _second(name, tensor) for name, tensor in others.items()}
 
