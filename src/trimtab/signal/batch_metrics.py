@@ -16,7 +16,7 @@ from trimtab.signal.ratio import Ratio
 from trimtab.signal.reduce import any_of
 from trimtab.signal.tally import Tally
 from trimtab.signal.tensors import as_plain, host, in_precision
-from trimtab.signal.vote import ended_episodes, episode_lengths
+from trimtab.signal.vote import episode_fields
 
 
 def by_age(batch: SignalBatch, ratios: Mapping[str, Ratio], version: int | None) -> dict[str, Metric]:
@@ -68,7 +68,7 @@ def shaping_metrics(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> d
         return entries
     reward = torch.where(batch.scored, batch.reward, 0.0)
     for step in recipe.reward:
-        shaped = run(step, {"reward": reward, "ended": ended_episodes(batch), "length": episode_lengths(batch)})
+        shaped = run(step, {"reward": reward, **episode_fields(batch, votes)})
         entries[f"{step.formula.name}/effect"] = Mean.of((shaped - reward).abs(), votes)
         reward = shaped
     return entries

@@ -50,14 +50,16 @@ STAGES = (
 )
 
 _TOKENS = ("logp_old", "logp_rollout", "logp_ref", "value_old", "position", "turn", "version", "segments")
-_EPISODES = ("votes", "group_of_episode", "num_groups", "length", "ended")
+_EPISODES = (
+    "votes", "group_of_episode", "num_groups", "length", "ended", "rewards", "rewards_scored", "baseline",
+)  # fmt: skip
 _AFTER_THE_VOTE = ("advantage", "returns", "trains")
 _NOW = ("logp_current", "entropy")
 _STAGE = (*_TOKENS, *_AFTER_THE_VOTE, *_NOW, "logratio", "logp_anchor")
 _LOSS = (*_STAGE, "keep", "selected", "token_key")
 
 INPUTS: dict[str, tuple[str, ...]] = {
-    "reward": ("reward", "length", "ended"),
+    "reward": ("reward", *_EPISODES),
     "kl": (*_TOKENS, "logp_current", "logp_anchor"),
     "normalize": ("reward", *_EPISODES),
     "advantage": (*_TOKENS, *_EPISODES, "outcome", "token_reward", "value_after", "trains", "episode_of_sequence"),

@@ -157,8 +157,12 @@ class Recipe:
     """An episode that did not end: trains as it is; neither votes nor trains; zero task reward after normalising."""
     filter_constant_groups: bool = False
     """Drop groups whose answers all got the same reward."""
+    group_mean_band: tuple[float, float] | None = None
+    """Drop groups whose mean task reward is not strictly between (low, high): too hard, or too easy."""
     advantage: Part = field(default_factory=lambda: part("advantage.broadcast"))
     """Credit over tokens: broadcast, reward_to_go, gae."""
+    whiten_token_rewards: bool = False
+    """Whiten token rewards over the batch's voting tokens, before they become advantages."""
     whiten: bool = False
     """Whiten advantages over the batch's voting tokens."""
     clip_advantage: float | None = None
@@ -201,7 +205,7 @@ class Recipe:
         """The fields a trainer must supply for this recipe."""
         pairs = {stage.pair for stage in self._stages()} - {None}
         inputs = {name for p in self.parts() for name in p.formula.inputs}
-        wanted = inputs & {"logp_ref", "value_old", "entropy", "position", "turn", "version"}
+        wanted = inputs & {"logp_ref", "value_old", "entropy", "position", "turn", "version", "rewards", "baseline"}
         if pairs & {"engine", "total"} or (self.kl and self.kl.anchor == "rollout"):
             wanted.add("logp_rollout")
         if inputs & {"logp_rollout"}:
@@ -269,6 +273,7 @@ class Recipe:
             reward=(),
             normalize=part("normalize.raw"),
             advantage=part("advantage.broadcast"),
+            whiten_token_rewards=False,
             whiten=False,
             clip_advantage=None,
             not_ended="train" if self.not_ended == "zero" else self.not_ended,
@@ -300,7 +305,7 @@ def _refuse_types(recipe: Recipe) -> None:
     for name in ("name", "source", "summary"):
         if not isinstance(getattr(recipe, name), str):
             raise SignalError(f"{where}: {name} = {getattr(recipe, name)!r} is not a text.")
-    for name in ("filter_constant_groups", "whiten", "allow_double_count"):
+    for name in ("filter_constant_groups", "whiten_token_rewards", "whiten", "allow_double_count"):
         if not isinstance(getattr(recipe, name), bool):
             raise SignalError(f"{where}: {name} = {getattr(recipe, name)!r} is not possible. It is true or false.")
     _check_word(where, "not_ended", recipe.not_ended, NotEnded)
@@ -317,9 +322,23 @@ def _refuse_types(recipe: Recipe) -> None:
     for name in ("entropy", "value", "nll"):
         if getattr(recipe, name) is not None:
             _check_all(where, name, (getattr(recipe, name),), Term, "Term(0.01)")
+    _check_band(where, recipe.group_mean_band)
     if recipe.clip_advantage is not None:
         says = "No advantage is left otherwise: it is a number above 0, and finite."
         _ = as_number(recipe.clip_advantage, where, "clip_advantage", lambda bound: 0 < bound < float("inf"), says)
+
+
+def _check_band(where: str, given: object) -> None:
+    if given is None:
+        return
+    bounds = cast("tuple[object, ...]", given) if isinstance(given, tuple) else ()
+    is_band = len(bounds) == 2 and all(isinstance(b, int | float) and not isinstance(b, bool) for b in bounds)
+    low, high = cast("tuple[float, float]", bounds) if is_band else (0.0, 0.0)
+    if not low < high:
+        raise SignalError(
+            f"{where}: group_mean_band = {given!r} is not possible. It is (low, high) with low < high, as rewards go: "
+            "(0, 1) drops groups that are all wrong or all right."
+        )
 
 
 def _check_all(where: str, name: str, given: object, kind: type, example: str) -> None:

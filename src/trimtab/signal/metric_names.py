@@ -38,6 +38,7 @@ METRICS = (
         "all groups", 0.0, 1.0),
     MetricSpec("constant_groups/group_fraction", "groups whose voters all have the same task reward",
         "groups with voters", 0.0, 1.0),
+    MetricSpec("out_of_band_groups/group_fraction", "groups that group_mean_band drops", "all groups", 0.0, 1.0),
     MetricSpec("advantage/token_mean", "advantage as the loss sees it", _TRAINING),
     MetricSpec("advantage/token_std", "standard deviation (ddof 0) of the advantage", _TRAINING, 0.0),
     MetricSpec("kl_ref/token_mean", "raw KL of old (of current, when it acts in the loss) to the reference", _TRAINING),

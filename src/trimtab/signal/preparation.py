@@ -34,7 +34,7 @@ from trimtab.signal.layout import (
     SequenceFlag,
     places,
 )
-from trimtab.signal.metrics import Metrics
+from trimtab.signal.metrics import Mean, Metrics
 from trimtab.signal.normalize import whiten
 from trimtab.signal.parts import run
 from trimtab.signal.ratio import EXACT_RATIO, EXACT_TOTAL, Ratio
@@ -46,7 +46,7 @@ from trimtab.signal.state import SignalState, drift_warning
 from trimtab.signal.tally import Tally
 from trimtab.signal.tensors import as_count, as_tensor, between, quiet
 from trimtab.signal.update import Update, updates_of
-from trimtab.signal.vote import constant_groups, ended_episodes, episode_lengths, votes_and_trains
+from trimtab.signal.vote import constant_groups, ended_episodes, episode_fields, groups_outside, votes_and_trains
 
 RESERVED = frozenset(name for names in INPUTS.values() for name in names)
 """Names the pipeline makes itself."""
@@ -57,6 +57,8 @@ ORIGIN = {
     "logp_ref": "logp_ref is the frozen reference's: a forward pass without gradient.",
     "value_old": "value_old is the critic's, before the first update.",
     "ended": "ended is the finish reason of each sequence: record it.",
+    "rewards": "rewards has one row per episode and one column per reward function.",
+    "baseline": "baseline is one number per episode, e.g. the reward of a greedy answer to its prompt.",
 }
 """Where a field a recipe needs comes from."""
 
@@ -143,13 +145,18 @@ def prepare(
     constant = constant_groups(batch, votes)
     if recipe.filter_constant_groups:
         trains = trains & ~levels.to_sequences(constant[levels.group_of_episode])
+    outside = None
+    if recipe.group_mean_band is not None:
+        outside = groups_outside(batch, votes, recipe.group_mean_band)
+        trains = trains & ~levels.to_sequences(outside[levels.group_of_episode])
     kl = _kl_of_old(batch, recipe)
     outcome, has_signal = _normalize(batch, recipe, kl, votes)
     voted = keep & Field(levels.to_sequences(votes), segments, True)
     training = Field(trains, segments, True)
     if advantage is None:
-        credit, returns = _credit(batch, recipe, outcome, kl, votes, trains)
-        credit = _settle(recipe, credit, voted & training)
+        voting = voted & training
+        credit, returns = _credit(batch, recipe, outcome, kl, votes, trains, voting)
+        credit = _settle(recipe, credit, voting)
     else:
         credit = Field(_taken(advantage, batch), segments)
         returns = Field(credit.values.clone(), segments)
@@ -160,6 +167,8 @@ def prepare(
     stages = early.merge(after)
     tally, population = Tally(segments), Population(training, credit)
     entries = batch_metrics(tally, batch, votes, training, has_signal, constant, credit, kl)
+    if outside is not None:
+        entries["out_of_band_groups/group_fraction"] = Mean.fraction(outside)
     stage_metrics(tally, stages, population)
     entries |= tally.entries() | shaping_metrics(batch, recipe, votes) | by_age(batch, ratios, version)
     metrics = drift(ratios, segments).after(entries)
@@ -239,7 +248,10 @@ def _taken(advantage: PerToken, batch: SignalBatch) -> PerToken:
 
 
 def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
-    carried = {"logp_old", "logp_rollout", "logp_ref", "value_old", "ended", "position", "turn", "version"}
+    carried = {
+        "logp_old", "logp_rollout", "logp_ref", "value_old", "ended", "position", "turn", "version", "rewards",
+        "baseline",
+    }  # fmt: skip
     missing = sorted(name for name in recipe.needs & carried if getattr(batch, name) is None)
     if missing:
         raise SignalError(
@@ -256,11 +268,11 @@ def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
         )
 
 
-def _shaped(batch: SignalBatch, recipe: Recipe) -> PerEpisode:
+def _shaped(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> PerEpisode:
     """Task rewards after shaping; unscored ones are set to 0 so that nothing undefined travels on."""
     reward = torch.where(batch.scored, batch.reward, 0.0)
     for step in recipe.reward:
-        reward = run(step, {"reward": reward, "ended": ended_episodes(batch), "length": episode_lengths(batch)})
+        reward = run(step, {"reward": reward, **episode_fields(batch, votes)})
     return reward
 
 
@@ -289,26 +301,18 @@ def _normalize(
     batch: SignalBatch, recipe: Recipe, kl: PerToken | None, votes: EpisodeFlag
 ) -> tuple[PerEpisode, EpisodeFlag]:
     """Shaped rewards against the voters' baseline and spread, and which episodes got one."""
-    reward = _shaped(batch, recipe)
+    reward = _shaped(batch, recipe, votes)
     levels = batch.levels
     if recipe.kl is not None and kl is not None and recipe.kl.into == "sequence_reward":
         reward = reward - recipe.kl.coef * segment_sum(kl, levels.episode_of_token, levels.num_episodes)
     quick = normalized(recipe.normalize, reward, votes, levels.group_of_episode, levels.num_groups)
     if quick is None or not is_fast():
-        quick = run(recipe.normalize, {"reward": reward, **_episode_fields(batch, votes)})
+        quick = run(recipe.normalize, {"reward": reward, **episode_fields(batch, votes)})
     outcome, has_signal = quick
     ended = ended_episodes(batch)
     if recipe.not_ended == "zero" and ended is not None:
         outcome = torch.where(ended, outcome, torch.zeros_like(outcome))
     return outcome, has_signal
-
-
-def _episode_fields(batch: SignalBatch, votes: EpisodeFlag) -> dict[str, Any]:
-    levels = batch.levels
-    return {
-        "votes": votes, "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups,
-        "length": episode_lengths(batch), "ended": ended_episodes(batch),
-    }  # fmt: skip
 
 
 def _credit(
@@ -318,6 +322,7 @@ def _credit(
     kl: PerToken | None,
     votes: EpisodeFlag,
     trains: SequenceFlag,
+    voting: Field,
 ) -> tuple[Field, Field]:
     """Advantage and returns of every token."""
     per_sequence = batch.levels.to_sequences(outcome).to(batch.dtype)
@@ -335,19 +340,22 @@ def _credit(
     advantage, returns = run(
         recipe.advantage,
         {
-            **_token_fields(batch), **_episode_fields(batch, votes), "ended": batch.ended, "trains": trains,
+            **_token_fields(batch), **episode_fields(batch, votes), "ended": batch.ended, "trains": trains,
             "episode_of_sequence": batch.levels.episode_of_sequence, "outcome": per_sequence, "value_after": after,
-            "token_reward": _token_rewards(batch, recipe, per_sequence, kl) if reads_rewards else None,
+            "token_reward": _token_rewards(batch, recipe, per_sequence, kl, voting) if reads_rewards else None,
         }
     )  # fmt: skip
     return Field(advantage, batch.segments), Field(returns, batch.segments)
 
 
-def _token_rewards(batch: SignalBatch, recipe: Recipe, outcome: PerSequence, kl: PerToken | None) -> PerToken:
+def _token_rewards(
+    batch: SignalBatch, recipe: Recipe, outcome: PerSequence, kl: PerToken | None, voting: Field
+) -> PerToken:
     coef = recipe.kl.coef if recipe.kl is not None and recipe.kl.into == "token_reward" else 0.0
     penalty = kl if kl is not None else outcome.new_zeros(batch.num_tokens)
     rewards = token_rewards(penalty, outcome, batch.segments, kl_coef=coef)
-    return rewards if batch.token_reward is None else rewards + batch.token_reward
+    paid = rewards if batch.token_reward is None else rewards + batch.token_reward
+    return whiten(paid, voting.tokens) if recipe.whiten_token_rewards else paid
 
 
 def _settle(recipe: Recipe, advantage: Field, voting: Field) -> Field:

@@ -36,6 +36,8 @@ def read_field(base: Recipe, name: str, given: Any, lenders: Mapping[str, Callab
         return _kl(where, given, base.kl)
     if name in TERMS:
         return _term(where, name, given, getattr(base, name))
+    if name == "group_mean_band":
+        return None if _is_off(given) else tuple(_listed(given))
     return None if name == "clip_advantage" and _is_off(given) else given
 
 

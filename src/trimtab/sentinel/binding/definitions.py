@@ -124,10 +124,10 @@ def _voters(p: Plain, i: int, level: str) -> list[float]:
     ]
 
 
-def mean_std(p: Plain, mean: str, std: str, ddof: int, eps: float) -> Answer:
+def mean_std(p: Plain, mean: str, std: str, ddof: int, eps: float, shift: float = 0.0) -> Answer:
     level = "group" if "group" in (mean, std) else "batch"
     enough = [mean == std == "none" or len(_voters(p, i, level)) >= 2 for i in range(len(p.reward))]
-    out = [_scaled(p, i, mean, std, ddof, eps) if enough[i] else 0.0 for i in range(len(p.reward))]
+    out = [_scaled(p, i, mean, std, ddof, eps, shift) if enough[i] else 0.0 for i in range(len(p.reward))]
     if std != "none":
         for i, votes in enumerate(p.votes):
             if not votes and enough[i]:
@@ -136,8 +136,8 @@ def mean_std(p: Plain, mean: str, std: str, ddof: int, eps: float) -> Answer:
     return out, {"has_signal": enough}
 
 
-def _scaled(p: Plain, i: int, mean: str, std: str, ddof: int, eps: float) -> float:
-    value = p.reward[i]
+def _scaled(p: Plain, i: int, mean: str, std: str, ddof: int, eps: float, shift: float) -> float:
+    value = p.reward[i] - shift
     if mean != "none":
         votes = _voters(p, i, mean)
         value -= sum(votes) / len(votes)
@@ -149,14 +149,28 @@ def _scaled(p: Plain, i: int, mean: str, std: str, ddof: int, eps: float) -> flo
     return value
 
 
-def leave_one_out(p: Plain) -> Answer:
+def leave_one_out(p: Plain, std: str = "none", eps: float = 1e-6) -> Answer:
     out: list[float] = []
     signal: list[bool] = []
     for i, reward in enumerate(p.reward):
         others = [r for j, r in enumerate(p.reward) if j != i and p.votes[j] and p.group[j] == p.group[i]]
         signal.append(bool(others) and len(_voters(p, i, "group")) >= 2)
-        out.append(reward - sum(others) / len(others) if signal[-1] else 0.0)
-    return out, {"has_signal": signal}
+        spread = _stdev(others) + eps if std == "others" and len(set(others)) > 1 else 1.0
+        out.append((reward - sum(others) / len(others)) / spread if signal[-1] else 0.0)
+    return _within_voters(p, out) if std == "others" else out, {"has_signal": signal}
+
+
+def _stdev(values: list[float]) -> float:
+    centre = sum(values) / len(values)
+    return math.sqrt(sum((v - centre) ** 2 for v in values) / (len(values) - 1))
+
+
+def _within_voters(p: Plain, out: list[float]) -> list[float]:
+    held = list(out)
+    for i, votes in enumerate(p.votes):
+        spanned = [out[j] for j, v in enumerate(p.votes) if v and p.group[j] == p.group[i]]
+        held[i] = out[i] if votes or not spanned else _clamp(out[i], (min(spanned), max(spanned)))
+    return held
 
 
 # --- advantage ----------------------------------------------------------------------------------------------------
@@ -181,6 +195,90 @@ def gae(p: Plain, gamma: float, lam: float) -> Answer:
             running = p.token_reward[t] + gamma * after - p.value_old[t] + gamma * lam * running
             out[t], after = running, p.value_old[t]
     return out, {"returns": [advantage + value for advantage, value in zip(out, p.value_old, strict=True)]}
+
+
+# --- other baselines, several rewards -----------------------------------------------------------------------------
+
+
+def _compared(p: Plain, i: int) -> bool:
+    return len(_voters(p, i, "group")) >= 2
+
+
+def over_mean(p: Plain) -> Answer:
+    enough = [_compared(p, i) for i in range(len(p.reward))]
+    out = [0.0] * len(enough)
+    for i, reward in enumerate(p.reward):
+        votes = _voters(p, i, "group")
+        out[i] = reward / (sum(votes) / len(votes)) - 1 if enough[i] and sum(votes) > 0 else 0.0
+    return _within_voters(p, out), {"has_signal": enough}
+
+
+def length_weighted_mean(p: Plain) -> Answer:
+    out, signal = [0.0] * len(p.reward), [False] * len(p.reward)
+    for i, reward in enumerate(p.reward):
+        mates = [j for j, v in enumerate(p.votes) if v and p.group[j] == p.group[i]]
+        length = sum(p.length[j] for j in mates)
+        signal[i] = len(mates) >= 2 and length > 0
+        out[i] = reward - sum(p.length[j] * p.reward[j] for j in mates) / length if signal[i] else 0.0
+    return out, {"has_signal": signal}
+
+
+def best_minus_second(p: Plain, std: str, eps: float) -> Answer:
+    out = [0.0] * len(p.reward)
+    for i, reward in enumerate(p.reward):
+        votes = sorted(_voters(p, i, "group"), reverse=True)
+        if p.votes[i] and len(votes) >= 2 and reward == votes[0]:
+            out[i] = (votes[0] - votes[1]) / (_stdev(votes) + eps if std == "group" else 1.0)
+    return out, {"has_signal": [_compared(p, i) for i in range(len(out))]}
+
+
+def rescaled_mean(p: Plain, counted: str) -> Answer:
+    voters = [i for i, v in enumerate(p.votes) if v]
+    varied = [i for i in voters if len(set(_voters(p, i, "group"))) > 1]
+    teaching = varied if counted == "varied_groups" else [i for i in voters if p.reward[i] != 0]
+    factor = len(voters) / len(teaching) if teaching else 1.0
+    enough = [_compared(p, i) for i in range(len(p.reward))]
+    means = [sum(_voters(p, i, "group")) / max(len(_voters(p, i, "group")), 1) for i in range(len(enough))]
+    return [(r - m) * factor if e else 0.0 for r, m, e in zip(p.reward, means, enough, strict=True)], {
+        "has_signal": enough
+    }
+
+
+def minus_given(p: Plain) -> Answer:
+    return [r - b for r, b in zip(p.reward, p.baseline, strict=True)], {"has_signal": [True] * len(p.reward)}
+
+
+def _columns(p: Plain) -> list[tuple[list[float], list[float]]]:
+    """Each key: its rewards, and which of them there are."""
+    rewards, there = cast("Any", p.rewards), cast("Any", p.rewards_scored)
+    return [([row[k] for row in rewards], [row[k] for row in there]) for k in range(len(rewards[0]) if rewards else 0)]
+
+
+def weighted_sum(p: Plain, weights: tuple[float, ...]) -> Answer:
+    out = [0.0] * len(p.reward)
+    for weight, (rewards, there) in zip(weights, _columns(p), strict=True):
+        out = [o + (weight * r if t else 0.0) for o, r, t in zip(out, rewards, there, strict=True)]
+    return out, {}
+
+
+def each_key(p: Plain, weights: tuple[float, ...], ddof: int, eps: float, whitened: bool) -> Answer:
+    out, signal = [0.0] * len(p.reward), [False] * len(p.reward)
+    for weight, (rewards, there) in zip(weights, _columns(p), strict=True):
+        votes = [float(bool(v and t)) for v, t in zip(p.votes, there, strict=True)]
+        own = Plain(p.tokens, {**p.sequences, "reward": rewards, "votes": votes}, p.rows, p.row_of)
+        found, seen = mean_std(own, "group", "group", ddof, eps)
+        out = [o + (weight * f if t else 0.0) for o, f, t in zip(out, found, there, strict=True)]
+        signal = [s or bool(e and t) for s, e, t in zip(signal, seen["has_signal"], there, strict=True)]
+    white = _white(out, [bool(v and s) for v, s in zip(p.votes, signal, strict=True)]) if whitened else out
+    return [w if s else 0.0 for w, s in zip(white, signal, strict=True)], {"has_signal": signal}
+
+
+def _white(values: list[float], votes: list[bool]) -> list[float]:
+    among = [value for value, vote in zip(values, votes, strict=True) if vote]
+    if len(among) < 2:
+        return [0.0] * len(values)
+    centre, scale = sum(among) / len(among), math.sqrt(_stdev(among) ** 2 + 1e-8) if len(set(among)) > 1 else 1.0
+    return [(_clamp(value, (min(among), max(among))) - centre) / scale for value in values]
 
 
 # --- correction ---------------------------------------------------------------------------------------------------
@@ -388,6 +486,9 @@ DEFINITIONS: dict[str, Callable[..., Answer]] = {
     "reward.affine": affine, "reward.clip": clip, "reward.soft_overlong": soft_overlong,
     "reward.not_ended_penalty": not_ended_penalty, "reward.not_ended_scale": not_ended_scale,
     "normalize.raw": raw, "normalize.mean_std": mean_std, "normalize.leave_one_out": leave_one_out,
+    "normalize.over_mean": over_mean, "normalize.length_weighted_mean": length_weighted_mean,
+    "normalize.best_minus_second": best_minus_second, "normalize.rescaled_mean": rescaled_mean,
+    "normalize.minus_given": minus_given, "normalize.each_key": each_key, "reward.weighted_sum": weighted_sum,
     "advantage.broadcast": broadcast, "advantage.reward_to_go": reward_to_go, "advantage.gae": gae,
     "importance.truncated": truncated, "keep.token_band": token_band, "keep.product_band": product_band,
     "keep.geometric_band": geometric_band, "keep.veto": veto, "keep.negative_drift": negative_drift,

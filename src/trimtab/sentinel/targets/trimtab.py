@@ -1,6 +1,7 @@
 """Trimtab itself as a target: every formula and every recipe, checked for its promises."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -35,6 +36,14 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
             ("group", "group", 1), ("group", "none", 1), ("batch", "batch", 0),
             ("group", "batch", 1), ("none", "group", 0),
         )
+    ] + [{"mean": "group", "std": std, "ddof": 1, "eps": 1e-3, "shift": -0.1} for std in ("none", "group")],
+    "reward.weighted_sum": [{"weights": (1.0, -0.5)}],
+    "normalize.leave_one_out": [{"std": "none", "eps": 1e-6}, {"std": "others", "eps": 1e-3}],
+    "normalize.best_minus_second": [{"std": "group", "eps": 1e-3}, {"std": "none", "eps": 1e-6}],
+    "normalize.rescaled_mean": [{"counted": "varied_groups"}, {"counted": "nonzero_rewards"}],
+    "normalize.each_key": [
+        {"weights": (1.0, 0.5), "ddof": 1, "eps": 1e-6, "whitened": True},
+        {"weights": (0.25, 2.0), "ddof": 0, "eps": 1e-3, "whitened": False},
     ],
     "advantage.reward_to_go": [{"gamma": 1.0}, {"gamma": 0.5}],
     "advantage.gae": [{"gamma": 1.0, "lam": 0.95}, {"gamma": 0.9, "lam": 0.5}],
@@ -88,30 +97,43 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
     function = fn or entry.fn
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
-        available = _inputs(entry, case)
+        available = _inputs(entry, _furnished(case))
         return _results(entry, function(**{name: available[name] for name in entry.inputs}, **options))
 
     def define(case: Case, options: Mapping[str, Any]) -> Out:
-        value, seen = DEFINITIONS[entry.name](plain(case, bound=LOG_BOUND), **options)
+        value, seen = DEFINITIONS[entry.name](plain(_furnished(case), bound=LOG_BOUND), **options)
         level, kind = _KINDS[entry.stage]
         found = {"value": Result(torch.tensor(value, dtype=torch.float64), level, kind, entry.scope)}
         return found | {name: _second(name, _tensor(values)) for name, values in seen.items()}
 
-    wide = "batch" in settings.values() or entry.stage in ("select", "weighting", "reward")
+    wide = "batch" in settings.values() or entry.stage in ("select", "weighting", "reward") or entry.name in WIDE
     return Subject(
         name=entry.name,
         call=call,
         inputs=frozenset(entry.inputs),
         options=dict(settings),
-        couples="batch" if wide else "group" if entry.stage == "normalize" else "sequence",
+        couples="batch" if wide else "group" if entry.stage == "normalize" or entry.scope == "group" else "sequence",
         definition=define if entry.name in DEFINITIONS else None,
         promises=tuple(p for p in entry.promises if not (wide and p == "group_isolation")),
         exact=True,
         stops_gradient=entry.name in STOPS_GRADIENT,
         waived={"half_precision": REFUSED, **({"degenerate_bounded": UNCENTRED} if _is_uncentred(settings) else {})},
         reads=_reads(entry),
-        adapt=_constant_inside if entry.constant_advantage else lambda case: case,
+        adapt=_accepted(entry),
     )
+
+
+WIDE = ("normalize.rescaled_mean", "normalize.each_key")
+"""Formulas that compare across groups, whatever their settings."""
+
+
+def _accepted(entry: Formula) -> Callable[[Case], Case]:
+    """How any case becomes one that the formula accepts."""
+    if entry.constant_advantage:
+        return _constant_inside
+    if entry.name == "normalize.over_mean":
+        return lambda case: case.with_sequences(reward=case.sequences["reward"].abs())
+    return lambda case: case
 
 
 def _is_uncentred(settings: Mapping[str, Any]) -> bool:
@@ -129,9 +151,28 @@ def _anchor(entry: Formula) -> str:
 
 def _reads(entry: Formula) -> frozenset[str]:
     """Case fields behind a formula's inputs."""
-    behind = {"logp_anchor": [_anchor(entry)], "logratio": ["logp_old", "logp_rollout"]}
+    behind = {"logp_anchor": [_anchor(entry)], "logratio": ["logp_old", "logp_rollout"], **BEHIND}
     fields = {field for name in entry.inputs for field in behind.get(name, [name])}
     return frozenset(fields | {"outcome", "reward", "logp_rollout"})
+
+
+BEHIND = {
+    "rewards": ["reward", "outcome"], "rewards_scored": ["ended"], "baseline": ["outcome"],
+    "logp_teacher": ["logp_ref"], "pi_squared": ["logp_ref"], "turn": [],
+}  # fmt: skip
+"""Inputs that a case does not hold, and the fields of the case that stand for them."""
+
+
+def _furnished(case: Case) -> Case:
+    """The case with fields that only few formulas read, made of others: a second reward, a teacher, turns."""
+    rows, tokens = case.sequences, case.tokens
+    turns = [sum(a == "o" and b != "o" for a, b in pairwise(kinds[: t + 1])) for kinds in case.kinds for t in range(len(kinds))]
+    return case.with_sequences(
+        rewards=torch.stack([rows["reward"], rows["outcome"]], 1), baseline=rows["outcome"],
+        rewards_scored=torch.stack([torch.ones_like(rows["ended"]), rows["ended"]], 1),
+    ).with_tokens(
+        logp_teacher=tokens["logp_ref"], pi_squared=tokens["logp_ref"].exp(), turn=torch.tensor(turns, dtype=torch.long),
+    )  # fmt: skip
 
 
 def _inputs(entry: Formula, given: Case) -> dict[str, Any]:
@@ -145,6 +186,7 @@ def _inputs(entry: Formula, given: Case) -> dict[str, Any]:
         **flat, **given.sequences, "segments": given.segments, "logp_anchor": flat[_anchor(entry)],
         "logratio": flat["logp_old"] - flat["logp_rollout"],
         "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups,
+        "episode_of_sequence": levels.episode_of_sequence,
     }  # fmt: skip
 
 
