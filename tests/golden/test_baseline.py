@@ -192,7 +192,7 @@ def test_a_recipe_whose_shaping_would_be_lost_is_refused() -> None:
     keys = {"formula": "each_key", "weights": (1.0, 1.0)}
     with pytest.raises(SignalError, match="reads the batch's rewards and not the shaped reward"):
         recipe("dapo", normalize=keys)
-    with pytest.raises(SignalError, match="kl.into = 'sequence_reward' would be lost"):
+    with pytest.raises(SignalError, match=r"kl\.into = 'sequence_reward' would be lost"):
         recipe("rloo", normalize=keys)
     with pytest.raises(SignalError, match="replaces the reward, so the shaping before it would be lost"):
         recipe("grpo", reward=["affine", {"formula": "weighted_sum", "weights": (1.0,)}])
@@ -213,9 +213,10 @@ def test_groups_outside_the_band_do_not_train() -> None:
 
 def test_token_rewards_are_whitened_before_they_become_returns() -> None:
     # token rewards 0, 1, 0, 3 (two sequences of two): mean 1, variance (1 + 0 + 1 + 4) / 3 = 2
+    zeros = torch.zeros(2, dtype=torch.float64)
     given = SignalBatch.from_list(
         [[1, 1], [1, 1]], reward=[0.0, 0.0], group=[0, 1], token_reward=[[0.0, 1.0], [0.0, 3.0]],
-        logp_old=torch.zeros(2, 2, dtype=torch.float64).unbind(), logp_ref=torch.zeros(2, 2, dtype=torch.float64).unbind(),
+        logp_old=[zeros, zeros], logp_ref=[zeros, zeros],
     )  # fmt: skip
     chosen = recipe("reinforce_plus_plus", whiten=False, whiten_token_rewards=True)
     scale = sqrt(2 + 1e-8)

@@ -22,9 +22,7 @@ from trimtab.signal.voters import Voters, refuse_lone
     promises=PROMISES,
     known_as=("MaxRL",),
 )
-def over_mean(
-    reward: PerEpisode, votes: EpisodeFlag, group_of_episode: EpisodeIndex, num_groups: int
-) -> Normalized:
+def over_mean(reward: PerEpisode, votes: EpisodeFlag, group_of_episode: EpisodeIndex, num_groups: int) -> Normalized:
     """The reward minus the group's mean, divided by that mean: a rare success counts for more.
 
     a_i = (reward_i - mean_g) / mean_g,   0 where mean_g = 0
@@ -141,7 +139,7 @@ def rescaled_mean(
     group = Voters.of("group", votes, group_of_episode, num_groups)
     varies = group.extreme(values, "amax") > group.extreme(values, "amin")
     teaches = votes & (varies if counted == "varied_groups" else values != 0)
-    voters, teaching = votes.count_nonzero(), teaches.count_nonzero()
+    voters, teaching = votes.count_nonzero().double(), teaches.count_nonzero()
     factor = torch.where(teaching > 0, voters / teaching.clamp(min=1), 1.0)
     enough = group.voters >= 2
     return torch.where(enough, (values - group.average(values)) * factor, 0.0).to(reward.dtype), enough

@@ -41,12 +41,15 @@ def batch_metrics(
     if kl is not None:
         tally.mean("kl_ref/token_mean", Field(kl, batch.segments), training)
     total, count, mean, m2 = moments(host(batch.reward), host(batch.scored))
+    same, right = host(constant), any_of(voting & (host(batch.reward) > 0), group, num)
     return {
         "reward/episode_mean": Mean(total, count),
         "reward/episode_std": Spread(count, mean, m2),
         "votes/episode_fraction": Mean.fraction(voting),
         "groups_without_signal/group_fraction": Mean.fraction(~signalled),
-        "constant_groups/group_fraction": Mean.fraction(host(constant), voted),
+        "constant_groups/group_fraction": Mean.fraction(same, voted),
+        "constant_groups/all_right_group_fraction": Mean.fraction(same & right, voted),
+        "constant_groups/all_wrong_group_fraction": Mean.fraction(same & ~right, voted),
         "advantage/token_std": _token_spread(advantage, training),
     }
 

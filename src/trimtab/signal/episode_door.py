@@ -33,7 +33,8 @@ def read_episodes(given: Mapping[str, object], scored: Tensor) -> dict[str, Tens
             raise SignalError(
                 f"SignalBatch: rewards_scored has shape {list(there.shape)} and rewards {list(rewards.shape)}."
             )
-    found["rewards"] = _numbers_per_episode("rewards", rewards, scored, there & scored[:, None])
+    read = there & scored[:, None] if len(there) == len(scored) else there
+    found["rewards"] = _numbers_per_episode("rewards", rewards, scored, read)
     return {**found, "rewards_scored": there}
 
 

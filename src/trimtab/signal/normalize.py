@@ -85,7 +85,8 @@ def mean_std(
 
 
 @formula(
-    source="Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, eq. 7; Kool et al. 2019; NeMo-RL (std of the others)",
+    source="Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, eq. 7; Kool et al. 2019; "
+    "NeMo-RL (std of the others)",
     scope="group",
     promises=PROMISES,
     known_as=("RLOO",),

@@ -122,8 +122,7 @@ def _prepare(
         why = "to compare answers" if advantage is None else "to drop groups by the rewards of their answers"
         raise SignalError(
             f"loss: {' and '.join(missing)} is missing, which recipe {recipe.name!r} needs {why}. Give one reward and "
-            "one group name per row"
-            + (", or drop no groups." if advantage is not None else ", or advantage=….")
+            "one group name per row" + (", or drop no groups." if advantage is not None else ", or advantage=….")
         )
     flags = as_flags(mask, "SignalBatch: trainable")
     rows = range(flags.shape[0] if flags.ndim else 0)

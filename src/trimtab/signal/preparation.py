@@ -20,7 +20,7 @@ from trimtab.signal.catalogue import INPUTS
 from trimtab.signal.composition import Recipe
 from trimtab.signal.diagnostics import Population, drift, stage_metrics
 from trimtab.signal.door import check_floats, check_tokens
-from trimtab.signal.fast.choice import is_all_watched, is_fast
+from trimtab.signal.fast.choice import are_many_watched, is_all_watched, is_fast
 from trimtab.signal.fast.per_group import normalized
 from trimtab.signal.fast.per_sequence import StageShortcuts
 from trimtab.signal.fields import Field, Fields, everything, ones
@@ -34,7 +34,8 @@ from trimtab.signal.layout import (
     SequenceFlag,
     places,
 )
-from trimtab.signal.metrics import Mean, Metrics
+from trimtab.signal.metrics import Mean, Metric, Metrics
+from trimtab.signal.mismatch import explained, mismatch
 from trimtab.signal.normalize import whiten
 from trimtab.signal.parts import run
 from trimtab.signal.ratio import EXACT_RATIO, EXACT_TOTAL, Ratio
@@ -171,12 +172,15 @@ def prepare(
         entries["out_of_band_groups/group_fraction"] = Mean.fraction(outside)
     stage_metrics(tally, stages, population)
     entries |= tally.entries() | shaping_metrics(batch, recipe, votes) | by_age(batch, ratios, version)
+    kept = conjunction(keep, after.keeps)
+    if are_many_watched():
+        entries |= _more_metrics(batch, kept, returns, training)
     metrics = drift(ratios, segments).after(entries)
     numbers = metrics.numbers()
     state, said = (state or SignalState()).observe(numbers)
     held = _exact_engine(ratios, segments) | _carried(batch)
     decided = {
-        "advantage": credit, "returns": returns, "keep": conjunction(keep, after.keeps), "voted": voted,
+        "advantage": credit, "returns": returns, "keep": kept, "voted": voted,
         "importance": product(ones(segments, batch.dtype), stages.importances),
     }  # fmt: skip
     prepared = Prepared(
@@ -192,6 +196,16 @@ def prepare(
         seed=seed,
     )
     return prepared, state
+
+
+def _more_metrics(batch: SignalBatch, kept: Field, returns: Field, training: Field) -> dict[str, Metric]:
+    """What is only measured where it is asked for."""
+    found: dict[str, Metric] = {}
+    if batch.logp_old is not None and batch.logp_rollout is not None:
+        found |= mismatch(batch.logp_old, batch.logp_rollout, batch.segments, kept.tokens)
+    if batch.value_old is not None:
+        found |= explained(returns, batch.value_old, training)
+    return found
 
 
 def _carried(batch: SignalBatch) -> dict[str, Field]:

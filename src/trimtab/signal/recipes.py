@@ -17,6 +17,9 @@ from trimtab.signal import (
     policy_loss,
     reward,
     several_rewards,
+    teacher,
+    token_baseline,
+    turns,
     value_loss,
     weighting,
 )
@@ -25,7 +28,8 @@ from trimtab.signal.parts import Part, part
 from trimtab.signal.shorthand import read_field
 
 FORMULA_MODULES = (
-    reward, several_rewards, kl, normalize, baseline, advantage, correction, policy_loss, value_loss, weighting,
+    reward, several_rewards, kl, normalize, baseline, advantage, turns, teacher, token_baseline, correction,
+    policy_loss, value_loss, weighting,
 )  # fmt: skip
 """The files whose formulas a recipe can name: importing one declares what is in it."""
 

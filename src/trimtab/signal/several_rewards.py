@@ -58,7 +58,7 @@ def each_key(
 
     For a key, only episodes that vote and are scored in it count. A group has a signal if one key has.
     Settings in use: one weight per key; the paper takes 1 for each.
-    Differs from verl: it whitens over tokens, so that long answers count for more; here, as in the paper, over episodes.
+    Differs from verl: it whitens over tokens, so that long answers count for more; here it is over episodes.
     Undefined when an episode is alone in its group (raises).
     """
     _refuse_other_count("each_key", rewards, weights)

@@ -37,6 +37,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
             ("group", "batch", 1), ("none", "group", 0),
         )
     ] + [{"mean": "group", "std": std, "ddof": 1, "eps": 1e-3, "shift": -0.1} for std in ("none", "group")],
+    "reward.not_ended_constant": [{"value": -0.5}],
+    "reward.relative_length": [{"factor": 0.25}],
     "reward.weighted_sum": [{"weights": (1.0, -0.5)}],
     "normalize.leave_one_out": [{"std": "none", "eps": 1e-6}, {"std": "others", "eps": 1e-3}],
     "normalize.best_minus_second": [{"std": "group", "eps": 1e-3}, {"std": "none", "eps": 1e-6}],
@@ -46,7 +48,18 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"weights": (0.25, 2.0), "ddof": 0, "eps": 1e-3, "whitened": False},
     ],
     "advantage.reward_to_go": [{"gamma": 1.0}, {"gamma": 0.5}],
-    "advantage.gae": [{"gamma": 1.0, "lam": 0.95}, {"gamma": 0.9, "lam": 0.5}],
+    "advantage.gae": [
+        {"gamma": 1.0, "lam": 0.95}, {"gamma": 0.9, "lam": 0.5}, {"gamma": 0.9, "lam": 0.5, "lam_value": 1.0},
+    ],
+    "advantage.gae_by_length": [{"alpha": 0.4, "gamma": 0.9, "lam_value": 0.5}],
+    "advantage.gae_by_share": [{"share": 0.3, "gamma": 0.9}],
+    "advantage.turn_gae": [{"gamma": 0.9, "lam": 0.5}],
+    "advantage.turn_reward_to_go": [
+        {"gamma": 0.5, "compared": "none", "eps": 1e-6}, {"gamma": 0.9, "compared": "group", "eps": 1e-3},
+    ],
+    "advantage.plus_teacher": [{"coef": 0.5, "outcome_coef": 1.0}, {"coef": 1.0, "outcome_coef": 0.0}],
+    "advantage.scaled_by_teacher": [{"share": 0.4, "band": (0.8, 1.2)}],
+    "advantage.optimal_token_baseline": [{"eps": 1e-8}],
     "importance.truncated": [
         {"level": "token", "band": (0.0, 2.0)},
         {"level": "sequence", "band": (0.0, 5.0)},
@@ -166,13 +179,20 @@ BEHIND = {
 def _furnished(case: Case) -> Case:
     """The case with fields that only few formulas read, made of others: a second reward, a teacher, turns."""
     rows, tokens = case.sequences, case.tokens
-    turns = [sum(a == "o" and b != "o" for a, b in pairwise(kinds[: t + 1])) for kinds in case.kinds for t in range(len(kinds))]
+    turns = [_turn(kinds, place) for kinds in case.kinds for place in range(len(kinds))]
+    ended = rows["ended"]
     return case.with_sequences(
         rewards=torch.stack([rows["reward"], rows["outcome"]], 1), baseline=rows["outcome"],
-        rewards_scored=torch.stack([torch.ones_like(rows["ended"]), rows["ended"]], 1),
+        rewards_scored=torch.stack([torch.ones_like(ended), ended], 1),
     ).with_tokens(
-        logp_teacher=tokens["logp_ref"], pi_squared=tokens["logp_ref"].exp(), turn=torch.tensor(turns, dtype=torch.long),
+        logp_teacher=tokens["logp_ref"], pi_squared=tokens["logp_ref"].exp(),
+        turn=torch.tensor(turns, dtype=torch.long),
     )  # fmt: skip
+
+
+def _turn(kinds: tuple[str, ...], place: int) -> int:
+    """How often the environment spoke before a token."""
+    return sum(before == "o" and after != "o" for before, after in pairwise(kinds[: place + 1]))
 
 
 def _inputs(entry: Formula, given: Case) -> dict[str, Any]:
