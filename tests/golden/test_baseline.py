@@ -160,14 +160,15 @@ def test_normalize_each_key() -> None:
 
 
 def test_several_rewards_come_through_the_door() -> None:
-    given = SignalBatch.from_tokens(
-        [1, 2, 1, 1, 1], reward=REWARD, group=GROUP, rewards=REWARDS, rewards_scored=SCORED, baseline=[1.0] * 5
-    )
+    given = SignalBatch.from_tokens([1, 2, 1, 1, 1], reward=REWARD, group=GROUP, rewards=REWARDS, rewards_scored=SCORED)
     settings = {"formula": "each_key", "weights": (1.0, 0.5), "eps": 0.0, "whitened": False}
     prepared, _ = prepare(given, recipe("reinforce", normalize=settings))
     assert prepared.advantage[[0, 3]].tolist() == pytest.approx([-1 - 1 / sqrt(8), 1.0])
     prepared, _ = prepare(given, recipe("reinforce", reward={"formula": "weighted_sum", "weights": (2.0, 0.5)}))
     assert prepared.advantage.tolist() == [7.0, 21.0, 21.0, 10.0, 4.0, 6.0]
+    with pytest.raises(SignalError, match="carries rewards but recipe 'grpo' reads none, so it would be lost"):
+        prepare(given, recipe("grpo", kl=None, loss="reinforce"))
+    given = SignalBatch.from_tokens([1, 2, 1, 1, 1], reward=REWARD, group=GROUP, baseline=[1.0] * 5)
     prepared, _ = prepare(given, recipe("reinforce", normalize="minus_given"))
     assert prepared.advantage.tolist() == [0.0, 2.0, 2.0, 4.0, 1.0, 1.0]
 

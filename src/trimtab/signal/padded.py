@@ -119,7 +119,9 @@ def _prepare(
     missing = [name for name, given in (("reward", reward), ("group", group)) if given is None]
     drops = recipe.filter_constant_groups or recipe.group_mean_band is not None
     if missing and (advantage is None or drops):
-        why = "to compare answers" if advantage is None else "to drop groups by the rewards of their answers"
+        same = "to drop groups whose answers all got the same reward"
+        dropping = same if recipe.filter_constant_groups else "to drop groups by their mean reward"
+        why = "to compare answers" if advantage is None else dropping
         raise SignalError(
             f"loss: {' and '.join(missing)} is missing, which recipe {recipe.name!r} needs {why}. Give one reward and "
             "one group name per row" + (", or drop no groups." if advantage is not None else ", or advantage=….")

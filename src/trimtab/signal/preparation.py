@@ -339,6 +339,7 @@ def _credit(
     voting: Field,
 ) -> tuple[Field, Field]:
     """Advantage and returns of every token."""
+    _refuse_unread(batch, recipe)
     per_sequence = batch.levels.to_sequences(outcome).to(batch.dtype)
     reads_rewards = "token_reward" in recipe.advantage.formula.inputs
     if not reads_rewards and batch.token_reward is not None:
@@ -360,6 +361,18 @@ def _credit(
         }
     )  # fmt: skip
     return Field(advantage, batch.segments), Field(returns, batch.segments)
+
+
+def _refuse_unread(batch: SignalBatch, recipe: Recipe) -> None:
+    """A reward or a baseline that no formula reads would be lost."""
+    read = {name for one in (*recipe.reward, recipe.normalize, recipe.advantage) for name in one.formula.inputs}
+    lost = [name for name in ("rewards", "baseline") if getattr(batch, name) is not None and name not in read]
+    if lost:
+        reader = {"rewards": "reward.weighted_sum or normalize.each_key", "baseline": "normalize.minus_given"}[lost[0]]
+        raise SignalError(
+            f"prepare: the batch carries {lost[0]} but recipe {recipe.name!r} reads none, so it would be lost. "
+            f"Use {reader}, or give the one reward of each episode as reward."
+        )
 
 
 def _token_rewards(
