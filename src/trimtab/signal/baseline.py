@@ -104,7 +104,7 @@ def best_minus_second(
     beside, theirs = group.others(values)
     runner_up = torch.where(theirs, beside, -torch.inf).amax(1)
     enough = group.voters >= 2
-    lead = torch.where(votes & enough, (values - runner_up).clamp(min=0), torch.zeros_like(values))
+    lead = (values - runner_up).clamp(min=0)
     if std == "group":
         lead = lead / (group.spread(values - group.average(values), 1) + eps)
     return torch.where(votes & enough, lead, 0.0).to(reward.dtype), enough

@@ -120,7 +120,8 @@ def leave_one_out(
     others = group.voters - votes.to(torch.long)
     result = torch.where(enough, values - total / others, torch.zeros_like(values))
     if std == "others":
-        result = group.bounded(_in_units_of(*group.others(values), result, eps))
+        scaled = group.bounded(_in_units_of(*group.others(values), result, eps))
+        result = torch.where(enough, scaled, 0.0)
     return result.to(reward.dtype), enough
 
 
