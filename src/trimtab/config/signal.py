@@ -20,7 +20,7 @@ class SignalTable(Table):
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
 
     reward: Any = None
-    """Shaping of the task reward, in order: affine, clip, soft_overlong, not_ended_penalty, not_ended_scale."""
+    """Shaping of the task reward, in order: affine, clip, soft_overlong, not_ended_penalty, and others."""
     not_ended: Any = None
     """An episode that did not end: train as it is; suppress (no vote, no training); zero (task reward 0 after
     normalising)."""
@@ -29,9 +29,9 @@ class SignalTable(Table):
     group_mean_band: Any = None
     """Drop groups whose mean task reward is not strictly between [low, high], or "none"."""
     normalize: Any = None
-    """Baseline and scale: raw, mean_std, leave_one_out."""
+    """Baseline and scale: raw, mean_std, leave_one_out, and others of the catalogue."""
     advantage: Any = None
-    """Credit over tokens: broadcast, reward_to_go, gae."""
+    """Credit over tokens: broadcast, reward_to_go, gae, and others of the catalogue."""
     whiten_token_rewards: Any = None
     """Whiten token rewards over the batch's voting tokens, before they become advantages: true or false."""
     whiten: Any = None

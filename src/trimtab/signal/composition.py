@@ -148,11 +148,11 @@ class Recipe:
     weighting: Part
     """The denominator: token_mean, sequence_mean_token_mean, sequence_mean_token_sum, constant_divisor, token_sum."""
     normalize: Part
-    """Baseline and scale of rewards: raw, mean_std, leave_one_out."""
+    """Baseline and scale of rewards: raw, mean_std, leave_one_out, and others of the catalogue."""
     source: str = ""
     summary: str = ""
     reward: tuple[Part, ...] = ()
-    """Shaping of the task reward, in order: affine, clip, soft_overlong, not_ended_penalty, not_ended_scale."""
+    """Shaping of the task reward, in order: affine, clip, soft_overlong, not_ended_penalty, and others."""
     not_ended: NotEnded = "train"
     """An episode that did not end: trains as it is; neither votes nor trains; zero task reward after normalising."""
     filter_constant_groups: bool = False
@@ -160,7 +160,7 @@ class Recipe:
     group_mean_band: tuple[float, float] | None = None
     """Drop groups whose mean task reward is not strictly between (low, high): too hard, or too easy."""
     advantage: Part = field(default_factory=lambda: part("advantage.broadcast"))
-    """Credit over tokens: broadcast, reward_to_go, gae."""
+    """Credit over tokens: broadcast, reward_to_go, gae, and others of the catalogue."""
     whiten_token_rewards: bool = False
     """Whiten token rewards over the batch's voting tokens, before they become advantages."""
     whiten: bool = False
