@@ -79,6 +79,13 @@ def test_normalize_minus_given() -> None:
     assert_is(has_signal, 1, 1)
 
 
+def test_normalize_running() -> None:
+    result, has_signal = baseline.running(tokens(3.0, 1.0), flags(1, 0), tokens(2.0)[0], tokens(1.5)[0], eps=0.5)
+    assert_is(result, 0.5, -0.5)
+    assert_is(has_signal, 1, 1)
+    assert_is(baseline.running(tokens(3.0), flags(1), tokens(2.0)[0], tokens(0.0)[0], eps=0.5)[0], 1.0)
+
+
 def test_leave_one_out_in_units_of_the_others() -> None:
     # rewards 0, 2, 4, 8: others of 8 are 0, 2, 4: mean 2, std 2, so 6 / (2 + 0.5);
     # of 0: 2, 4, 8, mean 14/3, squares (64 + 4 + 100)/9 = 168/9, std sqrt(168/18)

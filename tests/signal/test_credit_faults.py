@@ -18,6 +18,7 @@ FAULTS = [
     ("normalize.best_minus_second", 0, "(values - runner_up).clamp(min=0)", "values - runner_up"),
     ("normalize.rescaled_mean", 0, "voters / teaching", "teaching / voters"),
     ("normalize.rescaled_mean", 1, "values != 0", "values > 0.5"),
+    ("normalize.running", 0, ".double() - running_mean", ".double() + running_mean"),
     ("normalize.minus_given", 0, "reward - baseline", "reward + baseline"),
     ("normalize.leave_one_out", 1, "group.bounded(", "("),
     ("normalize.leave_one_out", 1, "result, eps", "result, 1e-6"),

@@ -10,7 +10,7 @@ import torch
 
 from trimtab.errors import SignalError
 from trimtab.signal.catalogue import NonNegative, formula
-from trimtab.signal.layout import EpisodeFlag, EpisodeIndex, PerEpisode, places
+from trimtab.signal.layout import EpisodeFlag, EpisodeIndex, PerEpisode, Scalar, places
 from trimtab.signal.normalize import PROMISES, Normalized
 from trimtab.signal.voters import Voters, refuse_lone
 
@@ -143,6 +143,26 @@ def rescaled_mean(
     factor = torch.where(teaching > 0, voters / teaching.clamp(min=1), 1.0)
     enough = group.voters >= 2
     return torch.where(enough, (values - group.average(values)) * factor, 0.0).to(reward.dtype), enough
+
+
+@formula(
+    source="ROLL, reward_norm with running moments; Welford 1962",
+    scope="batch",
+    stage="normalize",
+    promises=PROMISES,
+)
+def running(
+    reward: PerEpisode, votes: EpisodeFlag, running_mean: Scalar, running_std: Scalar, *, eps: NonNegative = 1e-6
+) -> Normalized:
+    """The reward against the mean and the standard deviation of every voter so far in the run, this batch included.
+
+    a_i = (reward_i - running_mean) / (running_std + eps)
+
+    The state carries count, mean and squares from batch to batch. Rewards that never differed are not divided.
+    """
+    centred = reward.double() - running_mean
+    scaled = torch.where(running_std > 0, centred / (running_std + eps), centred)
+    return scaled.to(reward.dtype), torch.ones_like(votes)
 
 
 @formula(

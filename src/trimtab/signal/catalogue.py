@@ -61,7 +61,7 @@ _LOSS = (*_STAGE, "keep", "selected", "token_key")
 INPUTS: dict[str, tuple[str, ...]] = {
     "reward": ("reward", *_EPISODES),
     "kl": (*_TOKENS, "logp_current", "logp_anchor"),
-    "normalize": ("reward", *_EPISODES),
+    "normalize": ("reward", *_EPISODES, "running_mean", "running_std"),
     "advantage": (*_TOKENS, *_EPISODES, "outcome", "token_reward", "value_after", "trains", "episode_of_sequence"),
     "importance": _STAGE,
     "keep": _STAGE,

@@ -103,6 +103,10 @@ class KL:
     anchor: Anchor | None = None
     """For the importance-weighted estimator: who sampled."""
     on: On = "all"
+    target: float | None = None
+    """KL per token that the coefficient is steered to from batch to batch, for a KL in the reward; None holds it."""
+    horizon: float = 10_000.0
+    """Episodes after which a KL that is 20 % or more off has changed the coefficient by about 20 %."""
 
     def __post_init__(self) -> None:
         _check_part("kl", "formula", self.part)
@@ -116,11 +120,26 @@ class KL:
         _check_word("kl", "on", self.on, On)
         if self.anchor is not None:
             _check_word("kl", "anchor", self.anchor, Anchor)
+        _check_steering(self)
         if ("logp_anchor" in self.part.formula.inputs) != (self.anchor is not None):
             raise SignalError(
                 f"kl: {self.part.formula.name} and anchor = {self.anchor!r} do not fit; "
                 "only the importance-weighted KL has an anchor, and it needs one (old or rollout)."
             )
+
+
+def _check_steering(kl: KL) -> None:
+    if kl.target is None:
+        return
+    for name in ("target", "horizon"):
+        _ = as_number(getattr(kl, name), "kl", name, lambda one: 0 < one < float("inf"), "It is above 0, and finite.")
+    if kl.into == "loss":
+        raise SignalError(
+            f"kl: target = {kl.target} steers the coefficient by the KL of each batch before it is trained on, and "
+            "into = 'loss' has none by then. Use into = 'token_reward' or 'sequence_reward', or leave target out."
+        )
+    if kl.coef == 0:
+        raise SignalError("kl: coef = 0 stays 0 however it is steered. Begin with a number above 0.")
 
 
 @dataclass(frozen=True)

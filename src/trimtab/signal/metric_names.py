@@ -48,6 +48,7 @@ METRICS = (
     MetricSpec("advantage/token_mean", "advantage as the loss sees it", _TRAINING),
     MetricSpec("advantage/token_std", "standard deviation (ddof 0) of the advantage", _TRAINING, 0.0),
     MetricSpec("kl_ref/token_mean", "raw KL of old (of current, when it acts in the loss) to the reference", _TRAINING),
+    MetricSpec("kl_ref/coef", "coefficient of the KL in this batch, where it is steered to a target", "the batch", 0.0),
     MetricSpec("logratio_*/token_abs_mean", "mean |log-ratio|: how far the two policies are apart", _BATCH, 0.0),
     MetricSpec("logratio_*/token_abs_max", "largest |log-ratio|", _BATCH, 0.0),
     MetricSpec("chi2_engine/token_mean", "mean ratio^2 - 1, an estimate of the chi-square divergence; it can be "

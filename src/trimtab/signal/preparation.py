@@ -7,7 +7,7 @@ that what they reject moves nobody.
 
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -44,6 +44,7 @@ from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
 from trimtab.signal.reward import token_rewards
 from trimtab.signal.stages import conjunction, product, run_stages
 from trimtab.signal.state import SignalState, drift_warning
+from trimtab.signal.steering import next_coef, next_moments, running, steered, steering_metrics
 from trimtab.signal.tally import Tally
 from trimtab.signal.tensors import as_count, as_tensor, between, quiet
 from trimtab.signal.update import Update, updates_of
@@ -137,6 +138,8 @@ def prepare(
     """
     recipe = _checked_recipe(batch, recipe, given_advantage=advantage is not None)
     _check_numbers(state, version, seed)
+    known_so_far = state or SignalState()
+    recipe = steered(recipe, known_so_far.memory)
     segments, levels = batch.segments, batch.levels
     available, ratios = _available(batch), _engine_ratio(batch)
     shortcut = StageShortcuts(ratios) if is_fast() else None
@@ -151,7 +154,9 @@ def prepare(
         outside = groups_outside(batch, votes, recipe.group_mean_band)
         trains = trains & ~levels.to_sequences(outside[levels.group_of_episode])
     kl = _kl_of_old(batch, recipe)
-    outcome, has_signal = _normalize(batch, recipe, kl, votes)
+    shaped = _with_kl(batch, recipe, kl, votes)
+    moments = next_moments(recipe, shaped, votes, known_so_far.memory)
+    outcome, has_signal = _normalize(batch, recipe, shaped, votes, running(moments, batch))
     voted = keep & Field(levels.to_sequences(votes), segments, True)
     training = Field(trains, segments, True)
     if advantage is None:
@@ -173,11 +178,14 @@ def prepare(
     stage_metrics(tally, stages, population)
     entries |= tally.entries() | shaping_metrics(batch, recipe, votes) | by_age(batch, ratios, version)
     kept = conjunction(keep, after.keeps)
+    entries |= steering_metrics(recipe)
     if are_many_watched():
         entries |= _more_metrics(batch, kept, returns, training)
     metrics = drift(ratios, segments).after(entries)
     numbers = metrics.numbers()
-    state, said = (state or SignalState()).observe(numbers)
+    state, said = known_so_far.observe(numbers)
+    learned = next_coef(recipe, numbers, levels.num_episodes) | moments
+    state = replace(state, memory={**state.memory, **learned}) if learned else state
     held = _exact_engine(ratios, segments) | _carried(batch)
     decided = {
         "advantage": credit, "returns": returns, "keep": kept, "voted": voted,
@@ -311,17 +319,22 @@ def _kl_of_old(batch: SignalBatch, recipe: Recipe) -> PerToken | None:
     return run(recipe.kl.part, {**_token_fields(batch), "logp_current": batch.logp_old, "logp_anchor": None})
 
 
-def _normalize(
-    batch: SignalBatch, recipe: Recipe, kl: PerToken | None, votes: EpisodeFlag
-) -> tuple[PerEpisode, EpisodeFlag]:
-    """Shaped rewards against the voters' baseline and spread, and which episodes got one."""
-    reward = _shaped(batch, recipe, votes)
-    levels = batch.levels
+def _with_kl(batch: SignalBatch, recipe: Recipe, kl: PerToken | None, votes: EpisodeFlag) -> PerEpisode:
+    """Shaped rewards, minus the KL where it acts on them."""
+    reward, levels = _shaped(batch, recipe, votes), batch.levels
     if recipe.kl is not None and kl is not None and recipe.kl.into == "sequence_reward":
         reward = reward - recipe.kl.coef * segment_sum(kl, levels.episode_of_token, levels.num_episodes)
+    return reward
+
+
+def _normalize(
+    batch: SignalBatch, recipe: Recipe, reward: PerEpisode, votes: EpisodeFlag, moments: dict[str, Any]
+) -> tuple[PerEpisode, EpisodeFlag]:
+    """Shaped rewards against the voters' baseline and spread, and which episodes got one."""
+    levels = batch.levels
     quick = normalized(recipe.normalize, reward, votes, levels.group_of_episode, levels.num_groups)
     if quick is None or not is_fast():
-        quick = run(recipe.normalize, {"reward": reward, **episode_fields(batch, votes)})
+        quick = run(recipe.normalize, {"reward": reward, **episode_fields(batch, votes), **moments})
     outcome, has_signal = quick
     ended = ended_episodes(batch)
     if recipe.not_ended == "zero" and ended is not None:

@@ -132,8 +132,9 @@ def _kl(where: str, given: Any, base: KL | None) -> KL | None:
             'into = "loss", or "none".'
         )
     table = _table(where, cast("Mapping[Any, Any]", given))
-    own = {word: table.pop(word) for word in ("coef", "into", "anchor", "on") if word in table}
-    values: dict[str, Any] = {} if base is None else {"coef": base.coef, "into": base.into, "on": base.on}
+    own = {word: table.pop(word) for word in ("coef", "into", "anchor", "on", "target", "horizon") if word in table}
+    kept = ("coef", "into", "on", "target", "horizon")
+    values: dict[str, Any] = {} if base is None else {word: getattr(base, word) for word in kept}
     values |= own
     if base is None and ("coef" not in own or "into" not in own or "formula" not in table):
         raise SignalError(

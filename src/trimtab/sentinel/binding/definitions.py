@@ -250,6 +250,15 @@ def rescaled_mean(p: Plain, counted: str) -> Answer:
     }
 
 
+RUNNING = {"running_mean": 0.25, "running_std": 0.5}
+"""What a run is said to have seen so far."""
+
+
+def running(p: Plain, eps: float) -> Answer:
+    mean, spread = RUNNING["running_mean"], RUNNING["running_std"]
+    return [(r - mean) / (spread + eps) for r in p.reward], {"has_signal": [True] * len(p.reward)}
+
+
 def minus_given(p: Plain) -> Answer:
     return [r - b for r, b in zip(p.reward, p.baseline, strict=True)], {"has_signal": [True] * len(p.reward)}
 
@@ -599,7 +608,8 @@ DEFINITIONS: dict[str, Callable[..., Answer]] = {
     "reward.not_ended_constant": not_ended_constant, "reward.relative_length": relative_length,
     "normalize.over_mean": over_mean, "normalize.length_weighted_mean": length_weighted_mean,
     "normalize.best_minus_second": best_minus_second, "normalize.rescaled_mean": rescaled_mean,
-    "normalize.minus_given": minus_given, "normalize.each_key": each_key, "reward.weighted_sum": weighted_sum,
+    "normalize.minus_given": minus_given, "normalize.running": running,
+    "normalize.each_key": each_key, "reward.weighted_sum": weighted_sum,
     "advantage.broadcast": broadcast, "advantage.reward_to_go": reward_to_go, "advantage.gae": gae,
     "advantage.gae_by_length": gae_by_length, "advantage.gae_by_share": gae_by_share,
     "advantage.turn_gae": turn_gae, "advantage.turn_reward_to_go": turn_reward_to_go,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.binding.definitions import DEFINITIONS, plain
+from trimtab.sentinel.binding.definitions import DEFINITIONS, RUNNING, plain
 from trimtab.sentinel.binding.like import STOPS_GRADIENT
 from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject
 from trimtab.signal import Recipe, SignalBatch, catalog, decide, find, names, prepare, recipe, token_loss
@@ -42,6 +42,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "reward.weighted_sum": [{"weights": (1.0, -0.5)}],
     "normalize.leave_one_out": [{"std": "none", "eps": 1e-6}, {"std": "others", "eps": 1e-3}],
     "normalize.best_minus_second": [{"std": "group", "eps": 1e-3}, {"std": "none", "eps": 1e-6}],
+    "normalize.running": [{"eps": 1e-3}],
     "normalize.rescaled_mean": [{"counted": "varied_groups"}, {"counted": "nonzero_rewards"}],
     "normalize.each_key": [
         {"weights": (1.0, 0.5), "ddof": 1, "eps": 1e-6, "whitened": True},
@@ -207,6 +208,7 @@ def _inputs(entry: Formula, given: Case) -> dict[str, Any]:
         "logratio": flat["logp_old"] - flat["logp_rollout"],
         "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups,
         "episode_of_sequence": levels.episode_of_sequence,
+        **{name: torch.tensor(value, dtype=torch.float64) for name, value in RUNNING.items()},
     }  # fmt: skip
 
 
