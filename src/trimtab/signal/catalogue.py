@@ -53,16 +53,18 @@ PAIR = ("logratio", "logp_later", "logp_earlier")
 """What a stage reads of the ratio that its recipe names: engine is old over rollout, so old is the later policy."""
 
 _TOKENS = ("logp_old", "logp_rollout", "logp_ref", "value_old", "position", "turn", "version", "segments")
-_EPISODES = ("votes", "group_of_episode", "num_groups", "length", "ended")
+_EPISODES = (
+    "votes", "group_of_episode", "num_groups", "length", "ended", "rewards", "rewards_scored", "baseline",
+)  # fmt: skip
 _AFTER_THE_VOTE = ("advantage", "returns", "trains")
 _NOW = ("logp_current", "entropy")
 _STAGE = (*_TOKENS, *_AFTER_THE_VOTE, *_NOW, *PAIR, "logp_anchor", "token_key")
 _LOSS = (*_STAGE, "keep", "selected")
 
 INPUTS: dict[str, tuple[str, ...]] = {
-    "reward": ("reward", "length", "ended"),
+    "reward": ("reward", *_EPISODES),
     "kl": (*_TOKENS, "logp_current", "logp_anchor"),
-    "normalize": ("reward", *_EPISODES),
+    "normalize": ("reward", *_EPISODES, "running_mean", "running_std"),
     "advantage": (*_TOKENS, *_EPISODES, "outcome", "token_reward", "value_after", "trains", "episode_of_sequence"),
     "importance": _STAGE,
     "keep": _STAGE,

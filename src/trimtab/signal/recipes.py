@@ -10,13 +10,18 @@ from typing import Any
 from trimtab.errors import SignalError, nearest, unknown_name
 from trimtab.signal import (
     advantage,
+    baseline,
     correction,
     kl,
     normalize,
     off_policy_loss,
     policy_loss,
     reward,
+    several_rewards,
+    teacher,
+    token_baseline,
     trust_region,
+    turns,
     value_loss,
     weighting,
 )
@@ -25,7 +30,8 @@ from trimtab.signal.parts import Part, part
 from trimtab.signal.shorthand import read_field
 
 FORMULA_MODULES = (
-    reward, kl, normalize, advantage, correction, trust_region, policy_loss, off_policy_loss, value_loss, weighting,
+    reward, several_rewards, kl, normalize, baseline, advantage, turns, teacher, token_baseline, correction, trust_region,
+    policy_loss, off_policy_loss, value_loss, weighting,
 )  # fmt: skip
 """The files whose formulas a recipe can name: importing one declares what is in it."""
 

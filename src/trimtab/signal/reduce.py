@@ -55,7 +55,8 @@ def segment_extreme(
     values: Float[Tensor, " items"], index: Int[Tensor, " items"], num_segments: int, how: Literal["amin", "amax"]
 ) -> Float[Tensor, " segments"]:
     """The smallest or the largest item of each segment; without any, an infinity that bounds nothing."""
-    return as_torch(extreme_of(host(values), host(index), num_segments, how))
+    place = host(index) if is_plain(values) else index
+    return as_torch(extreme_of(host(values), place, num_segments, how))
 
 
 def extreme_of(values: Array, index: Array, num_segments: int, how: Literal["amin", "amax"]) -> Array:

@@ -1,13 +1,14 @@
 """Trimtab itself as a target: every formula and every recipe, checked for its promises."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from trimtab.sentinel.batch.case import Case
-from trimtab.sentinel.binding.definitions import DEFINITIONS, plain
+from trimtab.sentinel.binding.definitions import DEFINITIONS, RUNNING, plain
 from trimtab.sentinel.binding.like import STOPS_GRADIENT
 from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject
 from trimtab.signal import Recipe, SignalBatch, catalog, decide, find, names, prepare, recipe, token_loss
@@ -35,11 +36,33 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
             ("group", "group", 1), ("group", "none", 1), ("batch", "batch", 0),
             ("group", "batch", 1), ("none", "group", 0),
         )
+    ] + [{"mean": "group", "std": std, "ddof": 1, "eps": 1e-3, "shift": -0.1} for std in ("none", "group")],
+    "reward.not_ended_constant": [{"value": -0.5}],
+    "reward.relative_length": [{"factor": 0.25}],
+    "reward.weighted_sum": [{"weights": (1.0, -0.5)}],
+    "normalize.leave_one_out": [{"std": "none", "eps": 1e-6}, {"std": "others", "eps": 1e-3}],
+    "normalize.best_minus_second": [{"std": "group", "eps": 1e-3}, {"std": "none", "eps": 1e-6}],
+    "normalize.running": [{"eps": 1e-3}],
+    "normalize.rescaled_mean": [{"counted": "varied_groups"}, {"counted": "nonzero_rewards"}],
+    "normalize.each_key": [
+        {"weights": (1.0, 0.5), "ddof": 1, "eps": 1e-6, "whitened": True},
+        {"weights": (0.25, 2.0), "ddof": 0, "eps": 1e-3, "whitened": False},
     ],
     "kl.k2_gradient": [{"value": "k1"}, {"value": "k3"}],
     "kl.importance_weighted_k2_gradient": [{"value": "k3", "cap": 10.0}, {"value": "k2", "cap": 1.2}],
     "advantage.reward_to_go": [{"gamma": 1.0}, {"gamma": 0.5}],
-    "advantage.gae": [{"gamma": 1.0, "lam": 0.95}, {"gamma": 0.9, "lam": 0.5}],
+    "advantage.gae": [
+        {"gamma": 1.0, "lam": 0.95}, {"gamma": 0.9, "lam": 0.5}, {"gamma": 0.9, "lam": 0.5, "lam_value": 1.0},
+    ],
+    "advantage.gae_by_length": [{"alpha": 0.4, "gamma": 0.9, "lam_value": 0.5}],
+    "advantage.gae_by_share": [{"share": 0.3, "gamma": 0.9}],
+    "advantage.turn_gae": [{"gamma": 0.9, "lam": 0.5}],
+    "advantage.turn_reward_to_go": [
+        {"gamma": 0.5, "compared": "none", "eps": 1e-6}, {"gamma": 0.9, "compared": "group", "eps": 1e-3},
+    ],
+    "advantage.plus_teacher": [{"coef": 0.5, "outcome_coef": 1.0}, {"coef": 1.0, "outcome_coef": 0.0}],
+    "advantage.scaled_by_teacher": [{"share": 0.4, "band": (0.8, 1.2)}],
+    "advantage.optimal_token_baseline": [{"eps": 1e-8}],
     "importance.truncated": [
         {"level": "token", "band": (0.0, 2.0)},
         {"level": "sequence", "band": (0.0, 5.0)},
@@ -131,24 +154,29 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
     function = fn or entry.fn
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
-        available = _inputs(entry, case)
+        available = _inputs(entry, _furnished(case))
         return _results(
             entry, function(**{name: available[name] for name in entry.inputs}, **options), _scope(entry, options)
         )
 
     def define(case: Case, options: Mapping[str, Any]) -> Out:
-        value, seen = DEFINITIONS[entry.name](plain(case, bound=LOG_BOUND), **options)
+        value, seen = DEFINITIONS[entry.name](plain(_furnished(case), bound=LOG_BOUND), **options)
         level, kind = _KINDS[entry.stage]
         found = {"value": Result(torch.tensor(value, dtype=torch.float64), level, kind, _scope(entry, options))}
         return found | {name: _second(name, _tensor(values)) for name, values in seen.items()}
 
-    wide = "batch" in settings.values() or entry.scope in ("update", "batch") or entry.stage == "reward"
+    wide = (
+        "batch" in settings.values()
+        or entry.scope == "update"
+        or entry.stage in ("select", "weighting", "reward")
+        or entry.name in WIDE
+    )
     return Subject(
         name=entry.name,
         call=call,
         inputs=frozenset(entry.inputs),
         options=dict(settings),
-        couples="batch" if wide else "group" if entry.stage == "normalize" else "sequence",
+        couples="batch" if wide else "group" if entry.stage == "normalize" or entry.scope == "group" else "sequence",
         definition=define if entry.name in DEFINITIONS else None,
         promises=tuple(p for p in entry.promises if not (wide and p == "group_isolation")),
         exact=True,
@@ -159,8 +187,21 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
             **({"decision_granularity": MEASURED} if entry.name == "keep.outward_drift" else {}),
         },
         reads=_reads(entry),
-        adapt=_constant_inside if entry.constant_advantage else lambda case: case,
+        adapt=_accepted(entry),
     )
+
+
+WIDE = ("normalize.rescaled_mean", "normalize.each_key")
+"""Formulas that compare across groups, whatever their settings."""
+
+
+def _accepted(entry: Formula) -> Callable[[Case], Case]:
+    """How any case becomes one that the formula accepts."""
+    if entry.constant_advantage:
+        return _constant_inside
+    if entry.name == "normalize.over_mean":
+        return lambda case: case.with_sequences(reward=case.sequences["reward"].abs())
+    return lambda case: case
 
 
 def _is_uncentred(settings: Mapping[str, Any]) -> bool:
@@ -178,11 +219,37 @@ def _anchor(entry: Formula) -> str:
 
 def _reads(entry: Formula) -> frozenset[str]:
     """Case fields behind a formula's inputs."""
-    behind = {"logp_anchor": [_anchor(entry)], "logratio": ["logp_old", "logp_rollout"]}
+    behind = {"logp_anchor": [_anchor(entry)], "logratio": ["logp_old", "logp_rollout"], **BEHIND}
     behind |= {"group_of_token": ["group"], "episode_of_token": ["episode"], "weight": ["entropy"]}
     behind |= {"logp_later": ["logp_old"], "logp_earlier": ["logp_rollout"]}
     fields = {field for name in entry.inputs for field in behind.get(name, [name])}
     return frozenset(fields | {"outcome", "reward", "logp_rollout"})
+
+
+BEHIND = {
+    "rewards": ["reward", "outcome"], "rewards_scored": ["ended"], "baseline": ["outcome"],
+    "logp_teacher": ["logp_ref"], "pi_squared": ["logp_ref"], "turn": [],
+}  # fmt: skip
+"""Inputs that a case does not hold, and the fields of the case that stand for them."""
+
+
+def _furnished(case: Case) -> Case:
+    """The case with fields that only few formulas read, made of others: a second reward, a teacher, turns."""
+    rows, tokens = case.sequences, case.tokens
+    turns = [_turn(kinds, place) for kinds in case.kinds for place in range(len(kinds))]
+    ended = rows["ended"]
+    return case.with_sequences(
+        rewards=torch.stack([rows["reward"], rows["outcome"]], 1), baseline=rows["outcome"],
+        rewards_scored=torch.stack([torch.ones_like(ended), ended], 1),
+    ).with_tokens(
+        logp_teacher=tokens["logp_ref"], pi_squared=tokens["logp_ref"].exp(),
+        turn=torch.tensor(turns, dtype=torch.long),
+    )  # fmt: skip
+
+
+def _turn(kinds: tuple[str, ...], place: int) -> int:
+    """How often the environment spoke before a token."""
+    return sum(before == "o" and after != "o" for before, after in pairwise(kinds[: place + 1]))
 
 
 def _inputs(entry: Formula, given: Case) -> dict[str, Any]:
@@ -199,6 +266,8 @@ def _inputs(entry: Formula, given: Case) -> dict[str, Any]:
         "logp_later": flat["logp_old"], "logp_earlier": flat["logp_rollout"],
         "trains": torch.ones(given.num_sequences, dtype=torch.bool),
         "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups,
+        "episode_of_sequence": levels.episode_of_sequence,
+        **{name: torch.tensor(value, dtype=torch.float64) for name, value in RUNNING.items()},
     }  # fmt: skip
 
 
