@@ -30,8 +30,8 @@ from trimtab.signal.parts import Part, part
 from trimtab.signal.shorthand import read_field
 
 FORMULA_MODULES = (
-    reward, several_rewards, kl, normalize, baseline, advantage, turns, teacher, token_baseline, correction, trust_region,
-    policy_loss, off_policy_loss, value_loss, weighting,
+    reward, several_rewards, kl, normalize, baseline, advantage, turns, teacher, token_baseline, correction,
+    trust_region, policy_loss, off_policy_loss, value_loss, weighting,
 )  # fmt: skip
 """The files whose formulas a recipe can name: importing one declares what is in it."""
 

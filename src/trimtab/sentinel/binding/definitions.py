@@ -6,7 +6,7 @@ tensors, no shared reductions, one token at a time. `equals_definition` and `met
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from trimtab.sentinel.binding.definitions_kept import KEPT
 from trimtab.sentinel.binding.definitions_weighed import WEIGHED
