@@ -37,6 +37,7 @@ from trimtab.signal.layout import (
 from trimtab.signal.metrics import Metrics
 from trimtab.signal.normalize import whiten
 from trimtab.signal.parts import run
+from trimtab.signal.proximal import CURRENT_SHARE, current_share
 from trimtab.signal.ratio import EXACT_RATIO, EXACT_TOTAL, Ratio
 from trimtab.signal.recipes import recipe as named
 from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
@@ -165,7 +166,7 @@ def prepare(
     metrics = drift(ratios, segments).after(entries)
     numbers = metrics.numbers()
     state, said = (state or SignalState()).observe(numbers)
-    held = _exact_engine(ratios, segments) | _carried(batch) | _owners(batch)
+    held = _exact_engine(ratios, segments) | _carried(batch) | _owners(batch) | _shares(batch, recipe, version)
     decided = {
         "advantage": credit, "returns": returns, "keep": conjunction(keep, after.keeps), "voted": voted,
         "importance": product(ones(segments, batch.dtype), stages.importances),
@@ -193,6 +194,18 @@ def _carried(batch: SignalBatch) -> dict[str, Field]:
         **batch.extra,
     }  # fmt: skip
     return {name: Field(values, batch.segments) for name, values in held.items() if values is not None}
+
+
+def _shares(batch: SignalBatch, recipe: Recipe, version: int | None) -> dict[str, Field]:
+    """Where the old policy of each token lies between sampler and current policy, if the recipe puts it there."""
+    if recipe.old != "interpolated" or batch.version is None:
+        return {}
+    if version is None:
+        raise SignalError(
+            f"prepare: recipe {recipe.name!r} has old = 'interpolated', which goes by the age of each token, and "
+            "nobody said which version trains. Give prepare(…, version=…), the number of the parameters that are updated."
+        )
+    return {CURRENT_SHARE: Field(current_share(batch.version, version, batch.dtype), batch.segments)}
 
 
 def _owners(batch: SignalBatch) -> dict[str, Field]:
