@@ -203,7 +203,7 @@ def _shares(batch: SignalBatch, recipe: Recipe, version: int | None) -> dict[str
     if version is None:
         raise SignalError(
             f"prepare: recipe {recipe.name!r} has old = 'interpolated', which goes by the age of each token, and "
-            "nobody said which version trains. Give prepare(…, version=…), the number of the parameters that are updated."
+            "nobody said which version trains. Give prepare(…, version=…), the number of the parameters to update."
         )
     return {CURRENT_SHARE: Field(current_share(batch.version, version, batch.dtype), batch.segments)}
 
