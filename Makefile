@@ -12,7 +12,7 @@ PYTEST = $(RUN_TESTS) -n $(WORKERS) --dist worksteal
 # Shapes and types of every call, checked in the modules that compute; it takes half of a test's time. At the doors
 # (batch, composition, padded, …) our own sentences must come first.
 EMPTY =
-COMPUTE = advantage correction diagnostics kl layout metrics normalize off_policy_loss parallel policy_loss reduce reward stages \
+COMPUTE = advantage correction diagnostics kl layout metrics normalize off_policy_loss parallel policy_loss proximal reduce reward stages \
 	state trust_region value_loss vote weighting
 SHAPES = --jaxtyping-packages=$(subst $(EMPTY) ,,$(foreach name,$(COMPUTE),trimtab.signal.$(name),))beartype.beartype
 

@@ -17,7 +17,7 @@ from trimtab.signal.tensors import as_number
 
 Ratio = Literal["engine", "update", "total"]
 Anchor = Literal["old", "rollout"]
-Old = Literal["recompute", "current", "absent"]
+Old = Literal["recompute", "current", "interpolated", "absent"]
 Into = Literal["sequence_reward", "token_reward", "loss"]
 On = Literal["all", "kept"]
 NotEnded = Literal["train", "suppress", "zero"]
@@ -198,7 +198,8 @@ class Recipe:
     nll: Term | None = None
     """Negative log-likelihood of the sampled tokens."""
     old: Old = "recompute"
-    """Where logp_old comes from: a forward pass before the first update, the current policy, or nowhere."""
+    """Where logp_old comes from: a forward pass before the first update, the current policy, between sampler and
+    current policy by the age of each token, or nowhere."""
     allow_double_count: bool = False
     """Let two parts carry the same factor of current/rollout."""
 
@@ -234,6 +235,8 @@ class Recipe:
         reads_old = pairs & {"engine", "update"} or inputs & {"logp_old"} or (self.kl and self.kl.anchor == "old")
         if in_reward or (reads_old and self.old == "recompute"):
             wanted.add("logp_old")
+        if reads_old and self.old == "interpolated":
+            wanted |= {"version", "logp_rollout"}
         if self.value:
             wanted |= {"value", "value_old"}
         if self.entropy:
@@ -260,10 +263,15 @@ class Recipe:
         selector = self.loss.part.selector
         return any("token_key" in one.formula.inputs for one in (*self.parts(), *([selector] if selector else [])))
 
+    @property
+    def old_moves(self) -> bool:
+        """Whether the old policy is made from the current one, so that what was recorded says nothing about it."""
+        return self.old in ("current", "interpolated")
+
     def is_late(self, stage: Stage) -> bool:
         """Whether a stage needs the policy that is being updated."""
         inputs = stage.part.formula.inputs
-        follows = self.old == "current" and (stage.pair is not None or "logp_old" in inputs)
+        follows = self.old_moves and (stage.pair is not None or "logp_old" in inputs)
         return follows or stage.pair in ("update", "total") or not NOW.isdisjoint(inputs)
 
     def votes_first(self, stage: Stage) -> bool:

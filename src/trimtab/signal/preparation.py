@@ -38,6 +38,7 @@ from trimtab.signal.metrics import Mean, Metric, Metrics
 from trimtab.signal.mismatch import explained, mismatch
 from trimtab.signal.normalize import whiten
 from trimtab.signal.parts import run
+from trimtab.signal.proximal import CURRENT_SHARE, current_share
 from trimtab.signal.ratio import EXACT_RATIO, EXACT_TOTAL, Ratio
 from trimtab.signal.recipes import recipe as named
 from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
@@ -186,7 +187,7 @@ def prepare(
     state, said = known_so_far.observe(numbers)
     learned = next_coef(recipe, numbers, levels.num_episodes) | moments
     state = replace(state, memory={**state.memory, **learned}) if learned else state
-    held = _exact_engine(ratios, segments) | _carried(batch) | _owners(batch)
+    held = _exact_engine(ratios, segments) | _carried(batch) | _owners(batch) | _shares(batch, recipe, version)
     decided = {
         "advantage": credit, "returns": returns, "keep": kept, "voted": voted,
         "importance": product(ones(segments, batch.dtype), stages.importances),
@@ -224,6 +225,18 @@ def _carried(batch: SignalBatch) -> dict[str, Field]:
         **batch.extra,
     }  # fmt: skip
     return {name: Field(values, batch.segments) for name, values in held.items() if values is not None}
+
+
+def _shares(batch: SignalBatch, recipe: Recipe, version: int | None) -> dict[str, Field]:
+    """Where the old policy of each token lies between sampler and current policy, if the recipe puts it there."""
+    if recipe.old != "interpolated" or batch.version is None:
+        return {}
+    if version is None:
+        raise SignalError(
+            f"prepare: recipe {recipe.name!r} has old = 'interpolated', which goes by the age of each token, and "
+            "nobody said which version trains. Give prepare(…, version=…), the number of the parameters to update."
+        )
+    return {CURRENT_SHARE: Field(current_share(batch.version, version, batch.dtype), batch.segments)}
 
 
 def _owners(batch: SignalBatch) -> dict[str, Field]:

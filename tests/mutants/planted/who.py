@@ -161,7 +161,7 @@ plant(
     "permutation",
     "ties_broken_by_position",
     largest,
-    "signal.policy_loss:_smallest",
+    "signal.reduce:smallest",
     "by_key = torch.argsort(token_key)",
     "by_key = torch.arange(len(token_key))",
     Edit(
@@ -177,8 +177,8 @@ plant(
         formula("select.covariance_in_band", band=(0.8, 1.2), covariance_low=0.0, covariance_high=5.0, fraction=0.5)
     ),
     "signal.policy_loss:covariance_in_band",
-    "_smallest(token_key.double(), eligible,",
-    "_smallest(torch.arange(len(token_key)).double(), eligible,",
+    "smallest(token_key.double(), eligible,",
+    "smallest(torch.arange(len(token_key)).double(), eligible,",
 )
 plant(
     "permutation",

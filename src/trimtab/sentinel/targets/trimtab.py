@@ -165,9 +165,10 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
         found = {"value": Result(torch.tensor(value, dtype=torch.float64), level, kind, _scope(entry, options))}
         return found | {name: _second(name, _tensor(values)) for name, values in seen.items()}
 
+    across = entry.stage in ("importance", "keep") and entry.scope in ("update", "batch")
     wide = (
         "batch" in settings.values()
-        or entry.scope == "update"
+        or across
         or entry.stage in ("select", "weighting", "reward")
         or entry.name in WIDE
     )
