@@ -1,9 +1,12 @@
 """A fault planted into each newer formula of reward, normalisation and credit: its promises show it."""
 
 import pytest
+import torch
 from mutants.edit import edited
 
-from trimtab.sentinel import examine
+from trimtab.sentinel import Case, examine
+from trimtab.sentinel.batch.directed import directed
+from trimtab.sentinel.invariants.declare import INVARIANTS
 from trimtab.sentinel.targets.trimtab import VARIANTS, bind
 from trimtab.signal import find
 
@@ -53,20 +56,37 @@ FAULTS = [
 
 
 RARE = ("group.bounded(", "torch.where(votes & enough, lead")
-"""Faults that only show where a sample that does not vote is better or worse than all that do: random cases."""
+"""Faults that only show where a sample that does not vote is better than all that do."""
 
 
 def holds(name: str, variant: int, fault: tuple[str, str] | None) -> bool:
     entry = find(name)
     fn = entry.fn if fault is None else edited(entry.fn, *fault)
     subject = bind(entry, VARIANTS.get(name, [{}])[variant], fn=fn)
-    examples = 20 if fault is not None and fault[0] in RARE else 0
-    return all(verdict.status == "holds" for verdict in examine(subject, seed=0, examples=examples))
+    if fault is not None and fault[0] in RARE:
+        return all(INVARIANTS["equals_definition"].check(subject, best_is_silent(case)) is None for case in directed())
+    return all(verdict.status == "holds" for verdict in examine(subject, seed=0, examples=0))
+
+
+def best_is_silent(case: Case) -> Case:
+    """The first of one group does not vote, and has the best reward of all."""
+    rows = case.taken([i for i, group in enumerate(case.sequences["group"].tolist()) if group == 0], as_part=False)
+    first = torch.arange(rows.num_sequences) == 0
+    doubled = rows.taken([*range(rows.num_sequences), *range(rows.num_sequences)], as_part=False)
+    silent = torch.cat([first, torch.zeros_like(first)])
+    reward = torch.where(silent, 9.0, torch.arange(len(silent)).double())
+    return doubled.with_sequences(votes=~silent, reward=reward)
 
 
 @pytest.mark.parametrize(("name", "variant"), sorted({(name, variant) for name, variant, _, _ in FAULTS}))
 def test_without_a_fault_every_promise_holds(name: str, variant: int) -> None:
     assert holds(name, variant, None)
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _, old, _ in FAULTS if old in RARE}))
+def test_a_silent_best_is_as_defined(name: str) -> None:
+    subject = bind(find(name), VARIANTS.get(name, [{}])[-1])
+    assert all(INVARIANTS["equals_definition"].check(subject, best_is_silent(case)) is None for case in directed())
 
 
 @pytest.mark.parametrize(("name", "variant", "old", "new"), FAULTS)

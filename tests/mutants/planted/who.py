@@ -52,7 +52,7 @@ plant(
     "signal.preparation:_normalize",
     "outcome, has_signal = quick",
     "own = levels.episode_of_sequence\n"
-    "    inputs = episode_fields(batch, votes)\n"
+    "    inputs = episode_fields(batch, votes) | moments\n"
     '    inputs |= {"reward": reward[own], "votes": votes[own], "group_of_episode": levels.group_of_episode[own]}\n'
     "    outcome, has_signal = run(recipe.normalize, inputs)\n"
     "    first = [int((own == e).nonzero()[0]) for e in range(levels.num_episodes)]\n"
