@@ -17,6 +17,9 @@ from trimtab.signal.reduce import segment_sum, sequence_any, sequence_count, to_
 Over = Literal["all", "kept"]
 By = Literal["weights", "tokens"]
 
+OWNERS = ("episode_of_token", "group_of_token")
+"""What only weightings read: nobody needs it once an update has its weights."""
+
 _PROMISES = ("no_aliasing", "permutation", "equals_definition")
 
 
