@@ -22,7 +22,7 @@ from trimtab.signal.layout import (
     SequenceIndex,
     TokenIndex,
 )
-from trimtab.signal.reduce import segment_sum, sequence_sum
+from trimtab.signal.reduce import segment_sum, sequence_tally
 from trimtab.signal.voters import Voters
 
 
@@ -44,7 +44,7 @@ class Turns:
         owner = segments.sequence_of_token
         begins = torch.ones_like(owner, dtype=torch.bool)
         begins[1:] = (turn[1:] != turn[:-1]) | (owner[1:] != owner[:-1])
-        counts = sequence_sum(begins.to(torch.long), segments)
+        counts = sequence_tally(begins, segments).to(torch.long)
         starts = begins.nonzero().squeeze(1)
         return cls(begins.cumsum(0) - 1, starts, Segments.from_counts(counts, len(starts)))
 

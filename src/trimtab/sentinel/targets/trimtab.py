@@ -184,6 +184,7 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
         stops_gradient=entry.name in STOPS_GRADIENT,
         waived={
             "half_precision": REFUSED,
+            **OF_THEMSELVES.get(entry.name, {}),
             **({"degenerate_bounded": UNCENTRED} if _is_uncentred(settings) else {}),
             **({"decision_granularity": MEASURED} if entry.name == "keep.outward_drift" else {}),
         },
@@ -191,6 +192,14 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
         adapt=_accepted(entry),
     )
 
+
+BY_LENGTH = {"credit_flows_back": "its lambda is a function of the length, so a token less before changes it"}
+BY_TURN = {"credit_over_trainable": "tool output ends a turn, and a turn is its step of time"}
+OF_THEMSELVES = {
+    "advantage.gae_by_length": BY_LENGTH, "advantage.gae_by_share": BY_LENGTH,
+    "advantage.turn_gae": BY_TURN, "advantage.turn_reward_to_go": BY_TURN,
+}  # fmt: skip
+"""Laws that a formula breaks by its definition."""
 
 WIDE = ("normalize.rescaled_mean", "normalize.each_key")
 """Formulas that compare across groups, whatever their settings."""
