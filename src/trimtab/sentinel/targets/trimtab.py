@@ -167,10 +167,7 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
 
     across = entry.stage in ("importance", "keep") and entry.scope in ("update", "batch")
     wide = (
-        "batch" in settings.values()
-        or across
-        or entry.stage in ("select", "weighting", "reward")
-        or entry.name in WIDE
+        "batch" in settings.values() or across or entry.stage in ("select", "weighting", "reward") or entry.name in WIDE
     )
     return Subject(
         name=entry.name,
