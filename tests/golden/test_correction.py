@@ -5,7 +5,7 @@ from math import exp, inf, sqrt
 
 import pytest
 import torch
-from tests.golden.exact import assert_is, assert_near, flags, lengths, log, tokens
+from tests.golden.exact import assert_is, assert_near, flags, index, lengths, log, tokens
 
 from trimtab.signal import correction
 
@@ -45,6 +45,33 @@ def test_the_bound_of_20_is_on_the_sum_and_never_on_tokens_before_it() -> None:
     weight, seen = correction.truncated(tokens(30.0, -29.0), lengths(2), level="token", band=(0.0, inf))
     assert_is(weight, exp(20), exp(-20))
     assert_is(seen["exponent_bounded_tokens"], 1, 1)
+
+
+def test_importance_self_normalised() -> None:
+    # token: 4 is held at 2; the mean of 2, 1/2, 1/2, 1/4, 1 is 0.85
+    trains = flags(1, 1)
+    weight, seen = correction.self_normalised(LOGRATIO, LENGTHS, trains, level="token", band=(0.0, 2.0))
+    assert_near(weight, 2 / 0.85, 0.5 / 0.85, 0.5 / 0.85, 0.25 / 0.85, 1 / 0.85)
+    assert_is(seen["over_high_tokens"], 1, 0, 0, 0, 0)
+    # sequence: products 2 and 1/8, mean of the two sequences 1.0625, whatever their lengths; an empty one is none
+    three = lengths(2, 3, 0)
+    weight, _ = correction.self_normalised(LOGRATIO, three, flags(1, 1, 1), level="sequence", band=(0.0, 5.0))
+    assert_near(weight, *[2 / 1.0625] * 2, *[0.125 / 1.0625] * 3)
+    # a sequence that does not train is in no mean: (2 + 1/2) / 2 = 1.25
+    weight, _ = correction.self_normalised(LOGRATIO, LENGTHS, flags(1, 0))
+    assert_near(weight[:2], 2 / 1.25, 0.5 / 1.25)
+    assert_near(correction.self_normalised(0 * LOGRATIO, LENGTHS, trains)[0], 1, 1, 1, 1, 1)
+    assert correction.self_normalised(tokens(), lengths(0), flags(1))[0].numel() == 0
+
+
+def test_importance_truncated_by_turn() -> None:
+    # turns (4, 1/2: sqrt 2) | (1/2), (1/4, 1: 1/2), held in (0.6, 1.3)
+    weight, seen = correction.truncated_by_turn(LOGRATIO, LENGTHS, index(0, 0, 0, 1, 1), band=(0.45, 5.0))
+    assert_near(weight, sqrt(2), sqrt(2), 0.5, 0.5, 0.5)
+    weight, seen = correction.truncated_by_turn(LOGRATIO, LENGTHS, index(0, 1, 1, 1, 2), band=(0.0, 1.3))
+    assert_near(weight, 1.3, 0.5, sqrt(0.125), sqrt(0.125), 1.0)
+    assert_is(seen["over_high_tokens"], 1, 0, 0, 0, 0)
+    assert correction.truncated_by_turn(tokens(), lengths(0), index())[0].numel() == 0
 
 
 def test_keep_token_band() -> None:

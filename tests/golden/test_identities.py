@@ -23,6 +23,7 @@ MASK = torch.tensor(
 )
 REWARD = torch.tensor([1.0, -0.5, 2.0, 0.25, -1.0, -3.0], dtype=torch.float64)
 GROUP = torch.tensor([0, 0, 0, 1, 1, 1])
+TURN = torch.tensor([0, 0, 1, 1]).expand(MASK.shape)
 
 RATIO_LOSSES = [
     name for name, entry in trimtab.catalog().items() if entry.stage == "policy_loss" and entry.consumes == "ratio"
@@ -58,7 +59,7 @@ def run(chosen: Recipe, current: Tensor, old: Tensor, rollout: Tensor) -> Result
     """Loss and gradient of the padded batch."""
     leaf = current.clone().requires_grad_()
     loss, _ = trimtab.loss(
-        leaf, recipe=chosen, mask=MASK, reward=REWARD, group=GROUP, logp_old=old, logp_rollout=rollout
+        leaf, recipe=chosen, mask=MASK, reward=REWARD, group=GROUP, logp_old=old, logp_rollout=rollout, turn=TURN
     )
     loss.backward()
     assert leaf.grad is not None

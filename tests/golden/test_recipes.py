@@ -8,9 +8,9 @@ from trimtab.signal import Part, names, recipe
 
 PPO_CLIP = ("policy_loss.clipped", {"band": (0.8, 1.2)}, "old")
 REINFORCE = ("policy_loss.reinforce", {}, None)
-GROUP = ("normalize.mean_std", {"mean": "group", "std": "group", "ddof": 1, "eps": 1e-6})
-GROUP_MEAN = ("normalize.mean_std", {"mean": "group", "std": "none", "ddof": 1, "eps": 1e-6})
-BATCH = ("normalize.mean_std", {"mean": "batch", "std": "batch", "ddof": 1, "eps": 1e-6})
+GROUP = ("normalize.mean_std", {"mean": "group", "std": "group", "ddof": 1, "eps": 1e-6, "shift": 0.0})
+GROUP_MEAN = ("normalize.mean_std", {"mean": "group", "std": "none", "ddof": 1, "eps": 1e-6, "shift": 0.0})
+BATCH = ("normalize.mean_std", {"mean": "batch", "std": "batch", "ddof": 1, "eps": 1e-6, "shift": 0.0})
 RAW = ("normalize.raw", {})
 TOKEN_MEAN = ("weighting.token_mean", {"over": "all"})
 SEQUENCE_MEAN = ("weighting.sequence_mean_token_mean", {"over": "all"})
@@ -32,7 +32,8 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "grpo": (PPO_CLIP, GROUP, SEQUENCE_MEAN, {"kl": ("kl.k3", 0.04, "loss", None)}),
     "dr_grpo": (PPO_CLIP, GROUP_MEAN, ("weighting.constant_divisor", {"divisor": 3000.0, "over": "all"}), {}),
     "rloo": (
-        REINFORCE, ("normalize.leave_one_out", {}), SEQUENCE_SUM, {"kl": ("kl.k1", 0.05, "sequence_reward", None)},
+        REINFORCE, ("normalize.leave_one_out", {"std": "none", "eps": 1e-6}), SEQUENCE_SUM,
+        {"kl": ("kl.k1", 0.05, "sequence_reward", None)},
     ),
     "reinforce_plus_plus": (PPO_CLIP, RAW, TOKEN_MEAN, {
         "advantage": ("advantage.reward_to_go", {"gamma": 1.0}),
@@ -40,7 +41,7 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         "kl": ("kl.k1", 0.01, "token_reward", None),
     }),
     "ppo": (PPO_CLIP, RAW, TOKEN_MEAN, {
-        "advantage": ("advantage.gae", {"gamma": 1.0, "lam": 0.95}),
+        "advantage": ("advantage.gae", {"gamma": 1.0, "lam": 0.95, "lam_value": None}),
         "whiten": True,
         "kl": ("kl.k1", 0.05, "token_reward", None),
         "value": (0.5, "value_loss.squared_clipped", {"reach": 0.2}),
@@ -73,7 +74,8 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
 PLAIN: dict[str, Any] = {
     "reward": [], "advantage": ("advantage.broadcast", {}), "correction": [], "kl": None, "value": None,
     "entropy": None, "nll": None, "whiten": False, "filter_constant_groups": False, "clip_advantage": None,
-    "not_ended": "train", "old": "recompute", "allow_double_count": False,
+    "not_ended": "train", "old": "recompute", "allow_double_count": False, "group_mean_band": None,
+    "whiten_token_rewards": False,
 }  # fmt: skip
 
 DEFAULTS = {
@@ -88,9 +90,15 @@ DEFAULTS = {
     },
     "policy_loss.covariance_penalised": {"coef": 1.0, "fraction": 2e-3},
     "value_loss.squared_clipped": {"reach": 0.2},
-    "normalize.mean_std": {"mean": "group", "std": "group", "ddof": 1, "eps": 1e-6},
+    "normalize.mean_std": {"mean": "group", "std": "group", "ddof": 1, "eps": 1e-6, "shift": 0.0},
+    "normalize.leave_one_out": {"std": "none", "eps": 1e-6},
+    "normalize.best_minus_second": {"std": "group", "eps": 1e-6},
+    "normalize.rescaled_mean": {"counted": "varied_groups"},
+    "advantage.plus_teacher": {"coef": 1.0, "outcome_coef": 1.0},
+    "advantage.scaled_by_teacher": {"share": 0.5, "band": (0.8, 1.2)},
+    "advantage.optimal_token_baseline": {"eps": 1e-8},
     "advantage.reward_to_go": {"gamma": 1.0},
-    "advantage.gae": {"gamma": 1.0, "lam": 1.0},
+    "advantage.gae": {"gamma": 1.0, "lam": 1.0, "lam_value": None},
     "importance.truncated": {"level": "token", "band": (0.0, 2.0)},
 }  # fmt: skip
 

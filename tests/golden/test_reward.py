@@ -1,6 +1,6 @@
 """Rewards by hand."""
 
-from tests.golden.exact import assert_is, assert_near, flags, lengths, tokens
+from tests.golden.exact import assert_is, assert_near, flags, index, lengths, tokens
 
 from trimtab.signal import reward
 
@@ -30,6 +30,19 @@ def test_reward_not_ended_penalty() -> None:
 
 def test_reward_not_ended_scale() -> None:
     assert_is(reward.not_ended_scale(tokens(1.0, 1.0, -2.0), flags(1, 0, 0), factor=0.25), 1.0, 0.25, -0.5)
+
+
+def test_reward_not_ended_constant() -> None:
+    assert_is(reward.not_ended_constant(tokens(1.0, 1.0, -2.0), flags(1, 0, 0), value=-0.5), 1.0, -0.5, -0.5)
+
+
+def test_reward_relative_length() -> None:
+    # group 0: rewards 1, 0 and 1 with lengths 10, 40 and 80; the last does not vote, so mean 1/2 and longest 40:
+    #   1 - 0.2 * 0.5 * 10/40, 0 - 0.2 * 0.5 * 1, 1 - 0.2 * 0.5 * 1 (held at the longest voter)
+    # group 1: nobody is right, nobody pays; group 2: nobody votes
+    given, length = tokens(1.0, 0.0, 1.0, 0.0, 0.0, 5.0), tokens(10.0, 40.0, 80.0, 7.0, 9.0, 3.0)
+    found = reward.relative_length(given, length, flags(1, 1, 0, 1, 1, 0), index(0, 0, 0, 1, 1, 2), 3, factor=0.2)
+    assert_near(found, 0.975, -0.1, 0.9, 0.0, 0.0, 5.0)
 
 
 def test_token_rewards_put_the_reward_on_the_last_token_and_leave_the_kl_alone() -> None:

@@ -21,3 +21,18 @@ def test_value_loss_squared_clipped() -> None:
     loss, seen = value_loss.squared_clipped(value, old, tokens(2.0, 3.0, 0.0, -1.0), reach=0.5)
     assert_near(loss, 0.28125, 1.125, 2.0, 1.125)
     assert_is(seen["clipped_tokens"], 0, 1, 0, 1)
+
+
+def test_value_loss_huber_clipped() -> None:
+    # width 2: errors below it cost e^2 / 2, others 2 (|e| - 1). old 1, reach 0.5, as above.
+    #   value 1.25, return 2:  inside, 0.28125
+    #   value 2, return 5:     held at 1.5: max(2 * 2, 2 * 2.5) = 5, the hold decides
+    #   value 2, return -3:    held at 1.5: max(2 * 4, 2 * 3.5) = 8, the value itself decides
+    #   value 1, return 3:     at the width both forms are 2
+    value, old = tokens(1.25, 2.0, 2.0, 1.0), tokens(1.0, 1.0, 1.0, 1.0)
+    loss, seen = value_loss.huber_clipped(value, old, tokens(2.0, 5.0, -3.0, 3.0), reach=0.5, width=2.0)
+    assert_near(loss, 0.28125, 5.0, 8.0, 2.0)
+    assert_is(seen["clipped_tokens"], 0, 1, 0, 0)
+    loss, seen = value_loss.huber_clipped(value, old, tokens(2.0, 5.0, -3.0, 3.0), reach=float("inf"), width=2.0)
+    assert_near(loss, 0.28125, 4.0, 8.0, 2.0)
+    assert_is(seen["clipped_tokens"], 0, 0, 0, 0)

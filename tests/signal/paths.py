@@ -32,6 +32,9 @@ def batch_of(seed: int = 0, dtype: torch.dtype = F64, *, spread: float = 0.4, ep
         "value_old": rand() - 0.5,
     }
     given: dict[str, Any] = {name: values.to(dtype) for name, values in tokens.items()}
+    given["version"] = torch.tensor([3 + (t % 4) // 3 for t in range(COUNT)])
+    given["turn"] = torch.tensor([t % n // 2 for n in LENGTHS for t in range(n)])
+    given["extra"] = {"weight": (torch.arange(COUNT) % 5 + 1).to(dtype)}
     given["value_after"] = rand(8).to(dtype)
     given["ended"] = torch.tensor([True, True, False, True, True, True, False, True])
     given["reward"] = torch.tensor([1.0, 0, 0.5, 0.25, 1, 1, 0, 2], dtype=F64)
@@ -120,6 +123,12 @@ LOSSES = (
     Stage(part("policy_loss.covariance_penalised", fraction=0.3), anchor="old"),
     Stage(part("policy_loss.geometric_clipped", band=(0.97, 1.03)), anchor="old"),
     Stage(part("policy_loss.geometric_clipped_token", band=(0.97, 1.03)), anchor="old"),
+    Stage(part("policy_loss.geometric_of_clipped", band=(0.95, 1.08)), anchor="old"),
+    Stage(part("policy_loss.geometric_soft_gated"), anchor="old"),
+    Stage(part("policy_loss.gamma_weighted"), anchor="rollout"),
+    Stage(part("policy_loss.turn_clipped", band=(0.95, 1.08)), anchor="old"),
+    Stage(part("policy_loss.quadratic"), anchor="rollout"),
+    Stage(part("policy_loss.tapered", level="geometric", band=(0.97, 1.02)), anchor="old"),
 )
 WEIGHTINGS = (
     part("weighting.token_mean"),
@@ -129,6 +138,9 @@ WEIGHTINGS = (
     part("weighting.sequence_mean_token_sum", over="kept"),
     part("weighting.constant_divisor", divisor=16),
     part("weighting.token_sum"),
+    part("weighting.prompt_mean"),
+    part("weighting.episode_mean", over="kept"),
+    part("weighting.given_weight"),
 )
 CORRECTIONS = (
     (),
@@ -150,6 +162,24 @@ CORRECTIONS = (
         Stage(part("keep.negative_drift", delta=0.01), anchor="rollout"),
         Stage(part("keep.product_band", band=(0.8, 1.25)), ratio="update"),
         Stage(part("keep.veto", high=1.15), ratio="update"),
+    ),
+    (
+        Stage(part("keep.probability_band", low=0.1, high=0.08), ratio="total"),
+        Stage(part("keep.binary_kl", limit=0.02), ratio="total"),
+        Stage(part("keep.token_band_by_sign", band=(0.85, 1.15)), ratio="update"),
+        Stage(part("keep.second_moment", limit=0.02), ratio="total"),
+    ),
+    (
+        Stage(part("keep.total_variation", limit=0.09), ratio="engine"),
+        Stage(part("keep.divergence", limit=0.02), ratio="update"),
+        Stage(part("keep.outward_drift", limit=0.05), ratio="engine"),
+        Stage(part("keep.second_moment", limit=0.02), ratio="engine"),
+        Stage(part("keep.recent_version")),
+    ),
+    (
+        Stage(part("importance.self_normalised", level="sequence"), ratio="engine"),
+        Stage(part("importance.self_normalised", level="geometric", band=(0.9, 1.1)), ratio="update"),
+        Stage(part("keep.high_entropy", fraction=0.5)),
     ),
 )
 NORMALIZERS = (

@@ -11,6 +11,7 @@ from trimtab import formula
 from trimtab.errors import SignalError
 from trimtab.signal import Part, SignalBatch, Stage, advantage, decide, prepare, recipe, step, token_loss
 from trimtab.signal.catalogue import of
+from trimtab.signal.discount import discounted_sum
 from trimtab.signal.layout import PerToken
 
 CREDITS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
@@ -28,7 +29,7 @@ def test_advantage_and_returns_are_two_tensors(name: str) -> None:
 
 def test_the_sum_over_single_tokens_is_a_copy_of_them() -> None:
     values = tokens(0.5, -2.0)
-    total = advantage.discounted_sum(values, lengths(1, 1), 0.5)
+    total = discounted_sum(values, lengths(1, 1), 0.5)
     _ = values.zero_()
     assert_is(total, 0.5, -2.0)
 

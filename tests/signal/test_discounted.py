@@ -5,8 +5,9 @@ import torch
 from mutants.edit import edited
 from torch import Tensor
 
-from trimtab.signal import advantage
-from trimtab.signal.advantage import BLOCK, blocks_of, discounted_sum, gae
+from trimtab.signal import advantage, discount
+from trimtab.signal.advantage import gae
+from trimtab.signal.discount import BLOCK, blocks_of, discounted_sum, discounted_sum_each
 from trimtab.signal.layout import Segments
 
 LENGTHS = [0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 0, 2 * BLOCK, 5 * BLOCK + 3, 1, 40 * BLOCK, 7, 0]
@@ -86,16 +87,16 @@ def test_gae_of_long_sequences_is_its_recursion() -> None:
 
 def test_blocks_are_cut_once_and_forgotten_with_their_segments() -> None:
     _, segments = drawn(LENGTHS)
-    before = len(advantage._known)
+    before = len(discount._known)
     assert blocks_of(segments) is blocks_of(segments)
-    assert len(advantage._known) == before + 1
+    assert len(discount._known) == before + 1
     del segments
-    assert len(advantage._known) == before
+    assert len(discount._known) == before
 
 
 def test_the_worked_example_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advantage, "BLOCK", 2)
-    found = advantage._cut(Segments.from_counts(torch.tensor([3, 1]), 4))
+    monkeypatch.setattr(discount, "BLOCK", 2)
+    found = discount._cut(Segments.from_counts(torch.tensor([3, 1]), 4))
     assert found.longest == 3
     assert found.place.tolist() == [0, found.width, 1, 2]
     assert found.segments.token_counts.tolist() == [2, 1]
@@ -132,9 +133,37 @@ FAULTS = [
 @pytest.mark.parametrize(("function", "old", "new"), FAULTS)
 def test_a_fault_shows(function: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     values, segments = drawn(LENGTHS)
-    monkeypatch.setattr(advantage, function, edited(getattr(advantage, function), old, new))
+    monkeypatch.setattr(discount, function, edited(getattr(discount, function), old, new))
     try:
-        error = advantage.discounted_sum(values, segments, 0.999) - recursion(values, LENGTHS, 0.999)
+        error = discount.discounted_sum(values, segments, 0.999) - recursion(values, LENGTHS, 0.999)
     except (RuntimeError, IndexError):
         return  # a place outside the table is an error aloud
     assert float(error.abs().max()) > 1e-6
+
+
+def test_a_discount_for_each_sequence_is_the_recursion_with_that_discount() -> None:
+    values, segments = drawn(LENGTHS)
+    each = torch.linspace(0.0, 1.0, len(LENGTHS), dtype=torch.float64)
+    expected = torch.cat(
+        [recursion(piece, [len(piece)], float(d)) for piece, d in zip(values.split(LENGTHS), each, strict=True)]
+    )
+    torch.testing.assert_close(discounted_sum_each(values, segments, each), expected, rtol=1e-12, atol=1e-12)
+    same = discounted_sum_each(values, segments, torch.full_like(each, 0.97))
+    torch.testing.assert_close(same, discounted_sum(values, segments, 0.97), rtol=1e-12, atol=1e-12)
+
+
+EACH_FAULTS = [
+    ("range(lanes - 2, -1, -1)", "range(lanes - 2, 0, -1)"),
+    ("torch.arange(BLOCK, 0, -1", "torch.arange(BLOCK - 1, -1, -1"),
+    ("table[lane + 1], each", "table[lane + 1], each * each"),
+    ("discount**BLOCK)", "discount)"),
+    ("torch.where(blocks.is_last, torch.zeros_like(total), total.roll(-1))", "total.roll(-1)"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), EACH_FAULTS)
+def test_a_fault_of_the_sum_with_many_discounts_shows(old: str, new: str) -> None:
+    values, segments = drawn(LENGTHS)
+    each = torch.full((len(LENGTHS),), 0.99, dtype=torch.float64)
+    found = edited(discounted_sum_each, old, new)(values, segments, each)
+    assert float((found - recursion(values, LENGTHS, 0.99)).abs().max()) > 1e-6

@@ -157,6 +157,7 @@ def test_the_pipeline_owes_every_stage_what_inputs_promises() -> None:
             "band": (0.9, 1.1),
             "divisor": 8,
             "delta": 0.1,
+            "limit": 0.1,
             "low": 0.5,
             "high": 2.0,
         }

@@ -233,7 +233,7 @@ RECIPES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "anchor on a plain KL": (
         lambda: recipe("tis", kl=KL(part("kl.k3"), 0.1, "loss", anchor="old")),
-        "only the importance-weighted KL has an anchor",
+        "only a KL that reads the policy which sampled has an anchor",
     ),
     "zero with a merged KL": (lambda: recipe("rloo", not_ended="zero"), "has merged the two before"),
     "value without a target": (

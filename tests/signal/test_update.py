@@ -6,7 +6,7 @@ from tests.golden.exact import assert_is, index, lengths
 
 from trimtab.errors import SignalError
 from trimtab.signal import SignalBatch, Stage, decide, part, prepare, recipe, token_loss
-from trimtab.signal.update import Decided, Ledger, _cuts, _token_key, weight_sums
+from trimtab.signal.update import Decided, Ledger, _cuts, token_key, weight_sums
 
 WORD = 2**64
 
@@ -22,7 +22,7 @@ def splitmix(sequence: int, place: int, seed: int) -> int:
 @pytest.mark.parametrize("seed", [0, 1, 2**40])
 def test_a_tokens_key_is_a_hash_of_seed_sequence_and_place_in_53_bits(seed: int) -> None:
     # sequences 5, 0 and 2^62 with 2, 0 and 3 tokens
-    found = _token_key(lengths(2, 0, 3), index(5, 0, 2**62), seed)
+    found = token_key(lengths(2, 0, 3), index(5, 0, 2**62), seed)
     expected = [splitmix(5, 0, seed), splitmix(5, 1, seed), *(splitmix(2**62, place, seed) for place in range(3))]
     assert found.tolist() == expected
     assert max(expected) < 2**53

@@ -197,12 +197,18 @@ def catalog(
         CatalogFormat,
         typer.Option("--format", help="text, json, or the markdown of docs/catalogue.md and docs/paper_index.md."),
     ] = CatalogFormat.text,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="What eleven frameworks have, row by row, and what of it is here.")
+    ] = False,
 ) -> None:
-    """List every recipe, formula, invariant and metric, with its source."""
-    from trimtab.cli.catalog import show_catalog
+    """List every recipe, formula, invariant and metric, with its source.
+
+    Examples: trimtab catalog · trimtab catalog --coverage · trimtab catalog --coverage --format json
+    """
+    from trimtab.cli.catalog import show_catalog, show_coverage
     from trimtab.cli.console import plain_console
 
-    show_catalog(output.value, plain_console())
+    (show_coverage if coverage else show_catalog)(output.value, plain_console())
 
 
 @app.command()

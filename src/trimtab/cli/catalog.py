@@ -54,6 +54,23 @@ def show_catalog(output: str, console: Console) -> None:
         print(catalogue_page() if output == "markdown" else paper_page(), end="")
 
 
+def show_coverage(output: str, console: Console) -> None:
+    """The rows of the field, and what each is here."""
+    from trimtab.coverage import coverage, coverage_page
+
+    rows = coverage()
+    if output == "json":
+        print(json.dumps([one.as_json() for one in rows], indent=1, ensure_ascii=False))
+    elif output == "text":
+        table = Table("", "row", "here, or why not", box=None, pad_edge=False)
+        for one in rows:
+            table.add_row(one.id, one.row, one.ours or f"not here: {one.reason}")
+        console.print(table)
+        console.print(f"{sum(one.has for one in rows)} of {len(rows)} rows")
+    else:
+        print(coverage_page(), end="")
+
+
 def _text(console: Console) -> None:
     data = catalog_data()
     columns = {

@@ -20,16 +20,20 @@ class SignalTable(Table):
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
 
     reward: Any = None
-    """Shaping of the task reward, in order: affine, clip, soft_overlong, not_ended_penalty, not_ended_scale."""
+    """Shaping of the task reward, in order: affine, clip, soft_overlong, not_ended_penalty, and others."""
     not_ended: Any = None
     """An episode that did not end: train as it is; suppress (no vote, no training); zero (task reward 0 after
     normalising)."""
     filter_constant_groups: Any = None
     """Drop groups whose answers all got the same reward: true or false."""
+    group_mean_band: Any = None
+    """Drop groups whose mean task reward is not strictly between [low, high], or "none"."""
     normalize: Any = None
-    """Baseline and scale: raw, mean_std, leave_one_out."""
+    """Baseline and scale: raw, mean_std, leave_one_out, and others of the catalogue."""
     advantage: Any = None
-    """Credit over tokens: broadcast, reward_to_go, gae."""
+    """Credit over tokens: broadcast, reward_to_go, gae, and others of the catalogue."""
+    whiten_token_rewards: Any = None
+    """Whiten token rewards over the batch's voting tokens, before they become advantages: true or false."""
     whiten: Any = None
     """Whiten advantages over the batch's voting tokens: true or false."""
     clip_advantage: Any = None
@@ -77,6 +81,10 @@ def explain_recipe(one: Recipe) -> list[tuple[str, str, str]]:
         rows.append((f"kl into {one.kl.into}", f"{one.kl.coef:g} x {one.kl.part}", one.kl.part.formula.source))
     for p in (one.normalize, one.advantage):
         rows.append((p.formula.stage, str(p), p.formula.source))
+    if one.group_mean_band is not None:
+        rows.insert(len(one.reward) + 1, ("votes", f"group_mean_band = {one.group_mean_band}", ""))
+    if one.whiten_token_rewards:
+        rows.append(("whiten", "token rewards to mean 0 and variance 1 over voting tokens, before the advantage", ""))
     if one.whiten:
         rows.append(("whiten", "mean 0 and variance 1 over voting tokens", ""))
     for stage in one.correction:

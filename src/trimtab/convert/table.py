@@ -30,7 +30,8 @@ def signal_table(recipe: Recipe) -> dict[str, Any]:
 
 
 def _part(one: Part) -> dict[str, Any]:
-    return {"formula": one.formula.name, **{name: _plain(value) for name, value in one.settings.items()}}
+    settings = {name: _plain(value) for name, value in one.settings.items() if value is not None}
+    return {"formula": one.formula.name, **settings}
 
 
 def _stage(one: Stage) -> dict[str, Any]:

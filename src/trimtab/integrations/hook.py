@@ -22,6 +22,8 @@ RECIPE = "TRIMTAB_RECIPE"
 EARLY = {
     "reward": "shapes rewards",
     "filter_constant_groups": "drops groups by their rewards",
+    "group_mean_band": "drops groups by their mean reward",
+    "whiten_token_rewards": "whitens token rewards over the batch",
     "whiten": "whitens advantages over the batch",
     "clip_advantage": "bounds advantages",
 }
@@ -78,8 +80,8 @@ def fitting(hook: Hook, recipe: Recipe | str, weighting: Part, divides: str) -> 
             f"{where} reads {', '.join(missing)}{' in ' + ', '.join(readers) if readers else ''}, which "
             f"{hook.framework} does not hand to its policy loss, so it cannot act here. Leave that part out."
         )
-    if not hook.is_whole and (chosen.weighting.settings.get("over") == "kept" or chosen.needs_logp_now):
-        what = "decides across" if chosen.needs_logp_now else "divides by what is kept of"
+    if not hook.is_whole and (chosen.weighting.settings.get("over") == "kept" or chosen.decides_across):
+        what = "decides across" if chosen.decides_across else "divides by what is kept of"
         raise AdapterError(
             f"{where} {what} the whole optimiser step, and this hook is called for a part of it, so each part would "
             f"get another answer. Leave {chosen.loss.part.formula.name if chosen.loss.part.selector else 'that'} out, "
@@ -97,17 +99,18 @@ _PAIRS_OF = {"logp_rollout": ("engine", "total"), "logp_old": ("engine", "update
 
 
 def _off(early: str) -> str:
-    return {"reward": "None", "clip_advantage": "None"}.get(early, "False")
+    return {"reward": "None", "clip_advantage": "None", "group_mean_band": "None"}.get(early, "False")
 
 
 def fitting_advantage(hook: Hook, recipe: Recipe | str) -> Recipe:
     """What of a recipe makes advantages out of rewards. Loss, correction and weighting act in other hooks."""
     chosen = named(recipe) if isinstance(recipe, str) else recipe
     where = f"{hook.framework}: recipe {chosen.name!r}"
-    if chosen.filter_constant_groups:
+    if chosen.filter_constant_groups or chosen.group_mean_band is not None:
+        word = "filter_constant_groups" if chosen.filter_constant_groups else "group_mean_band"
         raise AdapterError(
-            f"{where} drops groups by their rewards (filter_constant_groups), and an advantage estimator cannot drop "
-            f"rows: they would still be counted. Filter in {hook.framework}, and say filter_constant_groups=False here."
+            f"{where} drops groups by their rewards ({word}), and an advantage estimator cannot drop "
+            f"rows: they would still be counted. Filter in {hook.framework}, and say {word}={_off(word)} here."
         )
     if chosen.kl is not None and chosen.kl.into != "loss":
         raise AdapterError(

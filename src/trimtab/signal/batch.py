@@ -30,14 +30,17 @@ from trimtab.signal.door import (
     refuse_layout,
     reward_of,
 )
+from trimtab.signal.episode_door import read_episodes
 from trimtab.signal.layout import (
     Cells,
     EpisodeFlag,
     EpisodeIndex,
     Levels,
     PerEpisode,
+    PerKey,
     PerSequence,
     PerToken,
+    ScoredKeys,
     Segments,
     SequenceFlag,
     SequenceIndex,
@@ -53,7 +56,7 @@ from trimtab.signal.tensors import as_flags, as_integers, as_tensor
 
 FIELDS = (
     *FLOATS, *INTEGERS, "token_reward", "value_after", "ended", "scored", "length", "sequence_id", "episode",
-    "attention", "extra",
+    "attention", "rewards", "rewards_scored", "baseline", "extra",
 )  # fmt: skip
 """Every field a batch can be given besides trainable, reward and group."""
 KNOWN = frozenset(FIELDS)
@@ -97,6 +100,14 @@ class SignalBatch:
     """Version of the parameters that sampled each token."""
     extra: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Token fields of your own, by name; a formula that names one as an argument gets it."""
+
+    rewards: PerKey | None = None
+    """Several rewards of each episode, one column per key, for formulas that read them. `reward` is still the one that
+    is logged and filtered on."""
+    rewards_scored: ScoredKeys | None = None
+    """False where the reward function of a key failed or abstained; all true where the caller does not say."""
+    baseline: PerEpisode | None = None
+    """A number to compare each episode's reward with: for ReMax, the reward of the greedy answer."""
 
     dtype: torch.dtype = torch.float32
     """Of every token field with fractions; rewards are held in float64, so that statistics do not round them."""
@@ -197,6 +208,7 @@ def _build(
         scored=scored,
         token_reward=paid,
         extra=extra,
+        **read_episodes(given, scored),
         dtype=dtype or torch.get_default_dtype(),
         **sequences,
         **floats,

@@ -16,7 +16,7 @@ from trimtab.signal.ratio import Ratio
 from trimtab.signal.reduce import any_of
 from trimtab.signal.tally import Tally
 from trimtab.signal.tensors import as_plain, host, in_precision
-from trimtab.signal.vote import ended_episodes, episode_lengths
+from trimtab.signal.vote import episode_fields
 
 
 def by_age(batch: SignalBatch, ratios: Mapping[str, Ratio], version: int | None) -> dict[str, Metric]:
@@ -41,12 +41,15 @@ def batch_metrics(
     if kl is not None:
         tally.mean("kl_ref/token_mean", Field(kl, batch.segments), training)
     total, count, mean, m2 = moments(host(batch.reward), host(batch.scored))
+    same, right = host(constant), any_of(voting & (host(batch.reward) > 0), group, num)
     return {
         "reward/episode_mean": Mean(total, count),
         "reward/episode_std": Spread(count, mean, m2),
         "votes/episode_fraction": Mean.fraction(voting),
         "groups_without_signal/group_fraction": Mean.fraction(~signalled),
-        "constant_groups/group_fraction": Mean.fraction(host(constant), voted),
+        "constant_groups/group_fraction": Mean.fraction(same, voted),
+        "constant_groups/all_right_group_fraction": Mean.fraction(same & right, voted),
+        "constant_groups/all_wrong_group_fraction": Mean.fraction(same & ~right, voted),
         "advantage/token_std": _token_spread(advantage, training),
     }
 
@@ -68,7 +71,7 @@ def shaping_metrics(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> d
         return entries
     reward = torch.where(batch.scored, batch.reward, 0.0)
     for step in recipe.reward:
-        shaped = run(step, {"reward": reward, "ended": ended_episodes(batch), "length": episode_lengths(batch)})
+        shaped = run(step, {"reward": reward, **episode_fields(batch, votes)})
         entries[f"{step.formula.name}/effect"] = Mean.of((shaped - reward).abs(), votes)
         reward = shaped
     return entries

@@ -49,24 +49,29 @@ STAGES = (
     "weighting",
 )
 
+PAIR = ("logratio", "logp_later", "logp_earlier")
+"""What a stage reads of the ratio that its recipe names: engine is old over rollout, so old is the later policy."""
+
 _TOKENS = ("logp_old", "logp_rollout", "logp_ref", "value_old", "position", "turn", "version", "segments")
-_EPISODES = ("votes", "group_of_episode", "num_groups", "length", "ended")
+_EPISODES = (
+    "votes", "group_of_episode", "num_groups", "length", "ended", "rewards", "rewards_scored", "baseline",
+)  # fmt: skip
 _AFTER_THE_VOTE = ("advantage", "returns", "trains")
 _NOW = ("logp_current", "entropy")
-_STAGE = (*_TOKENS, *_AFTER_THE_VOTE, *_NOW, "logratio", "logp_anchor")
-_LOSS = (*_STAGE, "keep", "selected", "token_key")
+_STAGE = (*_TOKENS, *_AFTER_THE_VOTE, *_NOW, *PAIR, "logp_anchor", "token_key")
+_LOSS = (*_STAGE, "keep", "selected")
 
 INPUTS: dict[str, tuple[str, ...]] = {
-    "reward": ("reward", "length", "ended"),
+    "reward": ("reward", *_EPISODES),
     "kl": (*_TOKENS, "logp_current", "logp_anchor"),
-    "normalize": ("reward", *_EPISODES),
+    "normalize": ("reward", *_EPISODES, "running_mean", "running_std"),
     "advantage": (*_TOKENS, *_EPISODES, "outcome", "token_reward", "value_after", "trains", "episode_of_sequence"),
     "importance": _STAGE,
     "keep": _STAGE,
     "select": _LOSS,
     "policy_loss": _LOSS,
     "value_loss": (*_LOSS, "value"),
-    "weighting": ("advantage", "keep", "segments"),
+    "weighting": ("advantage", "keep", "segments", "episode_of_token", "group_of_token"),
 }
 """What the pipeline hands to a formula of each stage: all of these, always; a field the batch does not carry is None.
 A batch's `extra` fields come on top, by their own names, wherever `segments` does. `parts.run` holds the pipeline to
@@ -101,6 +106,7 @@ Ceiling = Annotated[float, Rule(lambda value: value > 0, "it must be above 0")]
 """An upper bound; infinity is no bound."""
 NonNegative = Annotated[float, Rule(lambda value: 0 <= value < float("inf"), "it must be 0 or more, and finite")]
 Finite = Annotated[float, Rule(lambda value: abs(value) < float("inf"), "it must be finite")]
+Count = Annotated[int, Rule(lambda value: value >= 0, "it must be 0 or more")]
 Unit = Annotated[float, Rule(lambda value: 0 <= value <= 1, "it must lie in [0, 1]")]
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])

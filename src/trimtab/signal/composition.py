@@ -10,14 +10,14 @@ from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 from trimtab.errors import SignalError, unknown_word
-from trimtab.signal.catalogue import AFTER_THE_VOTE, NOW
+from trimtab.signal.catalogue import AFTER_THE_VOTE, NOW, PAIR
 from trimtab.signal.parts import Part, part
 from trimtab.signal.rules import refuse_senseless
 from trimtab.signal.tensors import as_number
 
 Ratio = Literal["engine", "update", "total"]
 Anchor = Literal["old", "rollout"]
-Old = Literal["recompute", "current", "absent"]
+Old = Literal["recompute", "current", "interpolated", "absent"]
 Into = Literal["sequence_reward", "token_reward", "loss"]
 On = Literal["all", "kept"]
 NotEnded = Literal["train", "suppress", "zero"]
@@ -57,7 +57,8 @@ def _check_coef(where: str, given: object) -> float:
 class Stage:
     """A part and the pair of policies it compares.
 
-    `ratio` for a formula that reads `logratio`; `anchor` for one that reads `logp_anchor`, against the current policy.
+    `ratio` for a formula that reads `logratio` or its two ends; `anchor` for one that reads `logp_anchor`, against the
+    current policy.
     """
 
     part: Part
@@ -68,7 +69,7 @@ class Stage:
         _check_part("Stage", "part", self.part)
         name, inputs = self.part.formula.name, self.part.formula.inputs
         for word, choices, needed in (
-            ("ratio", Ratio, "logratio" in inputs),
+            ("ratio", Ratio, not set(PAIR).isdisjoint(inputs)),
             ("anchor", Anchor, "logp_anchor" in inputs),
         ):
             given = getattr(self, word)
@@ -101,8 +102,12 @@ class KL:
     coef: float
     into: Into
     anchor: Anchor | None = None
-    """For the importance-weighted estimator: who sampled."""
+    """For an estimator that reads who sampled."""
     on: On = "all"
+    target: float | None = None
+    """KL per token that the coefficient is steered to from batch to batch, for a KL in the reward; None holds it."""
+    horizon: float = 10_000.0
+    """Episodes after which a KL that is 20 % or more off has changed the coefficient by about 20 %."""
 
     def __post_init__(self) -> None:
         _check_part("kl", "formula", self.part)
@@ -116,11 +121,26 @@ class KL:
         _check_word("kl", "on", self.on, On)
         if self.anchor is not None:
             _check_word("kl", "anchor", self.anchor, Anchor)
+        _check_steering(self)
         if ("logp_anchor" in self.part.formula.inputs) != (self.anchor is not None):
             raise SignalError(
                 f"kl: {self.part.formula.name} and anchor = {self.anchor!r} do not fit; "
-                "only the importance-weighted KL has an anchor, and it needs one (old or rollout)."
+                "only a KL that reads the policy which sampled has an anchor, and it needs one (old or rollout)."
             )
+
+
+def _check_steering(kl: KL) -> None:
+    if kl.target is None:
+        return
+    for name in ("target", "horizon"):
+        _ = as_number(getattr(kl, name), "kl", name, lambda one: 0 < one < float("inf"), "It is above 0, and finite.")
+    if kl.into == "loss":
+        raise SignalError(
+            f"kl: target = {kl.target} steers the coefficient by the KL of each batch before it is trained on, and "
+            "into = 'loss' has none by then. Use into = 'token_reward' or 'sequence_reward', or leave target out."
+        )
+    if kl.coef == 0:
+        raise SignalError("kl: coef = 0 stays 0 however it is steered. Begin with a number above 0.")
 
 
 @dataclass(frozen=True)
@@ -148,17 +168,21 @@ class Recipe:
     weighting: Part
     """The denominator: token_mean, sequence_mean_token_mean, sequence_mean_token_sum, constant_divisor, token_sum."""
     normalize: Part
-    """Baseline and scale of rewards: raw, mean_std, leave_one_out."""
+    """Baseline and scale of rewards: raw, mean_std, leave_one_out, and others of the catalogue."""
     source: str = ""
     summary: str = ""
     reward: tuple[Part, ...] = ()
-    """Shaping of the task reward, in order: affine, clip, soft_overlong, not_ended_penalty, not_ended_scale."""
+    """Shaping of the task reward, in order: affine, clip, soft_overlong, not_ended_penalty, and others."""
     not_ended: NotEnded = "train"
     """An episode that did not end: trains as it is; neither votes nor trains; zero task reward after normalising."""
     filter_constant_groups: bool = False
     """Drop groups whose answers all got the same reward."""
+    group_mean_band: tuple[float, float] | None = None
+    """Drop groups whose mean task reward is not strictly between (low, high): too hard, or too easy."""
     advantage: Part = field(default_factory=lambda: part("advantage.broadcast"))
-    """Credit over tokens: broadcast, reward_to_go, gae."""
+    """Credit over tokens: broadcast, reward_to_go, gae, and others of the catalogue."""
+    whiten_token_rewards: bool = False
+    """Whiten token rewards over the batch's voting tokens, before they become advantages."""
     whiten: bool = False
     """Whiten advantages over the batch's voting tokens."""
     clip_advantage: float | None = None
@@ -174,7 +198,8 @@ class Recipe:
     nll: Term | None = None
     """Negative log-likelihood of the sampled tokens."""
     old: Old = "recompute"
-    """Where logp_old comes from: a forward pass before the first update, the current policy, or nowhere."""
+    """Where logp_old comes from: a forward pass before the first update, the current policy, between sampler and
+    current policy by the age of each token, or nowhere."""
     allow_double_count: bool = False
     """Let two parts carry the same factor of current/rollout."""
 
@@ -201,7 +226,7 @@ class Recipe:
         """The fields a trainer must supply for this recipe."""
         pairs = {stage.pair for stage in self._stages()} - {None}
         inputs = {name for p in self.parts() for name in p.formula.inputs}
-        wanted = inputs & {"logp_ref", "value_old", "entropy", "position", "turn", "version"}
+        wanted = inputs & {"logp_ref", "value_old", "entropy", "position", "turn", "version", "rewards", "baseline"}
         if pairs & {"engine", "total"} or (self.kl and self.kl.anchor == "rollout"):
             wanted.add("logp_rollout")
         if inputs & {"logp_rollout"}:
@@ -210,6 +235,8 @@ class Recipe:
         reads_old = pairs & {"engine", "update"} or inputs & {"logp_old"} or (self.kl and self.kl.anchor == "old")
         if in_reward or (reads_old and self.old == "recompute"):
             wanted.add("logp_old")
+        if reads_old and self.old == "interpolated":
+            wanted |= {"version", "logp_rollout"}
         if self.value:
             wanted |= {"value", "value_old"}
         if self.entropy:
@@ -236,10 +263,15 @@ class Recipe:
         selector = self.loss.part.selector
         return any("token_key" in one.formula.inputs for one in (*self.parts(), *([selector] if selector else [])))
 
+    @property
+    def old_moves(self) -> bool:
+        """Whether the old policy is made from the current one, so that what was recorded says nothing about it."""
+        return self.old in ("current", "interpolated")
+
     def is_late(self, stage: Stage) -> bool:
         """Whether a stage needs the policy that is being updated."""
         inputs = stage.part.formula.inputs
-        follows = self.old == "current" and (stage.pair is not None or "logp_old" in inputs)
+        follows = self.old_moves and (stage.pair is not None or "logp_old" in inputs)
         return follows or stage.pair in ("update", "total") or not NOW.isdisjoint(inputs)
 
     def votes_first(self, stage: Stage) -> bool:
@@ -269,6 +301,7 @@ class Recipe:
             reward=(),
             normalize=part("normalize.raw"),
             advantage=part("advantage.broadcast"),
+            whiten_token_rewards=False,
             whiten=False,
             clip_advantage=None,
             not_ended="train" if self.not_ended == "zero" else self.not_ended,
@@ -286,6 +319,11 @@ class Recipe:
         return self.loss.part.selector is not None or wide or (counts_kept and late)
 
     @cached_property
+    def decides_across(self) -> bool:
+        """Whether something is decided about the whole optimiser step at once, so that a part of it cannot be run."""
+        return self.needs_logp_now or any(s.part.formula.scope in ("update", "batch") for s in self.correction)
+
+    @cached_property
     def needs_entropy_now(self) -> bool:
         """Whether `decide` reads the entropy of the current policy."""
         late = [stage.part.formula for stage in self.correction if self.is_late(stage)]
@@ -300,7 +338,7 @@ def _refuse_types(recipe: Recipe) -> None:
     for name in ("name", "source", "summary"):
         if not isinstance(getattr(recipe, name), str):
             raise SignalError(f"{where}: {name} = {getattr(recipe, name)!r} is not a text.")
-    for name in ("filter_constant_groups", "whiten", "allow_double_count"):
+    for name in ("filter_constant_groups", "whiten_token_rewards", "whiten", "allow_double_count"):
         if not isinstance(getattr(recipe, name), bool):
             raise SignalError(f"{where}: {name} = {getattr(recipe, name)!r} is not possible. It is true or false.")
     _check_word(where, "not_ended", recipe.not_ended, NotEnded)
@@ -317,9 +355,23 @@ def _refuse_types(recipe: Recipe) -> None:
     for name in ("entropy", "value", "nll"):
         if getattr(recipe, name) is not None:
             _check_all(where, name, (getattr(recipe, name),), Term, "Term(0.01)")
+    _check_band(where, recipe.group_mean_band)
     if recipe.clip_advantage is not None:
         says = "No advantage is left otherwise: it is a number above 0, and finite."
         _ = as_number(recipe.clip_advantage, where, "clip_advantage", lambda bound: 0 < bound < float("inf"), says)
+
+
+def _check_band(where: str, given: object) -> None:
+    if given is None:
+        return
+    bounds = cast("tuple[object, ...]", given) if isinstance(given, tuple) else ()
+    is_band = len(bounds) == 2 and all(isinstance(b, int | float) and not isinstance(b, bool) for b in bounds)
+    low, high = cast("tuple[float, float]", bounds) if is_band else (0.0, 0.0)
+    if not low < high:
+        raise SignalError(
+            f"{where}: group_mean_band = {given!r} is not possible. It is (low, high) with low < high, as rewards go: "
+            "(0, 1) drops groups that are all wrong or all right."
+        )
 
 
 def _check_all(where: str, name: str, given: object, kind: type, example: str) -> None:

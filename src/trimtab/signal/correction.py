@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trimtab.signal.catalogue import Band, Positive, Rule, formula
-from trimtab.signal.layout import Keep, PerToken, Segments
+from trimtab.signal.layout import Keep, PerToken, Segments, SequenceFlag, TokenIndex
 from trimtab.signal.reduce import (
     LOG_BOUND,
     aggregate,
@@ -22,6 +22,7 @@ from trimtab.signal.reduce import (
     sequence_mean,
     sequence_sum,
     to_tokens,
+    turn_mean,
 )
 
 RatioLevel = Literal["token", "sequence", "geometric"]
@@ -61,6 +62,70 @@ def truncated(
     if level != "token":
         seen["over_high_sequences"] = sequence_any(ratio > high, segments)
         seen["under_low_sequences"] = sequence_any(ratio < low, segments)
+    return ratio.clamp(low, high), seen
+
+
+@formula(
+    source="verl, rollout_is_batch_normalize; self-normalised importance sampling: Owen 2013, Monte Carlo, ch. 9.2",
+    stage="importance",
+    scope="update",
+    consumes="ratio",
+    promises=("no_aliasing", "permutation", "equals_definition", "importance_contract"),
+    known_as=("batch-normalised TIS",),
+)
+def self_normalised(
+    logratio: PerToken,
+    segments: Segments,
+    trains: SequenceFlag,
+    *,
+    level: RatioLevel = "token",
+    band: Band = (0.0, 2.0),
+) -> tuple[PerToken, Observations]:
+    """The truncated ratio over its own mean, so that a drift does not change the size of the step.
+
+    w_t = v_t / mean of v,   v_t = clamp(exp(a_t), *band), a_t as in truncated
+
+    The mean is over the tokens of sequences that train (over these sequences, at their levels), kept or not. The band
+    bounds what enters it; the result may leave the band (decision 37). On `engine` it is the mean of the batch.
+    Differs from verl: over the whole update, not over what ranks hold at one time, so a split changes nothing.
+    """
+    values, seen = truncated(logratio, segments, level=level, band=band)
+    counts = to_tokens(trains, segments)
+    if level != "token":
+        share = 1 / to_tokens(segments.token_counts, segments).to(values.dtype)
+    else:
+        share = torch.ones_like(values)
+    share = torch.where(counts, share, torch.zeros_like(share))
+    mean = (values * share).sum() / share.sum()
+    return values / torch.where(mean > 0, mean, torch.ones_like(mean)), seen
+
+
+@formula(
+    source="ROLL, importance by generated segment (is_weight.weight_type = segment)",
+    stage="importance",
+    scope="sequence",
+    consumes="ratio",
+    promises=_IMPORTANCE,
+    known_as=("segment TIS",),
+)
+def truncated_by_turn(
+    logratio: PerToken, segments: Segments, turn: TokenIndex, *, band: Band = (0.0, 2.0)
+) -> tuple[PerToken, Observations]:
+    """The geometric-mean ratio of each turn, bounded to a band and detached.
+
+    w_t = clamp(exp(mean over t's turn of logratio), *band)
+
+    Settings in use: band (0, 1.2) in ROLL.
+    Differs from ROLL: a turn is a turn. There it is a run of trainable tokens, so two turns without a gap are one.
+    """
+    exponent = turn_mean(logratio.detach(), segments, turn)
+    ratio = bounded_exp(exponent)
+    low, high = band
+    seen = {
+        "over_high_tokens": ratio > high,
+        "under_low_tokens": ratio < low,
+        "exponent_bounded_tokens": exponent.abs() > LOG_BOUND,
+    }
     return ratio.clamp(low, high), seen
 
 

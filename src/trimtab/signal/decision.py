@@ -21,6 +21,7 @@ from trimtab.signal.fast.per_sequence import weights as per_sequence_weights
 from trimtab.signal.fields import Field, everything
 from trimtab.signal.layout import PerToken
 from trimtab.signal.parts import run
+from trimtab.signal.proximal import CURRENT_SHARE, interpolated
 from trimtab.signal.stages import Decisions, conjunction, run_stages, stage_inputs
 from trimtab.signal.tensors import as_tensor, quiet
 from trimtab.signal.update import Decided, Slice, Update, with_fields
@@ -92,8 +93,8 @@ def _weights(whole: Slice, recipe: Recipe, keep: Field, share: float) -> dict[st
     def weight(counted: Field) -> Field:
         weights = per_sequence_weights(recipe.weighting, advantage.dtype, counted) if is_fast() else None
         if weights is None:
-            inputs = {"advantage": advantage.tokens, "segments": whole.segments, "keep": counted.tokens}
-            weights = Field(run(recipe.weighting, inputs), whole.segments)
+            given = {"segments": whole.segments, "keep": counted.tokens}
+            weights = Field(run(recipe.weighting, ChainMap(given, cast("Any", whole.fields))), whole.segments)
         return weights if share == 1.0 else weights.map(lambda values: values * share)
 
     weights = {"weight_policy": weight(keep)}
@@ -130,11 +131,13 @@ def check_given(where: str, part: Slice, **given: PerToken | None) -> None:
 
 
 def available_now(part: Slice, logp_now: PerToken, entropy: PerToken | None) -> ChainMap[str, Any]:
-    """Every input by name, without gradient; `old = current` makes the old policy the current one."""
+    """Every input by name, without gradient; `old` may make the old policy from the current one."""
     now: dict[str, Any] = {
         "segments": part.segments, "logp_current": logp_now, "entropy": entropy,
         "trains": torch.ones_like(part.segments.token_counts, dtype=torch.bool),
     }  # fmt: skip
     if part.recipe.old == "current":
         now["logp_old"] = logp_now
+    elif CURRENT_SHARE in part.fields:
+        now["logp_old"] = interpolated(logp_now, part.fields["logp_rollout"], part.fields[CURRENT_SHARE])
     return ChainMap(now, cast("MutableMapping[str, Any]", part.fields), dict.fromkeys(INPUTS["value_loss"]))

@@ -27,6 +27,8 @@ _TRAINING = "trainable tokens of sequences that train, before rejection"
 _KEPT = "kept tokens"
 _BATCH = "before votes and rejection: all trainable tokens (engine), those of sequences that train (update, total)"
 
+_MANY = 'all trainable tokens, with use_metrics("many")'
+
 METRICS = (
     MetricSpec("reward/episode_mean", "task reward before shaping", "scored episodes"),
     MetricSpec("reward/episode_std", "standard deviation (ddof 0) of the task reward", "scored episodes", 0.0),
@@ -38,11 +40,40 @@ METRICS = (
         "all groups", 0.0, 1.0),
     MetricSpec("constant_groups/group_fraction", "groups whose voters all have the same task reward",
         "groups with voters", 0.0, 1.0),
+    MetricSpec("constant_groups/all_right_group_fraction", "those of them whose reward is above 0: too easy",
+        "groups with voters", 0.0, 1.0),
+    MetricSpec("constant_groups/all_wrong_group_fraction", "those of them whose reward is 0 or below: too hard",
+        "groups with voters", 0.0, 1.0),
+    MetricSpec("out_of_band_groups/group_fraction", "groups that group_mean_band drops", "all groups", 0.0, 1.0),
     MetricSpec("advantage/token_mean", "advantage as the loss sees it", _TRAINING),
     MetricSpec("advantage/token_std", "standard deviation (ddof 0) of the advantage", _TRAINING, 0.0),
     MetricSpec("kl_ref/token_mean", "raw KL of old (of current, when it acts in the loss) to the reference", _TRAINING),
+    MetricSpec("kl_ref/coef", "coefficient of the KL in this batch, where it is steered to a target", "the batch", 0.0),
     MetricSpec("logratio_*/token_abs_mean", "mean |log-ratio|: how far the two policies are apart", _BATCH, 0.0),
     MetricSpec("logratio_*/token_abs_max", "largest |log-ratio|", _BATCH, 0.0),
+    MetricSpec("chi2_engine/token_mean", "mean ratio^2 - 1, an estimate of the chi-square divergence; it can be "
+        "negative, and holds as far as ratio_engine/token_mean is 1", _MANY, -1.0),
+    MetricSpec("chi2_engine/sequence_mean", "the same of the product of a sequence's ratios, beside "
+        "ratio_engine/sequence_mean", "sequences with tokens", -1.0),
+    MetricSpec("fold_engine/token_mean", "mean of the ratio or its inverse, whichever is larger: exp |log-ratio|",
+        _MANY, 0.0),
+    MetricSpec("k3_reverse_engine/token_mean", "k3 with the policies exchanged, on the same tokens", _MANY, 0.0),
+    MetricSpec("k3_engine_kept/token_mean", "k3_engine on tokens that the corrections so far keep", _MANY, 0.0),
+    MetricSpec("k3_engine_rejected/token_mean", "k3_engine on tokens that they reject", _MANY, 0.0),
+    MetricSpec("k3_engine_per_entropy/token", "k3_engine over the sampler's entropy, which its own tokens estimate",
+        _MANY, 0.0),
+    MetricSpec("js_engine/token_mean", "Jensen-Shannon divergence, by k3 of each policy to the mean of both",
+        _MANY, 0.0),
+    MetricSpec("probability_gap_engine/token_mean", "mean |p - q| of the sampled token's probabilities", _MANY, 0.0),
+    MetricSpec("probability_gap_engine/token_std", "standard deviation (ddof 0) of that gap", _MANY, 0.0),
+    MetricSpec("probability_gap_engine/token_max", "largest gap", _MANY, 0.0),
+    MetricSpec("probability_engine/token_correlation", "Pearson's correlation of p and q", _MANY, -1.0, 1.0),
+    MetricSpec("perplexity_old/sequence_mean", "mean over sequences of exp(-mean logp_old)",
+        "sequences with tokens", 0.0),
+    MetricSpec("perplexity_rollout/sequence_mean", "the same of logp_rollout", "sequences with tokens", 0.0),
+    MetricSpec("perplexity_ratio/sequence_mean", "mean over sequences of the first over the second",
+        "sequences with tokens", 0.0),
+    MetricSpec("value_old/explained_variance", "1 - var(returns - value_old) / var(returns)", _TRAINING, -_INF, 1.0),
     MetricSpec("drift/engine_token_abs_mean",
         "mean |old - rollout| on tokens sampled by the current version: engine alone", _BATCH, 0.0),
     MetricSpec("drift/staleness_token_abs_mean",

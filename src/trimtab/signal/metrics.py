@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trimtab.signal.agreement import Agreement, Quotient
 from trimtab.signal.tensors import Array, Number, is_plain
 
 Kind = TypeVar("Kind")
@@ -176,7 +177,7 @@ BIN_OF_UPPER = np.searchsorted(BEYOND, (np.arange(2**16, dtype=np.uint32) << 16)
 """The bin of a float32, by its upper half; in bytes, so that it stays in the processor's cache."""
 
 
-Metric = Mean | Sum | Extremum | Spread | SampleSize
+Metric = Mean | Sum | Extremum | Spread | SampleSize | Agreement | Quotient
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,9 @@ def _read(entries: Mapping[str, Metric]) -> Mapping[str, Metric]:
     return {name: one._replace(**plain[name]) if name in plain else one for name, one in entries.items()}
 
 
-KINDS: dict[str, type] = {one.__name__: one for one in (Mean, Sum, Extremum, Spread, SampleSize, Histogram)}
+KINDS: dict[str, type] = {
+    one.__name__: one for one in (Mean, Sum, Extremum, Spread, SampleSize, Agreement, Quotient, Histogram)
+}
 
 
 def as_data(metrics: Metrics) -> dict[str, dict[str, list[Any]]]:

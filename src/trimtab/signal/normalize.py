@@ -6,22 +6,19 @@ got one: a group left with fewer voters than its formula needs gives 0 and is co
 that never had enough episodes is undefined input and raises.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from trimtab.errors import SignalError
-from trimtab.signal.catalogue import NonNegative, formula
-from trimtab.signal.layout import EpisodeFlag, EpisodeIndex, PerEpisode, places
-from trimtab.signal.reduce import segment_extreme, segment_sum
+from trimtab.signal.catalogue import Finite, NonNegative, Rule, formula
+from trimtab.signal.layout import EpisodeFlag, EpisodeIndex, PerEpisode
+from trimtab.signal.voters import Level, Voters, refuse_lone
 
-Level = Literal["none", "group", "batch"]
 Normalized = tuple[PerEpisode, EpisodeFlag]
 
-_PROMISES = (
+PROMISES = (
     "no_aliasing",
     "permutation",
     "group_isolation",
@@ -31,7 +28,7 @@ _PROMISES = (
 )
 
 
-@formula(source="Williams 1992, REINFORCE, without a baseline", scope="episode", promises=_PROMISES)
+@formula(source="Williams 1992, REINFORCE, without a baseline", scope="episode", promises=PROMISES)
 def raw(reward: PerEpisode, votes: EpisodeFlag) -> Normalized:
     """No baseline and no scale: the reward as it is."""
     return reward.clone(), torch.ones_like(votes)
@@ -39,10 +36,12 @@ def raw(reward: PerEpisode, votes: EpisodeFlag) -> Normalized:
 
 @formula(
     source="Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, sec. 4.1.2 (group, group); "
-    "Liu et al. 2025, Dr.GRPO, arXiv:2503.20783 (group, none); Hu et al. 2025, REINFORCE++, arXiv:2501.03262 (batch)",
+    "Liu et al. 2025, Dr.GRPO, arXiv:2503.20783 (group, none); Hu et al. 2025, REINFORCE++, arXiv:2501.03262 (batch); "
+    "Arnal et al. 2025, AsymRE, arXiv:2506.20520 (shift)",
     scope="batch",
-    promises=_PROMISES,
-    known_as=("GRPO", "Dr.GRPO"),
+    promises=PROMISES,
+    known_as=("GRPO", "Dr.GRPO", "AsymRE"),
+    rules=(Rule(lambda given: given["shift"] == 0 or given["mean"] != "none", "a shift moves a mean; name one"),),
 )
 def mean_std(
     reward: PerEpisode,
@@ -54,10 +53,13 @@ def mean_std(
     std: Level = "group",
     ddof: Literal[0, 1] = 1,
     eps: NonNegative = 1e-6,
+    shift: Finite = 0.0,
 ) -> Normalized:
     """Subtract the voters' mean and divide by their standard deviation, each at its own level.
 
-    a_i = (reward_i - mean_level) / (std_level + eps)
+    a_i = (reward_i - (mean_level + shift)) / (std_level + eps)
+
+    Settings in use: AsymRE has (group, none) and shift -0.1, so that a group without variance still pushes up.
 
     Differs from the papers: an episode that does not vote gets no more than the voters themselves span. Its a_i is
     bounded to [min a, max a] over the voters at the level of std, so voters who almost agree cannot blow it up.
@@ -66,45 +68,77 @@ def mean_std(
     if mean == std == "none":
         return raw(reward, votes)
     if "group" in (mean, std):
-        _refuse_lone("mean_std", group_of_episode, num_groups)
+        refuse_lone("mean_std", group_of_episode, num_groups)
     values = reward.double()
-    levels = {level: _Level.of(level, votes, group_of_episode, num_groups) for level in (mean, std) if level != "none"}
+    levels = {level: Voters.of(level, votes, group_of_episode, num_groups) for level in (mean, std) if level != "none"}
     result = values - levels[mean].average(values) if mean != "none" else values
     if std != "none":
         around = result if mean == std else values - levels[std].average(values)
         spread = levels[std].spread(around, ddof)
+        result = result - shift
         scaled = torch.where(spread > 0, result / (spread + eps), result)
         result = levels[std].bounded(scaled)
+    else:
+        result = result - shift
     enough = levels["group" if "group" in levels else "batch"].voters >= 2
     return torch.where(enough, result, torch.zeros_like(result)).to(reward.dtype), enough
 
 
 @formula(
-    source="Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, eq. 7; Kool et al. 2019",
+    source="Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, eq. 7; Kool et al. 2019; "
+    "NeMo-RL (std of the others)",
     scope="group",
-    promises=_PROMISES,
+    promises=PROMISES,
     known_as=("RLOO",),
 )
 def leave_one_out(
-    reward: PerEpisode, votes: EpisodeFlag, group_of_episode: EpisodeIndex, num_groups: int
+    reward: PerEpisode,
+    votes: EpisodeFlag,
+    group_of_episode: EpisodeIndex,
+    num_groups: int,
+    *,
+    std: Literal["none", "others"] = "none",
+    eps: NonNegative = 1e-6,
 ) -> Normalized:
-    """The reward minus the mean reward of the group's other voters.
+    """The reward minus the mean reward of the group's other voters; with std = others, in units of their spread.
 
-    a_i = reward_i - mean_{j != i, j votes} reward_j
+    a_i = (reward_i - mean_{j != i, j votes} reward_j) / (std_{j != i, j votes} reward_j + eps)     ddof 1
 
+    Where the others agree, or there is only one, nothing is divided. An episode is not in its own scale: if the others
+    almost agree, a_i is as large as eps allows. One that does not vote stays between the lowest and the highest voter.
+    Differs from NeMo-RL: the spread is two-pass, so that others who agree have exactly 0 (NeMo-RL #4158).
     Undefined when an episode is alone in its group (raises).
     """
-    _refuse_lone("leave_one_out", group_of_episode, num_groups)
+    refuse_lone("leave_one_out", group_of_episode, num_groups)
     # Around the group's mean, so that equal rewards differ by exactly 0.
     exact = reward.double()
-    group = _Level.of("group", votes, group_of_episode, num_groups)
+    group = Voters.of("group", votes, group_of_episode, num_groups)
     values = exact - group.average(exact)
     voting = torch.where(votes, values, torch.zeros_like(values))
     total = group.to_items(group.sum(values)) - voting
     enough = group.voters >= 2
     others = group.voters - votes.to(torch.long)
     result = torch.where(enough, values - total / others, torch.zeros_like(values))
+    if std == "others":
+        scaled = group.bounded(_in_units_of(*group.others(values), result, eps))
+        result = torch.where(enough, scaled, 0.0)
     return result.to(reward.dtype), enough
+
+
+def _in_units_of(
+    beside: Float[Tensor, "items seats"],
+    theirs: Bool[Tensor, "items seats"],
+    result: Float[Tensor, " items"],
+    eps: float,
+) -> Float[Tensor, " items"]:
+    """Each item divided by the spread of the others beside it; undivided where that is 0."""
+    count = theirs.sum(1, keepdim=True)
+    # As in Voters.average: equal values have exactly that mean.
+    low = torch.where(theirs, beside, torch.inf).amin(1, keepdim=True)
+    mean = low + torch.where(theirs, beside - low, 0.0).sum(1, keepdim=True) / count
+    squares = torch.where(theirs, beside - mean, 0.0).square().sum(1)
+    spread = torch.sqrt(squares / (count.squeeze(1) - 1).clamp(min=1))
+    return torch.where(spread > 0, result / (spread + eps), result)
 
 
 def whiten(
@@ -125,7 +159,7 @@ def whiten(
         return items if everyone else torch.where(votes, items, otherwise)
 
     lowest = voting(values, torch.inf).amin().double()
-    # As in _Level.average: equal values have exactly that mean. A copy of our own, so every step is taken in place.
+    # As in Voters.average: equal values have exactly that mean. A copy of our own, so every step is taken in place.
     above = values.to(torch.float64, copy=True).sub_(lowest)
     mean = voting(above, 0.0).sum() / voters
     centred = above.sub_(mean)
@@ -139,61 +173,3 @@ def whiten(
     highest = voting(values, -torch.inf).amax().double() - lowest
     bounded = whitened.clamp((0.0 - mean) / scale, (highest - mean) / scale)
     return torch.where(voters >= 2, bounded, 0.0).to(values.dtype)
-
-
-@dataclass(frozen=True)
-class _Level:
-    """The voters among whom items are compared: those of each item's group, or all of the batch.
-
-    Whatever is not a vote enters no statistic, not even as a zero times it: it may be nan.
-    """
-
-    votes: Bool[Tensor, " items"]
-    place: Int[Tensor, " items"]
-    """The group of each item."""
-    count: int
-    voters: Int[Tensor, " items"]
-    """How many vote in the group of each item."""
-
-    @classmethod
-    def of(cls, level: Level, votes: Bool[Tensor, " items"], index: EpisodeIndex, num_groups: int) -> "_Level":
-        place, count = (index, num_groups) if level == "group" else (torch.zeros_like(index), 1)
-        voters = segment_sum(votes.to(torch.long), place, count)
-        return cls(votes, place, count, voters.index_select(0, place))
-
-    def to_items(self, values: Float[Tensor, " groups"]) -> Float[Tensor, " items"]:
-        return values.index_select(0, self.place)
-
-    def sum(self, values: Float[Tensor, " items"]) -> Float[Tensor, " groups"]:
-        return segment_sum(torch.where(self.votes, values, torch.zeros_like(values)), self.place, self.count)
-
-    def extreme(self, values: Float[Tensor, " items"], how: Literal["amin", "amax"]) -> Float[Tensor, " items"]:
-        """The smallest or the largest vote of each item's group; without voters, an infinity that bounds nothing."""
-        blank = torch.inf if how == "amin" else -torch.inf
-        voting = torch.where(self.votes, values, torch.full_like(values, blank))
-        return self.to_items(segment_extreme(voting, self.place, self.count, how))
-
-    def average(self, values: Float[Tensor, " items"]) -> Float[Tensor, " items"]:
-        # Averaging the distance to the lowest vote, not the value, makes the mean of equal rewards that reward exactly.
-        lowest = self.extreme(values, "amin")
-        return lowest + self.to_items(self.sum(values - lowest)) / self.voters
-
-    def spread(self, centred: Float[Tensor, " items"], ddof: int) -> Float[Tensor, " items"]:
-        """Standard deviation of the voters' centred values."""
-        return torch.sqrt(self.to_items(self.sum(centred.square())) / (self.voters - ddof))
-
-    def bounded(self, result: Float[Tensor, " items"]) -> Float[Tensor, " items"]:
-        """Everyone held between the lowest and the highest voter; that changes no voter."""
-        return result.clamp(self.extreme(result, "amin"), self.extreme(result, "amax"))
-
-
-def _refuse_lone(where: str, group_of_episode: EpisodeIndex, num_groups: int) -> None:
-    if getattr(group_of_episode, "has_company", False):  # the door has looked
-        return
-    size = segment_sum(torch.ones_like(group_of_episode), group_of_episode, num_groups)
-    if bool((size == 1).any()):
-        alone = places(size[group_of_episode] == 1)
-        raise SignalError(
-            f"{where}: episodes {alone[:8]} are alone in their group, so there is no other reward to compare with. "
-            "Sample two or more answers per prompt, or drop these."
-        )

@@ -147,8 +147,8 @@ def _late_decisions(part: Slice, available: Mapping[str, Any], ratios: Mapping[s
         return Decisions({}, {}, {})
     settled = {label: part.fields.held(f"decided:{label}") for label in stages if f"decided:{label}" in part.fields}
     waiting = {label: stage for label, stage in stages.items() if label not in settled}
-    # With old = current, a stage compares with another old policy than the one that was recorded.
-    known = {} if part.recipe.old == "current" else dict(ratios)
+    # Where the old policy moves, a stage compares with another one than was recorded.
+    known = {} if part.recipe.old_moves else dict(ratios)
     now = run_stages(waiting, available, StageShortcuts(known) if is_fast() else None)
     return Decisions(
         {label: value for label, value in settled.items() if stages[label].part.formula.stage == "keep"},
@@ -197,7 +197,7 @@ def _fused_policy(
     stage, logp = part.recipe.loss, available["logp_current"]
     value = inside = None
     if stage.anchor is not None:
-        follows = part.recipe.old == "current" and stage.anchor == "old"  # then the anchor is not what was recorded
+        follows = part.recipe.old_moves and stage.anchor == "old"  # then the anchor is not what was recorded
         ratio = Ratio(logp - available["logp_old"], part.segments) if follows else ratios[RATIO_TO[stage.anchor]]
         value = ratio.value(sums_too=not follows and is_all_watched())
         inside = ratio.inside

@@ -117,12 +117,14 @@ def _prepare(
     fields: dict[str, Any],
 ) -> Prepared:
     missing = [name for name, given in (("reward", reward), ("group", group)) if given is None]
-    if missing and (advantage is None or recipe.filter_constant_groups):
-        why = "to compare answers" if advantage is None else "to drop groups whose answers all got the same reward"
+    drops = recipe.filter_constant_groups or recipe.group_mean_band is not None
+    if missing and (advantage is None or drops):
+        same = "to drop groups whose answers all got the same reward"
+        dropping = same if recipe.filter_constant_groups else "to drop groups by their mean reward"
+        why = "to compare answers" if advantage is None else dropping
         raise SignalError(
             f"loss: {' and '.join(missing)} is missing, which recipe {recipe.name!r} needs {why}. Give one reward and "
-            "one group name per row"
-            + (", or filter_constant_groups=False." if advantage is not None else ", or advantage=….")
+            "one group name per row" + (", or drop no groups." if advantage is not None else ", or advantage=….")
         )
     flags = as_flags(mask, "SignalBatch: trainable")
     rows = range(flags.shape[0] if flags.ndim else 0)
@@ -209,7 +211,7 @@ def _check_counts(counts: Counts | None, prepared: Prepared, update: Update, *, 
     recipe, batch = prepared.recipe, prepared.batch
     if share_of(recipe.weighting, update.whole.segments, counts) == 1.0:
         return
-    if recipe.needs_logp_now:
+    if recipe.decides_across:
         raise SignalError(
             f"loss: recipe {recipe.name!r} decides across the whole step, and this call holds a part of it. "
             "Use prepare → updates → decide → token_loss on the whole step."

@@ -59,6 +59,7 @@ class ProcessGroup:
 
 TOKENS = ("logp_old", "logp_rollout", "logp_ref", "value_old", "token_reward", "position", "turn", "version")
 SEQUENCES = ("length", "ended", "value_after")
+EPISODES = ("rewards", "rewards_scored", "baseline")
 
 
 def gather(batch: SignalBatch, reducer: Reducer, rank: int) -> tuple[SignalBatch, SequenceIndex]:
@@ -76,7 +77,10 @@ def gather(batch: SignalBatch, reducer: Reducer, rank: int) -> tuple[SignalBatch
     group = torch.cat(reducer.concat(batch.group))
     start = sum(len(c) for c in counts[:rank])
     names = torch.cat(reducer.concat(batch.sequence_id))
-    fields: dict[str, Any] = {name: _joined(batch, name, reducer.concat) for name in (*TOKENS, *SEQUENCES)}
+    fields: dict[str, Any] = {name: _joined(batch, name, reducer.concat) for name in (*TOKENS, *SEQUENCES, *EPISODES)}
+    for name in ("rewards", "rewards_scored"):
+        if fields[name] is not None:
+            fields[name] = fields[name].reshape(sum(map(len, rewards)), -1)
     whole = SignalBatch(
         levels=Levels(segments, joined, *renumbered(group)),
         cells=Cells((segments.num_tokens,), device=names.device),
@@ -137,7 +141,7 @@ def _alike(batch: SignalBatch, reducer: Reducer) -> SignalBatch:
 
     A rank without sequences cannot know what the others carry, so it is given their fields, empty.
     """
-    mine = {name: _dtype(getattr(batch, name)) for name in (*TOKENS, *SEQUENCES)}
+    mine = {name: _dtype(getattr(batch, name)) for name in (*TOKENS, *SEQUENCES, *EPISODES)}
     mine |= {f"extra.{name}": _dtype(values) for name, values in batch.extra.items()}
     told = [len(batch.segments.token_counts), _dtype(torch.empty(0, dtype=batch.dtype)), mine]
     text = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8).to(batch.reward.device)
@@ -177,7 +181,7 @@ def _emptied(batch: SignalBatch, dtype: str, kinds: dict[str, str]) -> SignalBat
 
 def _joined(batch: SignalBatch, name: str, concat: Callable[[Tensor], list[Tensor]]) -> Tensor | None:
     values = cast("Tensor | None", getattr(batch, name))
-    return None if values is None else torch.cat(concat(values))
+    return None if values is None else torch.cat(concat(values.reshape(-1)))
 
 
 def _distinct(names: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trimtab.signal.catalogue import Band, Ceiling, NonNegative, Positive, Rule, Unit, formula
 from trimtab.signal.layout import Keep, PerToken, Segments, TokenIndex
-from trimtab.signal.reduce import bounded_exp, sequence_mean, to_tokens
+from trimtab.signal.reduce import bounded_exp, sequence_mean, smallest, to_tokens
 
 Losses = tuple[PerToken, dict[str, Tensor]]
 
@@ -210,7 +210,7 @@ def covariance_in_band(
     covariance = _covariance(logp_current, advantage, keep)
     _, seen = _clip(bounded_exp(logp_current - logp_anchor), advantage, band)
     eligible = keep & ~seen["clipped_tokens"] & (covariance > covariance_low) & (covariance < covariance_high)
-    return _smallest(token_key.double(), eligible, _share(keep, fraction), token_key)
+    return smallest(token_key.double(), eligible, _share(keep, fraction), token_key)
 
 
 @formula(
@@ -226,7 +226,7 @@ def covariance_largest(
 
     cov_t = (A_t - mean A) * (logp_current_t - mean logp_current), means over kept tokens of the update
     """
-    return _smallest(-_covariance(logp_current, advantage, keep), keep, _share(keep, fraction), token_key)
+    return smallest(-_covariance(logp_current, advantage, keep), keep, _share(keep, fraction), token_key)
 
 
 @formula(
@@ -287,12 +287,3 @@ def _covariance(logp_current: PerToken, advantage: PerToken, keep: Keep) -> PerT
 def _share(keep: Keep, fraction: float) -> Tensor:
     """How many tokens a fraction of the kept ones is: rounded down, at least one, as in the authors' code."""
     return (keep.sum().double() * fraction).floor().clamp(min=1)
-
-
-def _smallest(order: PerToken, eligible: Keep, count: Tensor, token_key: TokenIndex) -> Keep:
-    """The `count` eligible tokens that come first in order; ties go by key, so the batch's order does not matter."""
-    by_key = torch.argsort(token_key)
-    key = torch.where(eligible, order, torch.full_like(order, torch.inf))
-    rank = torch.empty_like(token_key)
-    rank[by_key[torch.argsort(key[by_key], stable=True)]] = torch.arange(key.shape[0], device=key.device)
-    return eligible & (rank < count)

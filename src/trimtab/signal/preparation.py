@@ -7,7 +7,7 @@ that what they reject moves nobody.
 
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -20,7 +20,7 @@ from trimtab.signal.catalogue import INPUTS
 from trimtab.signal.composition import Recipe
 from trimtab.signal.diagnostics import Population, drift, stage_metrics
 from trimtab.signal.door import check_floats, check_tokens
-from trimtab.signal.fast.choice import is_all_watched, is_fast
+from trimtab.signal.fast.choice import are_many_watched, is_all_watched, is_fast
 from trimtab.signal.fast.per_group import normalized
 from trimtab.signal.fast.per_sequence import StageShortcuts
 from trimtab.signal.fields import Field, Fields, everything, ones
@@ -34,19 +34,22 @@ from trimtab.signal.layout import (
     SequenceFlag,
     places,
 )
-from trimtab.signal.metrics import Metrics
+from trimtab.signal.metrics import Mean, Metric, Metrics
+from trimtab.signal.mismatch import explained, mismatch
 from trimtab.signal.normalize import whiten
 from trimtab.signal.parts import run
+from trimtab.signal.proximal import CURRENT_SHARE, current_share
 from trimtab.signal.ratio import EXACT_RATIO, EXACT_TOTAL, Ratio
 from trimtab.signal.recipes import recipe as named
 from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
 from trimtab.signal.reward import token_rewards
 from trimtab.signal.stages import conjunction, product, run_stages
 from trimtab.signal.state import SignalState, drift_warning
+from trimtab.signal.steering import next_coef, next_moments, running, steered, steering_metrics
 from trimtab.signal.tally import Tally
 from trimtab.signal.tensors import as_count, as_tensor, between, quiet
-from trimtab.signal.update import Update, updates_of
-from trimtab.signal.vote import constant_groups, ended_episodes, episode_lengths, votes_and_trains
+from trimtab.signal.update import Update, token_key, updates_of
+from trimtab.signal.vote import constant_groups, ended_episodes, episode_fields, groups_outside, votes_and_trains
 
 RESERVED = frozenset(name for names in INPUTS.values() for name in names)
 """Names the pipeline makes itself."""
@@ -57,6 +60,8 @@ ORIGIN = {
     "logp_ref": "logp_ref is the frozen reference's: a forward pass without gradient.",
     "value_old": "value_old is the critic's, before the first update.",
     "ended": "ended is the finish reason of each sequence: record it.",
+    "rewards": "rewards has one row per episode and one column per reward function.",
+    "baseline": "baseline is one number per episode, e.g. the reward of a greedy answer to its prompt.",
 }
 """Where a field a recipe needs comes from."""
 
@@ -134,8 +139,10 @@ def prepare(
     """
     recipe = _checked_recipe(batch, recipe, given_advantage=advantage is not None)
     _check_numbers(state, version, seed)
+    known_so_far = state or SignalState()
+    recipe = steered(recipe, known_so_far.memory)
     segments, levels = batch.segments, batch.levels
-    available, ratios = _available(batch), _engine_ratio(batch)
+    available, ratios = _available(batch, recipe, seed), _engine_ratio(batch)
     shortcut = StageShortcuts(ratios) if is_fast() else None
     early = run_stages(recipe.stages_before_the_vote, available, shortcut)
     keep = conjunction(everything(segments), early.keeps)
@@ -143,13 +150,20 @@ def prepare(
     constant = constant_groups(batch, votes)
     if recipe.filter_constant_groups:
         trains = trains & ~levels.to_sequences(constant[levels.group_of_episode])
+    outside = None
+    if recipe.group_mean_band is not None:
+        outside = groups_outside(batch, votes, recipe.group_mean_band)
+        trains = trains & ~levels.to_sequences(outside[levels.group_of_episode])
     kl = _kl_of_old(batch, recipe)
-    outcome, has_signal = _normalize(batch, recipe, kl, votes)
+    shaped = _with_kl(batch, recipe, kl, votes)
+    moments = next_moments(recipe, shaped, votes, known_so_far.memory)
+    outcome, has_signal = _normalize(batch, recipe, shaped, votes, running(moments, batch))
     voted = keep & Field(levels.to_sequences(votes), segments, True)
     training = Field(trains, segments, True)
     if advantage is None:
-        credit, returns = _credit(batch, recipe, outcome, kl, votes, trains)
-        credit = _settle(recipe, credit, voted & training)
+        voting = voted & training
+        credit, returns = _credit(batch, recipe, outcome, kl, votes, trains, voting)
+        credit = _settle(recipe, credit, voting)
     else:
         credit = Field(_taken(advantage, batch), segments)
         returns = Field(credit.values.clone(), segments)
@@ -160,14 +174,22 @@ def prepare(
     stages = early.merge(after)
     tally, population = Tally(segments), Population(training, credit)
     entries = batch_metrics(tally, batch, votes, training, has_signal, constant, credit, kl)
+    if outside is not None:
+        entries["out_of_band_groups/group_fraction"] = Mean.fraction(outside)
     stage_metrics(tally, stages, population)
     entries |= tally.entries() | shaping_metrics(batch, recipe, votes) | by_age(batch, ratios, version)
+    kept = conjunction(keep, after.keeps)
+    entries |= steering_metrics(recipe)
+    if are_many_watched():
+        entries |= _more_metrics(batch, kept, returns, training)
     metrics = drift(ratios, segments).after(entries)
     numbers = metrics.numbers()
-    state, said = (state or SignalState()).observe(numbers)
-    held = _exact_engine(ratios, segments) | _carried(batch)
+    state, said = known_so_far.observe(numbers)
+    learned = next_coef(recipe, numbers, levels.num_episodes) | moments
+    state = replace(state, memory={**state.memory, **learned}) if learned else state
+    held = _exact_engine(ratios, segments) | _carried(batch) | _owners(batch) | _shares(batch, recipe, version)
     decided = {
-        "advantage": credit, "returns": returns, "keep": conjunction(keep, after.keeps), "voted": voted,
+        "advantage": credit, "returns": returns, "keep": kept, "voted": voted,
         "importance": product(ones(segments, batch.dtype), stages.importances),
     }  # fmt: skip
     prepared = Prepared(
@@ -185,6 +207,16 @@ def prepare(
     return prepared, state
 
 
+def _more_metrics(batch: SignalBatch, kept: Field, returns: Field, training: Field) -> dict[str, Metric]:
+    """What is only measured where it is asked for."""
+    found: dict[str, Metric] = {}
+    if batch.logp_old is not None and batch.logp_rollout is not None:
+        found |= mismatch(batch.logp_old, batch.logp_rollout, batch.segments, kept.tokens)
+    if batch.value_old is not None:
+        found |= explained(returns, batch.value_old, training)
+    return found
+
+
 def _carried(batch: SignalBatch) -> dict[str, Field]:
     """The token fields of the batch that an update may read."""
     held = {
@@ -193,6 +225,28 @@ def _carried(batch: SignalBatch) -> dict[str, Field]:
         **batch.extra,
     }  # fmt: skip
     return {name: Field(values, batch.segments) for name, values in held.items() if values is not None}
+
+
+def _shares(batch: SignalBatch, recipe: Recipe, version: int | None) -> dict[str, Field]:
+    """Where the old policy of each token lies between sampler and current policy, if the recipe puts it there."""
+    if recipe.old != "interpolated" or batch.version is None:
+        return {}
+    if version is None:
+        raise SignalError(
+            f"prepare: recipe {recipe.name!r} has old = 'interpolated', which goes by the age of each token, and "
+            "nobody said which version trains. Give prepare(…, version=…), the number of the parameters to update."
+        )
+    return {CURRENT_SHARE: Field(current_share(batch.version, version, batch.dtype), batch.segments)}
+
+
+def _owners(batch: SignalBatch) -> dict[str, Field]:
+    """The episode and the group of each token, for weightings that count these."""
+    levels = batch.levels
+    group_of_sequence = levels.to_sequences(levels.group_of_episode)
+    return {
+        "episode_of_token": Field(levels.episode_of_sequence, batch.segments, True),
+        "group_of_token": Field(group_of_sequence, batch.segments, True),
+    }
 
 
 def _checked_recipe(batch: SignalBatch, recipe: Recipe | str, *, given_advantage: bool) -> Recipe:
@@ -239,7 +293,10 @@ def _taken(advantage: PerToken, batch: SignalBatch) -> PerToken:
 
 
 def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
-    carried = {"logp_old", "logp_rollout", "logp_ref", "value_old", "ended", "position", "turn", "version"}
+    carried = {
+        "logp_old", "logp_rollout", "logp_ref", "value_old", "ended", "position", "turn", "version", "rewards",
+        "baseline",
+    }  # fmt: skip
     missing = sorted(name for name in recipe.needs & carried if getattr(batch, name) is None)
     if missing:
         raise SignalError(
@@ -256,11 +313,11 @@ def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
         )
 
 
-def _shaped(batch: SignalBatch, recipe: Recipe) -> PerEpisode:
+def _shaped(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> PerEpisode:
     """Task rewards after shaping; unscored ones are set to 0 so that nothing undefined travels on."""
     reward = torch.where(batch.scored, batch.reward, 0.0)
     for step in recipe.reward:
-        reward = run(step, {"reward": reward, "ended": ended_episodes(batch), "length": episode_lengths(batch)})
+        reward = run(step, {"reward": reward, **episode_fields(batch, votes)})
     return reward
 
 
@@ -273,10 +330,10 @@ def _token_fields(batch: SignalBatch) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _available(batch: SignalBatch) -> dict[str, Any]:
+def _available(batch: SignalBatch, recipe: Recipe, seed: int) -> dict[str, Any]:
     """What a correction can read before anything was decided."""
-    later = ("advantage", "returns", "trains", "logp_current", "entropy", "logratio", "logp_anchor")
-    return {**dict.fromkeys(later), **_token_fields(batch)}
+    key = token_key(batch.segments, batch.sequence_id, seed) if recipe.reads_token_key else None
+    return {**dict.fromkeys(INPUTS["keep"]), **_token_fields(batch), "token_key": key}
 
 
 def _kl_of_old(batch: SignalBatch, recipe: Recipe) -> PerToken | None:
@@ -285,30 +342,27 @@ def _kl_of_old(batch: SignalBatch, recipe: Recipe) -> PerToken | None:
     return run(recipe.kl.part, {**_token_fields(batch), "logp_current": batch.logp_old, "logp_anchor": None})
 
 
-def _normalize(
-    batch: SignalBatch, recipe: Recipe, kl: PerToken | None, votes: EpisodeFlag
-) -> tuple[PerEpisode, EpisodeFlag]:
-    """Shaped rewards against the voters' baseline and spread, and which episodes got one."""
-    reward = _shaped(batch, recipe)
-    levels = batch.levels
+def _with_kl(batch: SignalBatch, recipe: Recipe, kl: PerToken | None, votes: EpisodeFlag) -> PerEpisode:
+    """Shaped rewards, minus the KL where it acts on them."""
+    reward, levels = _shaped(batch, recipe, votes), batch.levels
     if recipe.kl is not None and kl is not None and recipe.kl.into == "sequence_reward":
         reward = reward - recipe.kl.coef * segment_sum(kl, levels.episode_of_token, levels.num_episodes)
+    return reward
+
+
+def _normalize(
+    batch: SignalBatch, recipe: Recipe, reward: PerEpisode, votes: EpisodeFlag, moments: dict[str, Any]
+) -> tuple[PerEpisode, EpisodeFlag]:
+    """Shaped rewards against the voters' baseline and spread, and which episodes got one."""
+    levels = batch.levels
     quick = normalized(recipe.normalize, reward, votes, levels.group_of_episode, levels.num_groups)
     if quick is None or not is_fast():
-        quick = run(recipe.normalize, {"reward": reward, **_episode_fields(batch, votes)})
+        quick = run(recipe.normalize, {"reward": reward, **episode_fields(batch, votes), **moments})
     outcome, has_signal = quick
     ended = ended_episodes(batch)
     if recipe.not_ended == "zero" and ended is not None:
         outcome = torch.where(ended, outcome, torch.zeros_like(outcome))
     return outcome, has_signal
-
-
-def _episode_fields(batch: SignalBatch, votes: EpisodeFlag) -> dict[str, Any]:
-    levels = batch.levels
-    return {
-        "votes": votes, "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups,
-        "length": episode_lengths(batch), "ended": ended_episodes(batch),
-    }  # fmt: skip
 
 
 def _credit(
@@ -318,8 +372,10 @@ def _credit(
     kl: PerToken | None,
     votes: EpisodeFlag,
     trains: SequenceFlag,
+    voting: Field,
 ) -> tuple[Field, Field]:
     """Advantage and returns of every token."""
+    _refuse_unread(batch, recipe)
     per_sequence = batch.levels.to_sequences(outcome).to(batch.dtype)
     reads_rewards = "token_reward" in recipe.advantage.formula.inputs
     if not reads_rewards and batch.token_reward is not None:
@@ -335,19 +391,34 @@ def _credit(
     advantage, returns = run(
         recipe.advantage,
         {
-            **_token_fields(batch), **_episode_fields(batch, votes), "ended": batch.ended, "trains": trains,
+            **_token_fields(batch), **episode_fields(batch, votes), "ended": batch.ended, "trains": trains,
             "episode_of_sequence": batch.levels.episode_of_sequence, "outcome": per_sequence, "value_after": after,
-            "token_reward": _token_rewards(batch, recipe, per_sequence, kl) if reads_rewards else None,
+            "token_reward": _token_rewards(batch, recipe, per_sequence, kl, voting) if reads_rewards else None,
         }
     )  # fmt: skip
     return Field(advantage, batch.segments), Field(returns, batch.segments)
 
 
-def _token_rewards(batch: SignalBatch, recipe: Recipe, outcome: PerSequence, kl: PerToken | None) -> PerToken:
+def _refuse_unread(batch: SignalBatch, recipe: Recipe) -> None:
+    """A reward or a baseline that no formula reads would be lost."""
+    read = {name for one in (*recipe.reward, recipe.normalize, recipe.advantage) for name in one.formula.inputs}
+    lost = [name for name in ("rewards", "baseline") if getattr(batch, name) is not None and name not in read]
+    if lost:
+        reader = {"rewards": "reward.weighted_sum or normalize.each_key", "baseline": "normalize.minus_given"}[lost[0]]
+        raise SignalError(
+            f"prepare: the batch carries {lost[0]} but recipe {recipe.name!r} reads none, so it would be lost. "
+            f"Use {reader}, or give the one reward of each episode as reward."
+        )
+
+
+def _token_rewards(
+    batch: SignalBatch, recipe: Recipe, outcome: PerSequence, kl: PerToken | None, voting: Field
+) -> PerToken:
     coef = recipe.kl.coef if recipe.kl is not None and recipe.kl.into == "token_reward" else 0.0
     penalty = kl if kl is not None else outcome.new_zeros(batch.num_tokens)
     rewards = token_rewards(penalty, outcome, batch.segments, kl_coef=coef)
-    return rewards if batch.token_reward is None else rewards + batch.token_reward
+    paid = rewards if batch.token_reward is None else rewards + batch.token_reward
+    return whiten(paid, voting.tokens) if recipe.whiten_token_rewards else paid
 
 
 def _settle(recipe: Recipe, advantage: Field, voting: Field) -> Field:

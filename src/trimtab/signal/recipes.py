@@ -8,12 +8,31 @@ from dataclasses import fields, replace
 from typing import Any
 
 from trimtab.errors import SignalError, nearest, unknown_name
-from trimtab.signal import advantage, correction, kl, normalize, policy_loss, reward, value_loss, weighting
+from trimtab.signal import (
+    advantage,
+    baseline,
+    correction,
+    kl,
+    normalize,
+    off_policy_loss,
+    policy_loss,
+    reward,
+    several_rewards,
+    teacher,
+    token_baseline,
+    trust_region,
+    turns,
+    value_loss,
+    weighting,
+)
 from trimtab.signal.composition import KL, Recipe, Stage, Term
 from trimtab.signal.parts import Part, part
 from trimtab.signal.shorthand import read_field
 
-FORMULA_MODULES = (reward, kl, normalize, advantage, correction, policy_loss, value_loss, weighting)
+FORMULA_MODULES = (
+    reward, several_rewards, kl, normalize, baseline, advantage, turns, teacher, token_baseline, correction,
+    trust_region, policy_loss, off_policy_loss, value_loss, weighting,
+)  # fmt: skip
 """The files whose formulas a recipe can name: importing one declares what is in it."""
 
 _RECIPES: dict[str, Callable[[], Recipe]] = {}

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
-from trimtab.signal.layout import Keep, PerSequence, PerToken, Segments, SequenceIndex
+from trimtab.signal.layout import Keep, PerSequence, PerToken, Segments, SequenceIndex, TokenIndex
 from trimtab.signal.tensors import Array, as_torch, host, is_plain, quiet
 
 LOG_BOUND = 20.0
@@ -55,7 +55,8 @@ def segment_extreme(
     values: Float[Tensor, " items"], index: Int[Tensor, " items"], num_segments: int, how: Literal["amin", "amax"]
 ) -> Float[Tensor, " segments"]:
     """The smallest or the largest item of each segment; without any, an infinity that bounds nothing."""
-    return as_torch(extreme_of(host(values), host(index), num_segments, how))
+    place = host(index) if is_plain(values) else index
+    return as_torch(extreme_of(host(values), place, num_segments, how))
 
 
 def extreme_of(values: Array, index: Array, num_segments: int, how: Literal["amin", "amax"]) -> Array:
@@ -145,6 +146,20 @@ def to_tokens(values: Tensor, segments: Segments) -> Tensor:
     return values.index_select(0, segments.sequence_of_token)
 
 
+def turn_mean(values: PerToken, segments: Segments, turn: TokenIndex, keep: Keep | None = None) -> PerToken:
+    """Mean over each turn's (kept) tokens, at every one of them: a turn ends where the number or the sequence changes.
+
+    No number is read back from a device: there are at most as many turns as tokens.
+    """
+    count, owner = values.shape[0], segments.sequence_of_token
+    begins = (turn[1:] != turn[:-1]) | (owner[1:] != owner[:-1])
+    place = torch.nn.functional.pad(begins.long(), (1, 0)).cumsum(0)[:count]
+    weight = torch.ones_like(values) if keep is None else keep.to(values.dtype)
+    held = values if keep is None else torch.where(keep, values, torch.zeros_like(values))
+    means = segment_sum(held, place, count) / segment_sum(weight, place, count).clamp(min=1)
+    return means.index_select(0, place)
+
+
 def last_token(segments: Segments) -> tuple[Int[Tensor, " nonempty"], Int[Tensor, " nonempty"]]:
     """Sequences that have tokens, and the index of the last token of each."""
     sequences = (segments.token_counts > 0).nonzero().squeeze(1)
@@ -162,3 +177,12 @@ def aggregate(logratio: PerToken, segments: Segments, level: str) -> PerToken:
         return logratio
     per_sequence = sequence_sum(logratio, segments) if level == "sequence" else sequence_mean(logratio, segments)
     return to_tokens(per_sequence, segments)
+
+
+def smallest(order: PerToken, eligible: Keep, count: Tensor, token_key: TokenIndex) -> Keep:
+    """The `count` eligible tokens that come first in order; ties go by key, so the batch's order does not matter."""
+    by_key = torch.argsort(token_key)
+    key = torch.where(eligible, order, torch.full_like(order, torch.inf))
+    rank = torch.empty_like(token_key)
+    rank[by_key[torch.argsort(key[by_key], stable=True)]] = torch.arange(key.shape[0], device=key.device)
+    return eligible & (rank < count)

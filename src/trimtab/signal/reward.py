@@ -7,8 +7,9 @@ import torch
 
 from trimtab.errors import SignalError
 from trimtab.signal.catalogue import Finite, NonNegative, Positive, Rule, Unit, formula
-from trimtab.signal.layout import EpisodeFlag, PerEpisode, PerSequence, PerToken, Segments
+from trimtab.signal.layout import EpisodeFlag, EpisodeIndex, PerEpisode, PerSequence, PerToken, Segments
 from trimtab.signal.reduce import last_token
+from trimtab.signal.voters import Voters
 
 _PROMISES = ("no_aliasing", "permutation", "equals_definition")
 
@@ -76,6 +77,47 @@ def not_ended_scale(reward: PerEpisode, ended: EpisodeFlag, *, factor: Unit) -> 
     Settings in use: 0 to 0.5; name a factor in [0, 1].
     """
     return torch.where(ended, reward, reward * factor)
+
+
+@formula(
+    source="OpenRLHF, stop_properly_penalty below 0; Open Instruct, non_stop_penalty_value",
+    scope="episode",
+    promises=_PROMISES,
+)
+def not_ended_constant(reward: PerEpisode, ended: EpisodeFlag, *, value: Finite) -> PerEpisode:
+    """Give every episode that did not end by itself the same reward.
+
+    reward' = reward where it ended, value elsewhere
+
+    Settings in use: 0 in Open Instruct, -0.5 or -1 in OpenRLHF, for rewards in [0, 1]; name a value.
+    """
+    return torch.where(ended, reward, torch.full_like(reward, value))
+
+
+@formula(source="prime-rl, LinearLengthPenaltyConfig", scope="group", promises=_PROMISES)
+def relative_length(
+    reward: PerEpisode,
+    length: PerEpisode,
+    votes: EpisodeFlag,
+    group_of_episode: EpisodeIndex,
+    num_groups: int,
+    *,
+    factor: NonNegative,
+) -> PerEpisode:
+    """A penalty for length beside the longest answer of the group, as large as the group is good.
+
+    reward' = reward - factor * mean_g(reward) * length / max_g(length),   over the voters of the group
+
+    A group in which nobody is right is not pushed towards short answers. Whoever does not vote pays at most as much as
+    the longest voter; without a voter of any length nobody pays.
+    Settings in use: prime-rl has 0.25.
+    Differs from prime-rl: generated tokens alone count, not those of the input or the number of turns.
+    """
+    group = Voters.of("group", votes, group_of_episode, num_groups)
+    longest = group.extreme(length, "amax")
+    share = torch.where(longest > 0, (length / longest).clamp(max=1), torch.zeros_like(length))
+    charged = torch.where(group.voters > 0, factor * group.average(reward) * share, torch.zeros_like(reward))
+    return reward - charged
 
 
 def token_rewards(kl: PerToken, reward: PerSequence, segments: Segments, *, kl_coef: float) -> PerToken:

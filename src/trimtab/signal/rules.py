@@ -16,6 +16,7 @@ def refuse_senseless(recipe: "Recipe") -> None:
     _refuse_unreadable(recipe)
     _refuse_double_count(recipe)
     _refuse_missing_old(recipe)
+    _refuse_lost_reward(recipe)
     _refuse_orders(recipe)
 
 
@@ -88,9 +89,35 @@ def _refuse_missing_old(recipe: "Recipe") -> None:
         )
 
 
+def _refuse_lost_reward(recipe: "Recipe") -> None:
+    """What comes before a formula that replaces the reward would be lost."""
+    lost = [str(one) for one in recipe.reward[1:] if "reward" not in one.formula.inputs]
+    if lost:
+        raise SignalError(
+            f"recipe {recipe.name!r}: {lost[0]} replaces the reward, so the shaping before it would be lost. "
+            "Put it first."
+        )
+    if "reward" in recipe.normalize.formula.inputs:
+        return
+    shaped = [str(one) for one in recipe.reward]
+    if recipe.kl and recipe.kl.into == "sequence_reward":
+        shaped.append("kl.into = 'sequence_reward'")
+    if shaped:
+        raise SignalError(
+            f"recipe {recipe.name!r}: {recipe.normalize.formula.name} reads the batch's rewards and not the shaped "
+            f"reward, so {shaped[0]} would be lost. Use reward.weighted_sum with another normalisation, or leave it "
+            "out."
+        )
+
+
 def _refuse_orders(recipe: "Recipe") -> None:
     tokenwise = "token_reward" in recipe.advantage.formula.inputs
     kl = recipe.kl
+    if recipe.whiten_token_rewards and not tokenwise:
+        raise SignalError(
+            f"recipe {recipe.name!r}: whiten_token_rewards with {recipe.advantage.formula.name}, which reads no token "
+            "rewards, so it would act nowhere. Use advantage.reward_to_go or advantage.gae."
+        )
     if kl and kl.into == "token_reward" and not tokenwise:
         raise SignalError(
             f"recipe {recipe.name!r}: kl.into = 'token_reward' with {recipe.advantage.formula.name}, "
@@ -102,7 +129,7 @@ def _refuse_orders(recipe: "Recipe") -> None:
             f"recipe {recipe.name!r}: kl.on = 'kept' chooses tokens of the loss, and kl.into = {kl.into!r} is no "
             "part of it. Leave on out."
         )
-    if kl and kl.into != "loss" and kl.part.formula.name == "kl.importance_weighted_k3":
+    if kl and kl.into != "loss" and "logp_anchor" in kl.part.formula.inputs:
         raise SignalError(
             f"recipe {recipe.name!r}: an importance-weighted KL reweights a gradient and has none in a reward. "
             "Use into = 'loss'."
@@ -121,7 +148,8 @@ def _refuse_orders(recipe: "Recipe") -> None:
     if recipe.loss.part.formula.constant_advantage:
         for stage in recipe.correction:
             level = stage.part.settings.get("level", stage.part.formula.scope)
-            if stage.part.formula.stage == "importance" and level == "token":
+            varies = level == "token" or "turn" in stage.part.formula.inputs
+            if stage.part.formula.stage == "importance" and varies:
                 raise SignalError(
                     f"recipe {recipe.name!r}: {recipe.loss.part.formula.name} shares one gradient among a sequence's "
                     f"tokens, and {stage} varies inside it, so tokens would leak weight into one another. "

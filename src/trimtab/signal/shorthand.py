@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from trimtab.errors import SignalError, nearest
-from trimtab.signal.catalogue import catalog
+from trimtab.signal.catalogue import PAIR, catalog
 from trimtab.signal.composition import KL, Recipe, Stage, Term
 from trimtab.signal.parts import Part, part
 
@@ -36,6 +36,8 @@ def read_field(base: Recipe, name: str, given: Any, lenders: Mapping[str, Callab
         return _kl(where, given, base.kl)
     if name in TERMS:
         return _term(where, name, given, getattr(base, name))
+    if name == "group_mean_band":
+        return None if _is_off(given) else tuple(_listed(given))
     return None if name == "clip_advantage" and _is_off(given) else given
 
 
@@ -96,8 +98,9 @@ def _stage(where: str, given: Any, stages: tuple[str, ...], base: Stage | None) 
     pair = {word: table.pop(word) for word in ("ratio", "anchor") if word in table}
     made = _part(where, table if isinstance(given, Mapping) else given, stages, base.part if base else None)
     if base is not None and not pair:
-        reads = {"ratio": "logratio", "anchor": "logp_anchor"}
-        pair = {word: getattr(base, word) for word, needed in reads.items() if needed in made.formula.inputs}
+        reads = {"ratio": PAIR, "anchor": ("logp_anchor",)}
+        inputs = made.formula.inputs
+        pair = {word: getattr(base, word) for word, needed in reads.items() if not set(needed).isdisjoint(inputs)}
     return Stage(made, **pair)
 
 
@@ -130,8 +133,9 @@ def _kl(where: str, given: Any, base: KL | None) -> KL | None:
             'into = "loss", or "none".'
         )
     table = _table(where, cast("Mapping[Any, Any]", given))
-    own = {word: table.pop(word) for word in ("coef", "into", "anchor", "on") if word in table}
-    values: dict[str, Any] = {} if base is None else {"coef": base.coef, "into": base.into, "on": base.on}
+    own = {word: table.pop(word) for word in ("coef", "into", "anchor", "on", "target", "horizon") if word in table}
+    kept = ("coef", "into", "on", "target", "horizon")
+    values: dict[str, Any] = {} if base is None else {word: getattr(base, word) for word in kept}
     values |= own
     if base is None and ("coef" not in own or "into" not in own or "formula" not in table):
         raise SignalError(

@@ -82,13 +82,15 @@ def product(importance: Field, factors: Mapping[str, Field]) -> Field:
 
 
 def stage_inputs(stage: Stage, available: Mapping[str, Any]) -> ChainMap[str, Any]:
-    """What a stage may read: everything, plus the log-ratio or the anchor its recipe chose for it.
+    """What a stage may read: everything, plus the ratio or the anchor its recipe chose for it.
 
     A chain, so that a field is spread over the tokens only where somebody reads it.
     """
     chosen: ChainMap[str, Any] = ChainMap({}, cast("MutableMapping[str, Any]", available))
     if stage.ratio is not None:
+        later, earlier = ENDS[stage.ratio]
         chosen["logratio"] = logratio(stage.ratio, available)
+        chosen["logp_later"], chosen["logp_earlier"] = available.get(f"logp_{later}"), available.get(f"logp_{earlier}")
     if stage.anchor is not None:
         chosen["logp_anchor"] = available.get(f"logp_{stage.anchor}")
     return chosen

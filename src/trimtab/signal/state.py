@@ -1,7 +1,8 @@
 """What one batch hands to the next, and the warnings that follow from it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from trimtab.signal.composition import Recipe
 
@@ -15,10 +16,24 @@ EFFECTS = ("/alone", "/effect")
 
 @dataclass(frozen=True)
 class SignalState:
-    """The recent effect of every correction stage and of every step of the reward shaping."""
+    """The recent effect of every correction stage and of every step of the reward shaping, and what is remembered."""
 
     effects: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
     window: int = 20
+    memory: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What batches so far led to, by name: a steered coefficient, the moments of rewards."""
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data; `from_data` is the way back."""
+        effects = {name: list(seen) for name, seen in self.effects.items()}
+        return {"effects": effects, "window": self.window, "memory": dict(self.memory)}
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> "SignalState":
+        """What `as_data` wrote; a state from before there was a memory has none."""
+        effects = {name: tuple(seen) for name, seen in data["effects"].items()}
+        memory = {str(name): float(value) for name, value in data.get("memory", {}).items()}
+        return SignalState(effects, int(data["window"]), memory)
 
     def observe(
         self, values: Mapping[str, float], recipe: Recipe | None = None
@@ -44,7 +59,7 @@ class SignalState:
                 said.append(f"{stage}: rejects everything: its effect was exactly 1 in the last {self.window} batches.")
         if recipe is not None and "logratio_update/token_abs_mean" not in values:
             said += drift_warning(recipe, values.get("logratio_total/token_abs_mean", 0.0))
-        return SignalState({**self.effects, **effects}, self.window), tuple(said)
+        return replace(self, effects={**self.effects, **effects}), tuple(said)
 
 
 def drift_warning(recipe: Recipe, gap: float) -> tuple[str, ...]:

@@ -222,12 +222,12 @@ def _refuse_second_step(prepared: "Prepared", num: int) -> None:
 def _whole(prepared: "Prepared") -> Slice:
     batch, fields = prepared.batch, prepared.fields
     if prepared.recipe.reads_token_key:
-        key = _token_key(batch.segments, batch.sequence_id, prepared.seed)
+        key = token_key(batch.segments, batch.sequence_id, prepared.seed)
         fields = fields.adding({"token_key": Field(key, batch.segments)})
     return Slice(prepared.recipe, batch.segments.everyone, batch.segments, fields)
 
 
-def _token_key(segments: Segments, sequence_id: Tensor, seed: int) -> TokenIndex:
+def token_key(segments: Segments, sequence_id: Tensor, seed: int) -> TokenIndex:
     """A hash of (seed, sequence id, token index) in 53 bits: random selection that does not depend on order or split.
 
     splitmix64's finaliser (Steele et al. 2014); the multipliers are its own, as signed 64-bit numbers.

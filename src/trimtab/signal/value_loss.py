@@ -2,7 +2,7 @@
 
 import torch
 
-from trimtab.signal.catalogue import Positive, formula
+from trimtab.signal.catalogue import Ceiling, Positive, formula
 from trimtab.signal.layout import PerToken
 from trimtab.signal.policy_loss import Losses
 
@@ -27,3 +27,29 @@ def squared_clipped(value: PerToken, value_old: PerToken, returns: PerToken, *, 
     held = value_old.detach() + (value - value_old.detach()).clamp(-reach, reach)
     free, bounded = (value - returns.detach()).square(), (held - returns.detach()).square()
     return 0.5 * torch.maximum(free, bounded), {"clipped_tokens": bounded > free}
+
+
+@formula(
+    source="Huber 1964, Robust Estimation of a Location Parameter; AReaL, critic loss (huber)",
+    scope="token",
+    promises=(*_PROMISES, "metric_truth"),
+)
+def huber_clipped(
+    value: PerToken, value_old: PerToken, returns: PerToken, *, reach: Ceiling = 0.2, width: Positive = 10.0
+) -> Losses:
+    """The larger of two Huber errors: of the value, and of the value held within `reach` of the old one.
+
+    l_t = max(h(value_t - returns_t), h(clamp(value_t, value_old_t ± reach) - returns_t))
+    h(e) = e^2 / 2 where |e| < width, width * (|e| - width / 2) elsewhere
+
+    A far return pulls with `width` and no harder. reach = inf holds nothing back.
+    Settings in use: width is 10 in AReaL.
+    """
+    held = value_old.detach() + (value - value_old.detach()).clamp(-reach, reach)
+    free, bounded = _huber(value - returns.detach(), width), _huber(held - returns.detach(), width)
+    return torch.maximum(free, bounded), {"clipped_tokens": bounded > free}
+
+
+def _huber(error: PerToken, width: float) -> PerToken:
+    far = width * (error.abs() - 0.5 * width)
+    return torch.where(error.abs() < width, 0.5 * error.square(), far)

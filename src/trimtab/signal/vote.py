@@ -1,5 +1,7 @@
 """Two booleans: an episode votes, a sequence trains. The only place that decides both (docs/concepts.md)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,16 @@ def episode_lengths(batch: SignalBatch) -> PerEpisode:
     return segment_sum(batch.length.to(batch.reward.dtype), levels.episode_of_sequence, levels.num_episodes)
 
 
+def episode_fields(batch: SignalBatch, votes: EpisodeFlag) -> dict[str, Any]:
+    """What formulas may read of episodes."""
+    levels = batch.levels
+    return {
+        "votes": votes, "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups,
+        "length": episode_lengths(batch), "ended": ended_episodes(batch), "rewards": batch.rewards,
+        "rewards_scored": batch.rewards_scored, "baseline": batch.baseline,
+    }  # fmt: skip
+
+
 def votes_and_trains(batch: SignalBatch, recipe: Recipe, keep: Field) -> tuple[EpisodeFlag, SequenceFlag]:
     """Which episodes enter baselines, and which sequences are in the loss: the table of docs/concepts.md."""
     levels, left = batch.levels, as_torch(keep.sequences)
@@ -46,3 +58,11 @@ def constant_groups(batch: SignalBatch, votes: EpisodeFlag) -> Tensor:
     high = extreme_of(where(voting, reward, -torch.inf), group, num, "amax")
     low = extreme_of(where(voting, reward, torch.inf), group, num, "amin")
     return as_torch(high == low)  # without voters, two different infinities
+
+
+def groups_outside(batch: SignalBatch, votes: EpisodeFlag, band: tuple[float, float]) -> Tensor:
+    """Groups whose voters' mean raw task reward is not strictly inside the band; one without voters is not judged."""
+    group, num = batch.levels.group_of_episode, batch.levels.num_groups
+    voters = segment_sum(votes.to(torch.long), group, num)
+    mean = segment_sum(torch.where(votes, batch.reward, 0.0), group, num) / voters.clamp(min=1)
+    return (voters > 0) & ~((band[0] < mean) & (mean < band[1]))

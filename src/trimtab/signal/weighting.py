@@ -9,11 +9,16 @@ from typing import Literal
 
 import torch
 
+from trimtab.errors import SignalError
 from trimtab.signal.catalogue import Positive, formula
-from trimtab.signal.layout import Keep, PerToken, Segments
-from trimtab.signal.reduce import sequence_any, sequence_count, to_tokens
+from trimtab.signal.layout import Keep, PerToken, Segments, TokenIndex, places, renumbered
+from trimtab.signal.reduce import segment_sum, sequence_any, sequence_count, to_tokens
 
 Over = Literal["all", "kept"]
+By = Literal["weights", "tokens"]
+
+OWNERS = ("episode_of_token", "group_of_token")
+"""What only weightings read: nobody needs it once an update has its weights."""
 
 _PROMISES = ("no_aliasing", "permutation", "equals_definition")
 
@@ -93,6 +98,72 @@ def token_sum(advantage: PerToken, keep: Keep) -> PerToken:
     For a caller who divides: SkyRL and prime-rl scale advantages or the loss themselves. The step grows with the batch.
     """
     return _where_kept(torch.ones_like(advantage), keep)
+
+
+@formula(
+    source="Khatri et al. 2025, ScaleRL, arXiv:2510.13786: prompt-level loss aggregation",
+    scope="update",
+    promises=_PROMISES,
+    known_as=("ScaleRL prompt mean",),
+)
+def prompt_mean(advantage: PerToken, keep: Keep, group_of_token: TokenIndex, *, over: Over = "all") -> PerToken:
+    """Every prompt weighs the same, shared evenly by the tokens of all its answers; the weights sum to one.
+
+    w_t = 1 / (number of groups * tokens of t's group)
+
+    A group must not be spread over optimiser steps, or it would count in each: `updates` keeps groups together.
+    """
+    return _mean_of(advantage, keep, group_of_token, over)
+
+
+@formula(
+    source="slime, per-rollout mean over all segments of a sample (rollout_mask_sums)",
+    scope="update",
+    promises=_PROMISES,
+)
+def episode_mean(advantage: PerToken, keep: Keep, episode_of_token: TokenIndex, *, over: Over = "all") -> PerToken:
+    """Every episode weighs the same, shared evenly by the tokens of all its sequences; the weights sum to one.
+
+    w_t = 1 / (number of episodes * tokens of t's episode)
+
+    Where every episode is one sequence it is sequence_mean_token_mean.
+    """
+    return _mean_of(advantage, keep, episode_of_token, over)
+
+
+@formula(
+    source="prime-rl, loss weights per token (tokens); ROLL, sample weights (weights)",
+    scope="update",
+    promises=_PROMISES,
+)
+def given_weight(
+    advantage: PerToken, keep: Keep, weight: PerToken, *, by: By = "weights", over: Over = "all"
+) -> PerToken:
+    """The caller's own weight of each token, `extra["weight"]`, over the sum of the weights or the number of tokens.
+
+    w_t = weight_t / (sum of the weights, or number of tokens)
+
+    For difficulty, length or any other importance of a sample. by = "weights" sums to one, whatever the weights' scale.
+    Differs from ROLL: the mean weight is 1 over the update, not over a micro-batch.
+    Undefined where a weight is below 0.
+    """
+    below = places(weight < 0)
+    if below:
+        raise SignalError(
+            f"given_weight: weight is {float(weight[below[0]].detach()):g} at token {below[0]}, so that token would "
+            "train the wrong way. Give weights of 0 or more."
+        )
+    counted = _population(keep, over)
+    shares = weight if by == "weights" else torch.ones_like(weight)
+    total = torch.where(counted, shares, torch.zeros_like(shares)).sum()
+    return _where_kept(weight.to(advantage.dtype) / torch.where(total > 0, total, torch.ones_like(total)), keep)
+
+
+def _mean_of(advantage: PerToken, keep: Keep, unit: TokenIndex, over: Over) -> PerToken:
+    """Every unit weighs the same, shared evenly by its tokens."""
+    place, count = renumbered(unit)
+    tokens = segment_sum(_population(keep, over).to(advantage.dtype), place, count)
+    return _where_kept(1 / (tokens[place] * (tokens > 0).sum()), keep)
 
 
 def _population(keep: Keep, over: Over) -> Keep:

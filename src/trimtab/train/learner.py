@@ -32,6 +32,7 @@ from trimtab.signal.fields import Fields
 from trimtab.signal.layout import Segments
 from trimtab.signal.ratio import EXACT_RATIO, EXACT_TOTAL
 from trimtab.signal.update import Slice
+from trimtab.signal.weighting import OWNERS
 from trimtab.train.actor import Actor
 from trimtab.train.adapter import adapter_off, has_adapter
 from trimtab.train.optimize import Optimizer, scheduled
@@ -209,7 +210,8 @@ class Learner:
         if decided is not None:
             part = decided.whole
             held = {"sequences": part.sequences, "counts": part.segments.token_counts}
-            carried = (name for name in part.fields if name not in (EXACT_RATIO, EXACT_TOTAL))  # others do without
+            spent = (EXACT_RATIO, EXACT_TOTAL, *OWNERS)  # others do without, and weights are known by now
+            carried = (name for name in part.fields if name not in spent)
             held |= {f"field {name}": part.fields[name] for name in carried}
         _, told = self.world.broadcast({}, held)
         fields = {name.removeprefix("field "): v for name, v in told.items() if name.startswith("field ")}

@@ -41,8 +41,11 @@ def _micro(case: Case, chosen: Recipe, keep: bool) -> MicroBatch:
         chosen,
         torch.arange(whole.num_sequences),
         whole.segments,
-        {**flat, "keep": kept, "voted": yes, "importance": one},
-    )
+        {
+            **flat, "keep": kept, "voted": yes, "importance": one,
+            "episode_of_token": whole.flat("episode"), "group_of_token": whole.flat("group"),
+        },
+    )  # fmt: skip
     decided = decide(Update(slice_, True), whole.flat("logp_current").detach())
     return MicroBatch(decided.whole.take(torch.tensor(_mine(case), dtype=torch.long)), 1, Ledger())
 

@@ -55,7 +55,7 @@ plant(
     "equals_definition",
     "value_after_a_cut_is_forgotten",
     formula("advantage.gae", gamma=0.9, lam=0.5),
-    "signal.advantage:gae",
+    "signal.advantage:temporal_errors",
     "torch.where(ended, torch.zeros_like(value_after), value_after)",
     "torch.zeros_like(value_after)",
 )

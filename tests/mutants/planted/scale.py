@@ -114,7 +114,7 @@ plant(
     "signal.parallel:gather",
     "group = torch.cat(reducer.concat(batch.group))",
     "group = torch.cat([g + 100 * i for i, g in enumerate(reducer.concat(batch.group))])",
-    Edit("signal.normalize:_refuse_lone", "if bool((size == 1).any()):", "if False:"),
+    Edit("signal.normalize:refuse_lone", "if bool((size == 1).any()):", "if False:"),
 )
 
 # --- I09: a mean is a mean -------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ plant(
     "penalty_direction",
     "kl_pays_the_sequence",
     pipeline("rloo"),
-    "signal.preparation:_normalize",
+    "signal.preparation:_with_kl",
     "reward = reward - recipe.kl.coef",
     "reward = reward + recipe.kl.coef",
 )

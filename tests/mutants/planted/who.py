@@ -8,7 +8,7 @@ grouped = undefined(formula("normalize.mean_std", mean="group", std="group", ddo
 centred_by_group = undefined(formula("normalize.mean_std", mean="group", std="none", ddof=1, eps=1e-6))
 others = undefined(formula("normalize.leave_one_out"))
 normalize = "signal.normalize:"
-EVERYONE = 'self = _Level.of("group", torch.ones_like(self.votes), self.place, self.count)\n    '
+EVERYONE = 'self = Voters.of("group", torch.ones_like(self.votes), self.place, self.count)\n    '
 
 # --- I05: groups -----------------------------------------------------------------------------------------------------
 
@@ -16,7 +16,7 @@ plant(
     "group_isolation",
     "whole_batch_as_one_group",
     centred_by_group,
-    normalize + "_Level.of",
+    normalize + "Voters.of",
     'if level == "group" else',
     'if level == "none" else',
 )
@@ -34,7 +34,7 @@ plant(
     grouped,
     normalize + "mean_std",
     "spread = levels[std].spread(around, ddof)",
-    'spread = _Level.of("batch", votes, group_of_episode, num_groups).spread(around, ddof)',
+    'spread = Voters.of("batch", votes, group_of_episode, num_groups).spread(around, ddof)',
 )
 plant(
     "group_isolation",
@@ -52,7 +52,7 @@ plant(
     "signal.preparation:_normalize",
     "outcome, has_signal = quick",
     "own = levels.episode_of_sequence\n"
-    "    inputs = _episode_fields(batch, votes)\n"
+    "    inputs = episode_fields(batch, votes) | moments\n"
     '    inputs |= {"reward": reward[own], "votes": votes[own], "group_of_episode": levels.group_of_episode[own]}\n'
     "    outcome, has_signal = run(recipe.normalize, inputs)\n"
     "    first = [int((own == e).nonzero()[0]) for e in range(levels.num_episodes)]\n"
@@ -73,7 +73,7 @@ plant(
     "suppressed_do_not_vote",
     "everyone_votes_on_the_mean",
     centred_by_group,
-    normalize + "_Level.average",
+    normalize + "Voters.average",
     'lowest = self.extreme(values, "amin")',
     EVERYONE + 'lowest = self.extreme(values, "amin")',
 )
@@ -81,7 +81,7 @@ plant(
     "suppressed_do_not_vote",
     "everyone_votes_on_the_spread",
     undefined(formula("normalize.mean_std", mean="none", std="group", ddof=0, eps=1e-6)),
-    normalize + "_Level.spread",
+    normalize + "Voters.spread",
     "return torch.sqrt",
     EVERYONE + "return torch.sqrt",
 )
@@ -91,7 +91,7 @@ plant(
     others,
     normalize + "leave_one_out",
     "group.to_items(group.sum(values)) - voting",
-    "group.to_items(segment_sum(values, group.place, group.count)) - values",
+    "group.to_items(values.new_zeros(group.count).index_add(0, group.place, values)) - values",
 )
 plant(
     "suppressed_do_not_vote",
@@ -161,7 +161,7 @@ plant(
     "permutation",
     "ties_broken_by_position",
     largest,
-    "signal.policy_loss:_smallest",
+    "signal.reduce:smallest",
     "by_key = torch.argsort(token_key)",
     "by_key = torch.arange(len(token_key))",
     Edit(
@@ -177,8 +177,8 @@ plant(
         formula("select.covariance_in_band", band=(0.8, 1.2), covariance_low=0.0, covariance_high=5.0, fraction=0.5)
     ),
     "signal.policy_loss:covariance_in_band",
-    "_smallest(token_key.double(), eligible,",
-    "_smallest(torch.arange(len(token_key)).double(), eligible,",
+    "smallest(token_key.double(), eligible,",
+    "smallest(torch.arange(len(token_key)).double(), eligible,",
 )
 plant(
     "permutation",

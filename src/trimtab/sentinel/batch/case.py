@@ -354,7 +354,7 @@ def _bits(values: Tensor) -> tuple[object, ...]:
     return values.dtype, values.shape, exact.numpy().tobytes()
 
 
-COUNTED = ("group", "episode", "token_id", "token_key", "position")
+COUNTED = ("group", "episode", "token_id", "token_key", "position", "turn", "version")
 FLAGS = ("keep", "selected", "ended", "votes")
 
 

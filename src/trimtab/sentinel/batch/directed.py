@@ -36,7 +36,7 @@ SEQUENCE_VALUES: dict[str, Number] = {
     **dict.fromkeys(("reward", "outcome", "value_after"), _signed),
     **dict.fromkeys(("ended", "votes"), lambda byte: float(byte % 3 == 0)),
 }
-TOKEN_FIELDS = (*TOKEN_VALUES, "token_key", "token_id", "logits", "teacher_logits")
+TOKEN_FIELDS = (*TOKEN_VALUES, "token_key", "token_id", "turn", "version", "logits", "teacher_logits")
 SEQUENCE_FIELDS = (*SEQUENCE_VALUES, "episode", "group", "length")
 
 
@@ -52,6 +52,10 @@ def build(
     logits = torch.sin(key.double()[:, None] * 0.7 + grid * 1.3)
     teacher = torch.cos(key.double()[:, None] * 0.3 + grid * 0.9)
     derived = {"token_key": key, "token_id": ids, "logits": logits, "teacher_logits": teacher}
+    # A turn begins after every observation; a sequence may have been sampled by several versions, one after the other.
+    turns = [row[:t].count("o") for row in kinds for t in range(len(row))]
+    versions = [(2 * i + t) // 3 for i, t in places]
+    derived |= {n: torch.tensor(v, dtype=torch.long) for n, v in (("turn", turns), ("version", versions))}
     at_rest = {n: torch.full((len(places),), value(0), dtype=torch.float64) for n, value in TOKEN_VALUES.items()}
     resting = {n: torch.full((len(kinds),), value(0), dtype=torch.float64) for n, value in SEQUENCE_VALUES.items()}
     episodes = {"episode": torch.arange(len(kinds)), "group": torch.tensor(group, dtype=torch.long), "length": length}

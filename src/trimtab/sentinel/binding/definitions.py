@@ -5,70 +5,18 @@ tensors, no shared reductions, one token at a time. `equals_definition` and `met
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, cast
 
-from torch import Tensor
+from trimtab.sentinel.binding.definitions_kept import KEPT
+from trimtab.sentinel.binding.definitions_weighed import WEIGHED
+from trimtab.sentinel.binding.plain import Answer, Flags, Plain, plain
+from trimtab.sentinel.binding.plain import clamp as _clamp
+from trimtab.sentinel.binding.plain import each as _each
+from trimtab.sentinel.binding.plain import log_ratio as _log_ratio
+from trimtab.sentinel.binding.plain import row_mean as _row_mean
 
-from trimtab.sentinel.batch.case import Case
-
-LARGEST = 709.0
-"""math.exp overflows above this."""
-
-Flags = dict[str, list[bool]]
-Answer = tuple[list[float], Mapping[str, list[bool] | list[float]]]
-"""One number per token or per sequence, and further results of the formula: observations, a value target."""
-
-
-@dataclass(frozen=True)
-class Plain:
-    """A case as lists: one entry per trainable token; `rows` holds the token indices of each sequence."""
-
-    tokens: dict[str, list[float]]
-    sequences: dict[str, list[float]]
-    rows: list[list[int]]
-    row_of: list[int]
-    bound: float = math.inf
-    """Exponents are held within ± this. Published formulas have no bound; ours are bounded at 20."""
-
-    def exp(self, x: float) -> float:
-        held = max(-self.bound, min(self.bound, x))
-        return math.exp(held) if held < LARGEST else math.inf
-
-    def __getattr__(self, name: str) -> list[float]:
-        found = self.tokens if name in self.tokens else self.sequences
-        return found[name]
-
-
-def plain(case: Case, *, bound: float = math.inf) -> Plain:
-    """The trainable tokens of a case, as numbers."""
-    row_of = cast("list[int]", case.segments.sequence_of_token.tolist())
-    rows = [[t for t, row in enumerate(row_of) if row == i] for i in range(case.num_sequences)]
-    tokens = {name: _numbers(values[case.trainable]) for name, values in case.tokens.items()}
-    return Plain(tokens, {name: _numbers(values) for name, values in case.sequences.items()}, rows, row_of, bound)
-
-
-def _numbers(values: Tensor) -> list[float]:
-    return cast("list[float]", values.tolist())
-
-
-def _clamp(x: float, band: tuple[float, float]) -> float:
-    return min(max(x, band[0]), band[1])
-
-
-def _each(p: Plain, value: Callable[[int], float]) -> list[float]:
-    return [value(t) for t in range(len(p.row_of))]
-
-
-def _row_mean(p: Plain, row: int, value: Callable[[int], float]) -> float:
-    chosen = p.rows[row]
-    return sum(value(t) for t in chosen) / len(chosen) if chosen else 0.0
-
-
-def _log_ratio(p: Plain, t: int) -> float:
-    return p.logp_old[t] - p.logp_rollout[t]
-
+__all__ = ["DEFINITIONS", "Answer", "Plain", "plain"]
 
 # --- kl -----------------------------------------------------------------------------------------------------------
 
@@ -124,10 +72,10 @@ def _voters(p: Plain, i: int, level: str) -> list[float]:
     ]
 
 
-def mean_std(p: Plain, mean: str, std: str, ddof: int, eps: float) -> Answer:
+def mean_std(p: Plain, mean: str, std: str, ddof: int, eps: float, shift: float = 0.0) -> Answer:
     level = "group" if "group" in (mean, std) else "batch"
     enough = [mean == std == "none" or len(_voters(p, i, level)) >= 2 for i in range(len(p.reward))]
-    out = [_scaled(p, i, mean, std, ddof, eps) if enough[i] else 0.0 for i in range(len(p.reward))]
+    out = [_scaled(p, i, mean, std, ddof, eps, shift) if enough[i] else 0.0 for i in range(len(p.reward))]
     if std != "none":
         for i, votes in enumerate(p.votes):
             if not votes and enough[i]:
@@ -136,8 +84,8 @@ def mean_std(p: Plain, mean: str, std: str, ddof: int, eps: float) -> Answer:
     return out, {"has_signal": enough}
 
 
-def _scaled(p: Plain, i: int, mean: str, std: str, ddof: int, eps: float) -> float:
-    value = p.reward[i]
+def _scaled(p: Plain, i: int, mean: str, std: str, ddof: int, eps: float, shift: float) -> float:
+    value = p.reward[i] - shift
     if mean != "none":
         votes = _voters(p, i, mean)
         value -= sum(votes) / len(votes)
@@ -149,14 +97,28 @@ def _scaled(p: Plain, i: int, mean: str, std: str, ddof: int, eps: float) -> flo
     return value
 
 
-def leave_one_out(p: Plain) -> Answer:
+def leave_one_out(p: Plain, std: str = "none", eps: float = 1e-6) -> Answer:
     out: list[float] = []
     signal: list[bool] = []
     for i, reward in enumerate(p.reward):
         others = [r for j, r in enumerate(p.reward) if j != i and p.votes[j] and p.group[j] == p.group[i]]
         signal.append(bool(others) and len(_voters(p, i, "group")) >= 2)
-        out.append(reward - sum(others) / len(others) if signal[-1] else 0.0)
-    return out, {"has_signal": signal}
+        spread = _stdev(others) + eps if std == "others" and len(set(others)) > 1 else 1.0
+        out.append((reward - sum(others) / len(others)) / spread if signal[-1] else 0.0)
+    return _within_voters(p, out) if std == "others" else out, {"has_signal": signal}
+
+
+def _stdev(values: list[float]) -> float:
+    centre = sum(values) / len(values)
+    return math.sqrt(sum((v - centre) ** 2 for v in values) / (len(values) - 1))
+
+
+def _within_voters(p: Plain, out: list[float]) -> list[float]:
+    held = list(out)
+    for i, votes in enumerate(p.votes):
+        spanned = [out[j] for j, v in enumerate(p.votes) if v and p.group[j] == p.group[i]]
+        held[i] = out[i] if votes or not spanned else _clamp(out[i], (min(spanned), max(spanned)))
+    return held
 
 
 # --- advantage ----------------------------------------------------------------------------------------------------
@@ -172,15 +134,218 @@ def reward_to_go(p: Plain, gamma: float) -> Answer:
     return togo, {"returns": togo}
 
 
-def gae(p: Plain, gamma: float, lam: float) -> Answer:
+def gae(p: Plain, gamma: float, lam: float, lam_value: float | None = None) -> Answer:
+    returns = _gae(p, gamma, lambda _: lam if lam_value is None else lam_value)
+    return _gae(p, gamma, lambda _: lam), {"returns": [a + v for a, v in zip(returns, p.value_old, strict=True)]}
+
+
+def _gae(p: Plain, gamma: float, lam_of: Callable[[int], float]) -> list[float]:
+    """`lam_of`: lambda by the number of a sequence's tokens."""
     out = [0.0] * len(p.row_of)
     for i, row in enumerate(p.rows):
         after = 0.0 if p.ended[i] else p.value_after[i]
         running = 0.0
         for t in reversed(row):
-            running = p.token_reward[t] + gamma * after - p.value_old[t] + gamma * lam * running
+            running = p.token_reward[t] + gamma * after - p.value_old[t] + gamma * lam_of(len(row)) * running
             out[t], after = running, p.value_old[t]
-    return out, {"returns": [advantage + value for advantage, value in zip(out, p.value_old, strict=True)]}
+    return out
+
+
+# --- other baselines, several rewards -----------------------------------------------------------------------------
+
+
+def _compared(p: Plain, i: int) -> bool:
+    return len(_voters(p, i, "group")) >= 2
+
+
+def over_mean(p: Plain) -> Answer:
+    enough = [_compared(p, i) for i in range(len(p.reward))]
+    out = [0.0] * len(enough)
+    for i, reward in enumerate(p.reward):
+        votes = _voters(p, i, "group")
+        out[i] = reward / (sum(votes) / len(votes)) - 1 if enough[i] and sum(votes) > 0 else 0.0
+    return _within_voters(p, out), {"has_signal": enough}
+
+
+def length_weighted_mean(p: Plain) -> Answer:
+    out, signal = [0.0] * len(p.reward), [False] * len(p.reward)
+    for i, reward in enumerate(p.reward):
+        mates = [j for j, v in enumerate(p.votes) if v and p.group[j] == p.group[i]]
+        length = sum(p.length[j] for j in mates)
+        signal[i] = len(mates) >= 2 and length > 0
+        out[i] = reward - sum(p.length[j] * p.reward[j] for j in mates) / length if signal[i] else 0.0
+    return out, {"has_signal": signal}
+
+
+def best_minus_second(p: Plain, std: str, eps: float) -> Answer:
+    out = [0.0] * len(p.reward)
+    for i, reward in enumerate(p.reward):
+        votes = sorted(_voters(p, i, "group"), reverse=True)
+        if p.votes[i] and len(votes) >= 2 and reward == votes[0]:
+            out[i] = (votes[0] - votes[1]) / (_stdev(votes) + eps if std == "group" else 1.0)
+    return out, {"has_signal": [_compared(p, i) for i in range(len(out))]}
+
+
+def rescaled_mean(p: Plain, counted: str) -> Answer:
+    voters = [i for i, v in enumerate(p.votes) if v]
+    varied = [i for i in voters if len(set(_voters(p, i, "group"))) > 1]
+    teaching = varied if counted == "varied_groups" else [i for i in voters if p.reward[i] != 0]
+    factor = len(voters) / len(teaching) if teaching else 1.0
+    enough = [_compared(p, i) for i in range(len(p.reward))]
+    means = [sum(_voters(p, i, "group")) / max(len(_voters(p, i, "group")), 1) for i in range(len(enough))]
+    return [(r - m) * factor if e else 0.0 for r, m, e in zip(p.reward, means, enough, strict=True)], {
+        "has_signal": enough
+    }
+
+
+RUNNING = {"running_mean": 0.25, "running_std": 0.5}
+"""What a run is said to have seen so far."""
+
+
+def running(p: Plain, eps: float) -> Answer:
+    mean, spread = RUNNING["running_mean"], RUNNING["running_std"]
+    return [(r - mean) / (spread + eps) for r in p.reward], {"has_signal": [True] * len(p.reward)}
+
+
+def minus_given(p: Plain) -> Answer:
+    return [r - b for r, b in zip(p.reward, p.baseline, strict=True)], {"has_signal": [True] * len(p.reward)}
+
+
+def _columns(p: Plain) -> list[tuple[list[float], list[float]]]:
+    """Each key: its rewards, and which of them there are."""
+    rewards, there = cast("Any", p.rewards), cast("Any", p.rewards_scored)
+    return [([row[k] for row in rewards], [row[k] for row in there]) for k in range(len(rewards[0]) if rewards else 0)]
+
+
+def weighted_sum(p: Plain, weights: tuple[float, ...]) -> Answer:
+    out = [0.0] * len(p.reward)
+    for weight, (rewards, there) in zip(weights, _columns(p), strict=True):
+        out = [o + (weight * r if t else 0.0) for o, r, t in zip(out, rewards, there, strict=True)]
+    return out, {}
+
+
+def each_key(p: Plain, weights: tuple[float, ...], ddof: int, eps: float, whitened: bool) -> Answer:
+    out, signal = [0.0] * len(p.reward), [False] * len(p.reward)
+    for weight, (rewards, there) in zip(weights, _columns(p), strict=True):
+        votes = [float(bool(v and t)) for v, t in zip(p.votes, there, strict=True)]
+        own = Plain(p.tokens, {**p.sequences, "reward": rewards, "votes": votes}, p.rows, p.row_of)
+        found, seen = mean_std(own, "group", "group", ddof, eps)
+        out = [o + (weight * f if t else 0.0) for o, f, t in zip(out, found, there, strict=True)]
+        signal = [s or bool(e and t) for s, e, t in zip(signal, seen["has_signal"], there, strict=True)]
+    white = _white(out, [bool(v and s) for v, s in zip(p.votes, signal, strict=True)]) if whitened else out
+    return [w if s else 0.0 for w, s in zip(white, signal, strict=True)], {"has_signal": signal}
+
+
+def _white(values: list[float], votes: list[bool]) -> list[float]:
+    among = [value for value, vote in zip(values, votes, strict=True) if vote]
+    if len(among) < 2:
+        return [0.0] * len(values)
+    centre, scale = sum(among) / len(among), math.sqrt(_stdev(among) ** 2 + 1e-8) if len(set(among)) > 1 else 1.0
+    return [(_clamp(value, (min(among), max(among))) - centre) / scale for value in values]
+
+
+def not_ended_constant(p: Plain, value: float) -> Answer:
+    return [r if e else value for r, e in zip(p.reward, p.ended, strict=True)], {}
+
+
+def relative_length(p: Plain, factor: float) -> Answer:
+    out = list(p.reward)
+    for i, votes in enumerate([_voters(p, i, "group") for i in range(len(out))]):
+        longest = max(
+            [n for n, v, g in zip(p.length, p.votes, p.group, strict=True) if v and g == p.group[i]], default=0
+        )
+        if votes and longest > 0:
+            out[i] -= factor * sum(votes) / len(votes) * min(p.length[i] / longest, 1.0)
+    return out, {}
+
+
+def gae_by_length(p: Plain, alpha: float, gamma: float, lam_value: float) -> Answer:
+    advantage = _gae(p, gamma, lambda n: max(0.0, 1 - 1 / (alpha * n)))
+    returns = _gae(p, gamma, lambda _: lam_value)
+    return advantage, {"returns": [a + v for a, v in zip(returns, p.value_old, strict=True)]}
+
+
+def gae_by_share(p: Plain, share: float, gamma: float) -> Answer:
+    advantage = _gae(p, gamma, lambda n: share ** (1 / (n - 1)) if n > 1 else 1.0)
+    return advantage, {"returns": [a + v for a, v in zip(advantage, p.value_old, strict=True)]}
+
+
+def _turns(p: Plain, row: list[int]) -> list[list[int]]:
+    """The tokens of a sequence, turn by turn."""
+    turns: list[list[int]] = []
+    for t in row:
+        if turns and p.turn[turns[-1][-1]] == p.turn[t]:
+            turns[-1].append(t)
+        else:
+            turns.append([t])
+    return turns
+
+
+def turn_gae(p: Plain, gamma: float, lam: float) -> Answer:
+    out, returns = [0.0] * len(p.row_of), [0.0] * len(p.row_of)
+    for i, row in enumerate(p.rows):
+        after, running = (0.0 if p.ended[i] else p.value_after[i]), 0.0
+        for turn in reversed(_turns(p, row)):
+            value = p.value_old[turn[0]]
+            running = sum(p.token_reward[t] for t in turn) + gamma * after - value + gamma * lam * running
+            after = value
+            for t in turn:
+                out[t], returns[t] = running, running + value
+    return out, {"returns": returns}
+
+
+def turn_reward_to_go(p: Plain, gamma: float, compared: str, eps: float) -> Answer:
+    returns = [0.0] * len(p.row_of)
+    found: list[tuple[int, list[int]]] = []
+    for i, row in enumerate(p.rows):
+        later = 0.0
+        for turn in reversed(_turns(p, row)):
+            later = sum(p.token_reward[t] for t in turn) + gamma * later
+            found.append((i, turn))
+            for t in turn:
+                returns[t] = later
+    if compared == "none":
+        return returns, {"returns": returns}
+    out = [0.0] * len(returns)
+    for i, turn in found:
+        mates = [returns[other[0]] for j, other in found if p.votes[j] and p.group[j] == p.group[i]]
+        if len(mates) >= 2:
+            spread = _stdev(mates) + eps if len(set(mates)) > 1 else 1.0
+            held = _clamp(returns[turn[0]], (min(mates), max(mates)))
+            for t in turn:
+                out[t] = (held - sum(mates) / len(mates)) / spread
+    return out, {"returns": returns}
+
+
+def plus_teacher(p: Plain, coef: float, outcome_coef: float) -> Answer:
+    out = _each(p, lambda t: outcome_coef * p.outcome[p.row_of[t]] + coef * (p.logp_teacher[t] - p.logp_old[t]))
+    return out, {"returns": out}
+
+
+def scaled_by_teacher(p: Plain, share: float, band: tuple[float, float]) -> Answer:
+    def credit(t: int) -> float:
+        whole = p.outcome[p.row_of[t]]
+        sign = (whole > 0) - (whole < 0)
+        return whole * (1 - share + share * _clamp(p.exp(sign * (p.logp_teacher[t] - p.logp_old[t])), band))
+
+    out = _each(p, credit)
+    return out, {"returns": out}
+
+
+def optimal_token_baseline(p: Plain, eps: float) -> Answer:
+    returns, _ = reward_to_go(p, 1.0)
+    sizes = _each(p, lambda t: 1 - 2 * math.exp(p.logp_old[t]) + p.pi_squared[t])
+    out = list(returns)
+    for i, row in enumerate(p.rows):
+        for step, t in enumerate(row):
+            mates = [
+                other for j, other in enumerate(p.rows)
+                if p.votes[j] and p.group[j] == p.group[i] and len(other) > step
+            ]  # fmt: skip
+            weights = [sum(sizes[s] for s in other[: step + 1]) for other in mates]
+            paid = sum(w * returns[other[step]] for w, other in zip(weights, mates, strict=True))
+            out[t] -= paid / (sum(weights) + eps) if len(mates) >= 2 else 0.0
+    return out, {"returns": returns}
 
 
 # --- correction ---------------------------------------------------------------------------------------------------
@@ -388,7 +553,16 @@ DEFINITIONS: dict[str, Callable[..., Answer]] = {
     "reward.affine": affine, "reward.clip": clip, "reward.soft_overlong": soft_overlong,
     "reward.not_ended_penalty": not_ended_penalty, "reward.not_ended_scale": not_ended_scale,
     "normalize.raw": raw, "normalize.mean_std": mean_std, "normalize.leave_one_out": leave_one_out,
+    "reward.not_ended_constant": not_ended_constant, "reward.relative_length": relative_length,
+    "normalize.over_mean": over_mean, "normalize.length_weighted_mean": length_weighted_mean,
+    "normalize.best_minus_second": best_minus_second, "normalize.rescaled_mean": rescaled_mean,
+    "normalize.minus_given": minus_given, "normalize.running": running,
+    "normalize.each_key": each_key, "reward.weighted_sum": weighted_sum,
     "advantage.broadcast": broadcast, "advantage.reward_to_go": reward_to_go, "advantage.gae": gae,
+    "advantage.gae_by_length": gae_by_length, "advantage.gae_by_share": gae_by_share,
+    "advantage.turn_gae": turn_gae, "advantage.turn_reward_to_go": turn_reward_to_go,
+    "advantage.plus_teacher": plus_teacher, "advantage.scaled_by_teacher": scaled_by_teacher,
+    "advantage.optimal_token_baseline": optimal_token_baseline,
     "importance.truncated": truncated, "keep.token_band": token_band, "keep.product_band": product_band,
     "keep.geometric_band": geometric_band, "keep.veto": veto, "keep.negative_drift": negative_drift,
     "select.covariance_in_band": covariance_in_band, "select.covariance_largest": covariance_largest,
@@ -401,5 +575,6 @@ DEFINITIONS: dict[str, Callable[..., Answer]] = {
     "weighting.token_mean": token_mean, "weighting.sequence_mean_token_mean": sequence_mean_token_mean,
     "weighting.sequence_mean_token_sum": sequence_mean_token_sum, "weighting.constant_divisor": constant_divisor,
     "weighting.token_sum": token_sum,
+    **KEPT, **WEIGHED,
 }  # fmt: skip
 """Formula name to definition. A formula without one fails the suite."""

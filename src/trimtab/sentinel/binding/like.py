@@ -24,7 +24,10 @@ _KINDS: dict[str, tuple[str, Kind]] = {
     "weighting": ("token", "weight"),
 }  # fmt: skip
 
-STOPS_GRADIENT = ("policy_loss.clipped_importance", "policy_loss.geometric_clipped_token")
+STOPS_GRADIENT = (
+    "policy_loss.clipped_importance", "policy_loss.geometric_clipped_token", "policy_loss.gamma_weighted",
+    "policy_loss.tapered", "policy_loss.turn_clipped", "kl.k2_gradient", "kl.importance_weighted_k2_gradient",
+)  # fmt: skip
 """Formulas that contain a stop-gradient, so the slopes of their values are not their gradients."""
 
 Setting = Any | Callable[[Mapping[str, Any]], Any]

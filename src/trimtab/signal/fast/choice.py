@@ -13,7 +13,7 @@ from trimtab.signal.fast.fused import FUSED
 from trimtab.signal.fast.per_sequence import PER_SEQUENCE
 
 Path = Literal["fast", "reference"]
-Watch = Literal["all", "few"]
+Watch = Literal["many", "all", "few"]
 Word = TypeVar("Word")
 VARIABLE = "TRIMTAB_PATH"
 """The environment variable that chooses for a whole process."""
@@ -44,12 +44,21 @@ def use_path(path: Path) -> AbstractContextManager[None]:
 
 
 def is_all_watched() -> bool:
-    """Whether every metric is computed."""
-    return _watched.get() == "all"
+    """Whether every metric is computed that costs little."""
+    return _watched.get() != "few"
+
+
+def are_many_watched() -> bool:
+    """Whether metrics are computed too that take passes over the tokens of their own."""
+    return _watched.get() == "many"
 
 
 def use_metrics(watch: Watch) -> AbstractContextManager[None]:
-    """Compute fewer metrics inside the block: `few` leaves out histograms, and the ratios of the current policy."""
+    """Compute fewer or more metrics inside the block.
+
+    `few` leaves out histograms, and the ratios of the current policy; `many` adds every number in use about how sampler
+    and trainer differ, and how much of the returns the critic explains.
+    """
     if watch not in get_args(Watch):
         raise SignalError(unknown_word("use_metrics", "watch", watch, get_args(Watch)))
     return _set(_watched, watch)

@@ -40,8 +40,9 @@ class Voters:
 
 
 def mean_std(
-    reward: Array, votes: Array, group: Array, num_groups: int, *, mean: str, std: str, ddof: int, eps: float
-) -> tuple[Array, Array]:
+    reward: Array, votes: Array, group: Array, num_groups: int, *, mean: str, std: str, ddof: int, eps: float,
+    shift: float,
+) -> tuple[Array, Array]:  # fmt: skip
     if mean == std == "none":
         return reward.copy(), np.ones_like(votes)
     places = {"group": (group, num_groups), "batch": (np.zeros_like(group), 1)}
@@ -49,16 +50,24 @@ def mean_std(
     result = reward - levels[mean].average(reward) if mean != "none" else reward
     if std != "none":
         around = result if mean == std else reward - levels[std].average(reward)
+        result = result - shift if shift else result
         spread = np.sqrt(levels[std].total(around * around) / (levels[std].voters - ddof))
         result = cast("Array", np.where(spread > 0, result / (spread + eps), result))
         if not votes.all():  # who does not vote stays within the voters
             low = levels[std].extreme(result, np.minimum, np.inf)
             result = np.minimum(np.maximum(result, low), levels[std].extreme(result, np.maximum, -np.inf))
+    elif shift:
+        result = result - shift
     enough = levels["group" if "group" in levels else "batch"].voters >= 2
     return np.where(enough, result, 0.0), enough
 
 
-def leave_one_out(reward: Array, votes: Array, group: Array, num_groups: int) -> tuple[Array, Array]:
+def leave_one_out(
+    reward: Array, votes: Array, group: Array, num_groups: int, *, std: str, eps: float
+) -> tuple[Array, Array] | None:
+    """None with the spread of the others, which the formula itself takes."""
+    if std != "none":
+        return None
     voters = Voters(votes, group, num_groups)
     values = reward - voters.average(reward)
     enough = voters.voters >= 2
@@ -66,7 +75,7 @@ def leave_one_out(reward: Array, votes: Array, group: Array, num_groups: int) ->
     return np.where(enough, values - others, 0.0), enough
 
 
-PER_GROUP: dict[str, Callable[..., tuple[Array, Array]]] = {
+PER_GROUP: dict[str, Callable[..., tuple[Array, Array] | None]] = {
     "normalize.mean_std": mean_std,
     "normalize.leave_one_out": leave_one_out,
 }
@@ -86,5 +95,8 @@ def normalized(
     names = group.numpy()
     if by_group and not getattr(group, "has_company", False):
         return None
-    result, enough = shortcut(reward.double().numpy(), votes.numpy(), names, num_groups, **settings)
+    found = shortcut(reward.double().numpy(), votes.numpy(), names, num_groups, **settings)
+    if found is None:
+        return None
+    result, enough = found
     return torch.from_numpy(result).to(reward.dtype), torch.from_numpy(enough)

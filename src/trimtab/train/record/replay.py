@@ -84,8 +84,7 @@ def _read(path: Path, number: int) -> Dump:
 
     meta = read_json(path.with_suffix(".json"))
     try:
-        effects = {name: tuple(seen) for name, seen in meta["state"]["effects"].items()}
-        state = SignalState(effects, int(meta["state"]["window"]))
+        state = SignalState.from_data(meta["state"])
         metrics = {name: value for name, value in meta["metrics"].items() if value is not None}
         tensors = load_file(path)
         rollouts = Rollouts.read(tensors, meta["rollouts"])

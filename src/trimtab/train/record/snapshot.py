@@ -29,7 +29,7 @@ def checkpoint(run: Run) -> None:
         "tally": {**asdict(run.tally), "seconds": run.elapsed},
         "buffer": buffer,
         "rollouts": None if ready is None else ready.head(),
-        "signal": asdict(run.learner.signal),
+        "signal": run.learner.signal.as_data(),
         "guard": run.learner.guard.state(),
     }
     run.lead.record.sync()
@@ -80,8 +80,7 @@ def restore_learner(learner: Learner, saved: Checkpoint) -> None:
     if learner.reference is not None:
         fill(learner.reference.model, saved.tensors["reference"])
     learner.optimizer.restore(saved.tensors["optimizer"])
-    signal = saved.state["signal"]
-    learner.signal = SignalState({name: tuple(seen) for name, seen in signal["effects"].items()}, int(signal["window"]))
+    learner.signal = SignalState.from_data(saved.state["signal"])
     learner.guard.restore(saved.state["guard"])
     learner.nonfinite_in_row = int(saved.state["tally"]["nonfinite_in_row"])
     torch.set_rng_state(saved.tensors["random"]["torch"])

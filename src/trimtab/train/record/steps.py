@@ -109,7 +109,7 @@ def _dump(run: Run, lead: Lead, version: int, rollouts: Rollouts, learned: Learn
     meta = {
         "step": version,
         "metrics": learned.metrics,
-        "state": {"effects": dict(learned.state_before.effects), "window": learned.state_before.window},
+        "state": learned.state_before.as_data(),
         "nonfinite": [sequences.tolist() for sequences in learned.nonfinite],
         "rollouts": rollouts.head(),
         "seed": signal_seed(run.settings.seed, version),

@@ -1,0 +1,71 @@
+"""What one batch tells the next about coefficients and scales: the only place that changes them between batches.
+
+Everything is a pure function of the state's memory, which is plain numbers by name and is saved with the run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from trimtab.signal.batch import SignalBatch
+from trimtab.signal.composition import Recipe
+from trimtab.signal.layout import EpisodeFlag, PerEpisode
+from trimtab.signal.metrics import Mean, Metric
+
+REACH = 0.2
+"""The relative error of a KL counts up to this: Ziegler et al. 2019, arXiv:1909.08593, sec. 2.2."""
+COEF = "kl_coef"
+RUNNING = ("reward_count", "reward_mean", "reward_m2")
+
+Memory = Mapping[str, float]
+
+
+def steered(recipe: Recipe, memory: Memory) -> Recipe:
+    """The recipe with the coefficient that earlier batches led to."""
+    if recipe.kl is None or recipe.kl.target is None or COEF not in memory:
+        return recipe
+    return replace(recipe, kl=replace(recipe.kl, coef=memory[COEF]))
+
+
+def next_coef(recipe: Recipe, numbers: Mapping[str, float], episodes: int) -> dict[str, float]:
+    """The coefficient of the next batch: larger where the KL is above its target, smaller where it is below.
+
+    coef' = coef * (1 + clip(kl / target - 1, -0.2, 0.2) * episodes / horizon)
+
+    Differs from the paper: the KL is a mean per token, as in verl, and not per sequence.
+    """
+    kl, seen = recipe.kl, numbers.get("kl_ref/token_mean")
+    if kl is None or kl.target is None or seen is None:
+        return {}
+    error = min(max(seen / kl.target - 1, -REACH), REACH)
+    return {COEF: kl.coef * (1 + error * episodes / kl.horizon)}
+
+
+def steering_metrics(recipe: Recipe) -> dict[str, Metric]:
+    """The coefficient that acts in this batch, where it is steered."""
+    if recipe.kl is None or recipe.kl.target is None:
+        return {}
+    return {"kl_ref/coef": Mean(recipe.kl.coef, 1.0)}
+
+
+def next_moments(recipe: Recipe, reward: PerEpisode, votes: EpisodeFlag, memory: Memory) -> dict[str, float]:
+    """Count, mean and sum of squares around it of all voters so far, these included: Chan et al. 1979."""
+    if not {"running_mean", "running_std"} & set(recipe.normalize.formula.inputs):
+        return {}
+    count, mean, m2 = (memory.get(name, 0.0) for name in RUNNING)
+    voting = reward.double()[votes]
+    if not voting.numel():
+        return dict(zip(RUNNING, (count, mean, m2), strict=True))
+    own = float(voting.mean())
+    total, apart = count + voting.numel(), own - mean
+    square = float((voting - own).square().sum()) + apart * apart * count * voting.numel() / total
+    return dict(zip(RUNNING, (total, mean + apart * voting.numel() / total, m2 + square), strict=True))
+
+
+def running(memory: Memory, batch: SignalBatch) -> dict[str, Any]:
+    """What formulas may read of all rewards so far; the standard deviation has ddof 1 and is 0 of fewer than two."""
+    if not memory:
+        return dict.fromkeys(("running_mean", "running_std"))
+    count, mean, m2 = (memory[name] for name in RUNNING)
+    spread = (m2 / (count - 1)) ** 0.5 if count > 1 else 0.0
+    return {"running_mean": batch.reward.new_tensor(mean), "running_std": batch.reward.new_tensor(spread)}

@@ -1,0 +1,83 @@
+"""What one batch tells the next, by hand."""
+
+import json
+from math import sqrt
+
+import pytest
+import torch
+
+from trimtab.errors import SignalError
+from trimtab.signal import SignalBatch, SignalState, prepare, recipe
+
+
+def batch(kl: float, reward: list[float] | None = None) -> SignalBatch:
+    """Two answers of one token; k1 to the reference is `kl` at each."""
+    old = torch.full((2,), -1.0, dtype=torch.float64)
+    rewards = [0.0, 0.0] if reward is None else reward
+    return SignalBatch.from_tokens([1, 1], reward=rewards, group=[0, 0], logp_old=old, logp_ref=old - kl)
+
+
+def steered(**changes: object) -> object:
+    return recipe("reinforce_plus_plus", whiten=False, kl={"coef": 0.5, "target": 0.1, "horizon": 20.0, **changes})
+
+
+def test_the_coefficient_follows_the_kl_to_its_target() -> None:
+    # two episodes of 20: a tenth of the error. KL 0.11: + 10 %, so 0.5 * 1.01; then 0.5, held at + 20 %: * 1.02;
+    # then 0: held at - 20 %: * 0.98
+    state, coefs = None, []
+    for kl in (0.11, 0.5, 0.0):
+        prepared, state = prepare(batch(kl), steered(), state)
+        coefs.append(prepared.metrics.numbers()["kl_ref/coef"])
+        assert prepared.advantage.tolist() == pytest.approx([-coefs[-1] * kl] * 2)
+    assert coefs == pytest.approx([0.5, 0.5 * 1.01, 0.5 * 1.01 * 1.02])
+    assert state.memory["kl_coef"] == pytest.approx(0.5 * 1.01 * 1.02 * 0.98)
+
+
+def test_without_a_target_nothing_is_remembered() -> None:
+    prepared, state = prepare(batch(0.5), recipe("reinforce_plus_plus"))
+    assert state.memory == {}
+    assert "kl_ref/coef" not in prepared.metrics
+
+
+def test_the_state_survives_json() -> None:
+    _, state = prepare(batch(0.3), steered())
+    assert SignalState.from_data(json.loads(json.dumps(state.as_data()))) == state
+    assert SignalState.from_data({"effects": {"a/alone": [0.5]}, "window": 3}) == SignalState({"a/alone": (0.5,)}, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"into": "loss"}, "steers the coefficient by the KL of each batch before it is trained on"),
+        ({"target": 0.0}, "target = 0.0"),
+        ({"horizon": -1.0}, "horizon = -1.0"),
+        ({"coef": 0.0}, "coef = 0 stays 0"),
+    ],
+)
+def test_a_target_that_cannot_be_reached_is_refused(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(SignalError, match=says):
+        steered(**changes)
+
+
+def test_running_moments_hold_every_voter_so_far() -> None:
+    # 1, 3: mean 2, std sqrt(2); then 5, 7 too: mean 4, squares 9 + 1 + 1 + 9 = 20, std sqrt(20 / 3)
+    chosen = recipe("reinforce", normalize={"formula": "running", "eps": 0.0})
+    first, state = prepare(batch(0.0, [1.0, 3.0]), chosen)
+    assert first.advantage.tolist() == pytest.approx([-1 / sqrt(2), 1 / sqrt(2)])
+    second, state = prepare(batch(0.0, [5.0, 7.0]), chosen, state)
+    assert second.advantage.tolist() == pytest.approx([1 / sqrt(20 / 3), 3 / sqrt(20 / 3)])
+    assert state.memory == pytest.approx({"reward_count": 4.0, "reward_mean": 4.0, "reward_m2": 20.0})
+
+
+def test_who_does_not_vote_is_not_remembered_and_a_batch_without_voters_changes_nothing() -> None:
+    chosen = recipe("reinforce", normalize="running")
+    one = SignalBatch.from_tokens([1, 1, 1], reward=[1.0, 3.0, 9.0], group=[0, 0, 0], scored=[True, True, False])
+    _, state = prepare(one, chosen)
+    assert state.memory == {"reward_count": 2.0, "reward_mean": 2.0, "reward_m2": 2.0}
+    none = SignalBatch.from_tokens([1], reward=[9.0], group=[0], scored=[False])
+    assert prepare(none, chosen, state)[1].memory == state.memory
+
+
+def test_rewards_that_never_differed_are_not_divided() -> None:
+    prepared, _ = prepare(batch(0.0, [0.1, 0.1]), recipe("reinforce", normalize="running"))
+    assert prepared.advantage.tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
