@@ -34,8 +34,8 @@ def test_the_default_task_is_learnt_as_inline(tmp_path: Path, monkeypatch: pytes
     _ = warm_start(policy, START, stopped=lambda: False)
     save(policy, tmp_path / "model")
     common = {
-        "model": ModelSettings(path=tmp_path / "model"), "staleness": 2, "lr": 3e-4, "schedule": "linear", "steps": STEPS,
-        "early_stop": "never",
+        "model": ModelSettings(path=tmp_path / "model"), "staleness": 2, "lr": 3e-4, "schedule": "linear",
+        "steps": STEPS, "early_stop": "never",
     }  # fmt: skip
     inline = train(TrainSettings(**common, run_dir=tmp_path / "inline"), "start_async", progress=Silent())
     server = Process(tmp_path / "model", tmp_path / "server.log")
