@@ -11,7 +11,6 @@ is watched; its page is FOLDER/ARM_SEED/trimtab/report.html. Start, prompts and 
 
 import argparse
 import contextlib
-import copy
 import io
 import json
 from dataclasses import replace
@@ -71,8 +70,8 @@ class Stale:
     def _renew(self, trainer: Any) -> None:
         policy = trainer.accelerator.unwrap_model(trainer.model)
         self._made_at = trainer.state.global_step
-        if self._copy is None:
-            self._copy = copy.deepcopy(policy).eval()
+        if self._copy is None:  # from the config: TRL ties the forward pass of its model to that model, also in a copy
+            self._copy = AutoModelForCausalLM.from_config(policy.config).float().eval()
         _ = self._copy.load_state_dict(rounded_state(policy.state_dict(), linear_weights(policy), "int4"))
 
 

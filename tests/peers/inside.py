@@ -32,6 +32,7 @@ def verl_ppo_loss(log_prob, loss_mode, info, settings, watch=None, **fields):
     from verl.workers.utils import losses
 
     losses.no_padding_2_padding = lambda rows, _: rows
+    core_algos.ActorConfig = Options  # some losses ask for the class
     config = Options(
         global_batch_info={}, loss_scale_factor=None, policy_loss={"loss_mode": loss_mode}, entropy_coeff=0.0,
         use_kl_loss=False, **settings,
@@ -123,6 +124,7 @@ def skyrl_loss(log_probs, name, settings, reduction, watch=None, recipe=None, **
     try:
         config = Options(policy_loss_type=name, loss_reduction=reduction, **settings)
         config.off_policy_correction = Options(**config.off_policy_correction)
+        config.sapo = Options(**config.get("sapo", {}))
         scaled = ppo_utils.apply_loss_reduction_to_advantages_minibatch(
             fields["advantages"], fields["loss_mask"], reduction, len(log_probs), log_probs.shape[1]
         )
