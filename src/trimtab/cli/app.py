@@ -200,15 +200,22 @@ def catalog(
     coverage: Annotated[
         bool, typer.Option("--coverage", help="What eleven frameworks have, row by row, and what of it is here.")
     ] = False,
+    pairings: Annotated[
+        bool, typer.Option("--pairings", help="Every loss with every correction: it composes, or why it is refused.")
+    ] = False,
 ) -> None:
     """List every recipe, formula, invariant and metric, with its source.
 
-    Examples: trimtab catalog · trimtab catalog --coverage · trimtab catalog --coverage --format json
+    Examples: trimtab catalog · trimtab catalog --coverage · trimtab catalog --pairings --format json
     """
     from trimtab.cli.catalog import show_catalog, show_coverage
     from trimtab.cli.console import plain_console
+    from trimtab.cli.pairing import show_pairings
 
-    (show_coverage if coverage else show_catalog)(output.value, plain_console())
+    if coverage and pairings:
+        raise typer.BadParameter("--coverage and --pairings are two lists. Name one.")
+    show = show_coverage if coverage else show_pairings if pairings else show_catalog
+    show(output.value, plain_console())
 
 
 @app.command()
