@@ -5,10 +5,11 @@ prepare(batch, recipe) → prepared.updates() → decide(update) → token_loss(
 
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.catalogue import Formula, catalog, find, formula
-from trimtab.signal.composition import KL, Recipe, Stage, Term
+from trimtab.signal.composition import Recipe
 from trimtab.signal.counts import Counts
 from trimtab.signal.decision import decide
 from trimtab.signal.fast import fused_loss, use_metrics, use_path
+from trimtab.signal.ingredient import KL, Stage, Term
 from trimtab.signal.metric_names import METRICS, WATCH, metric_spec
 from trimtab.signal.metrics import Metrics
 from trimtab.signal.objective import StepResult, TokenLoss, step, token_loss

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal.composition import KL, RATIO_TO, Recipe, Term
+from trimtab.signal.composition import Recipe
 from trimtab.signal.decision import available_now, check_given
 from trimtab.signal.diagnostics import Population, by_sign, drift, kept_share, observe, stage_metrics
 from trimtab.signal.fast.choice import is_all_watched, is_fast
@@ -22,6 +22,7 @@ from trimtab.signal.fast.fused import FUSED, OWN_SLOPE, Given, policy_term, zero
 from trimtab.signal.fast.fused import Term as PolicyTerm
 from trimtab.signal.fast.per_sequence import StageShortcuts
 from trimtab.signal.fields import Field, Fields, everything
+from trimtab.signal.ingredient import KL, RATIO_TO, Term
 from trimtab.signal.layout import Keep, PerToken, Scalar
 from trimtab.signal.metrics import Mean, Metric, Metrics, Sum
 from trimtab.signal.parts import Part, run

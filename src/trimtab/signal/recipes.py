@@ -25,7 +25,8 @@ from trimtab.signal import (
     value_loss,
     weighting,
 )
-from trimtab.signal.composition import KL, Recipe, Stage, Term
+from trimtab.signal.composition import Recipe
+from trimtab.signal.ingredient import KL, Stage, Term
 from trimtab.signal.parts import Part, part
 from trimtab.signal.shorthand import read_field
 

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from trimtab.errors import SignalError, nearest
 from trimtab.signal.catalogue import PAIR, catalog
-from trimtab.signal.composition import KL, Recipe, Stage, Term
+from trimtab.signal.composition import Recipe
+from trimtab.signal.ingredient import KL, Stage, Term
 from trimtab.signal.parts import Part, part
 
 OFF = (None, "none")
