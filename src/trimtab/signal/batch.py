@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError, nearest
+from trimtab.signal.cell import Cells, list_cells, packed_cells, padded_cells, token_cells
 from trimtab.signal.door import (
     FLOATS,
     INTEGERS,
@@ -31,8 +32,8 @@ from trimtab.signal.door import (
     reward_of,
 )
 from trimtab.signal.episode_door import read_episodes
+from trimtab.signal.group import group_index, known_company
 from trimtab.signal.layout import (
-    Cells,
     EpisodeFlag,
     EpisodeIndex,
     Levels,
@@ -45,12 +46,6 @@ from trimtab.signal.layout import (
     SequenceFlag,
     SequenceIndex,
     TokenIndex,
-    group_index,
-    known_company,
-    list_cells,
-    packed_cells,
-    padded_cells,
-    token_cells,
 )
 from trimtab.signal.tensors import as_flags, as_integers, as_tensor
 

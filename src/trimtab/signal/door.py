@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal.layout import Cells, Levels, Segments, places
+from trimtab.signal.cell import Cells
+from trimtab.signal.layout import Levels, Segments, places
 from trimtab.signal.tensors import Array, Numbers, as_flags, as_integers, as_names, as_tensor, host, read_all
 
 TokenField = Numbers

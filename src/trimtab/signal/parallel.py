@@ -15,7 +15,9 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
-from trimtab.signal.layout import Cells, Levels, Segments, SequenceIndex, renumbered
+from trimtab.signal.cell import Cells
+from trimtab.signal.group import renumbered
+from trimtab.signal.layout import Levels, Segments, SequenceIndex
 from trimtab.signal.metrics import Metrics, as_data, from_data
 from trimtab.signal.update import Update
 

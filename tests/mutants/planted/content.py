@@ -12,7 +12,7 @@ plant(
     "mask_content",
     "cells_outside_filled_with_one",
     credit,
-    "signal.layout:Cells.scatter",
+    "signal.cell:Cells.scatter",
     "torch.full((math.prod(self.shape),), fill,",
     "torch.full((math.prod(self.shape),), 1.0,",
 )
@@ -20,7 +20,7 @@ plant(
     "mask_content",
     "baseline_over_padding_too",
     credit,
-    "signal.layout:Cells.gather",
+    "signal.cell:Cells.gather",
     "return cells.index_select(0, self.index)",
     "return (cells - cells.nanmean()).index_select(0, self.index)",
 )
@@ -28,7 +28,7 @@ plant(
     "mask_content",
     "assumes_answers_stand_at_the_left",
     padded_loss("grpo"),
-    "signal.layout:padded_cells",
+    "signal.cell:padded_cells",
     "index = trainable.reshape(-1).nonzero()",
     "index = (torch.arange(trainable.shape[1]) < counts[:, None]).reshape(-1).nonzero()",
 )

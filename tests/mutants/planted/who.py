@@ -62,7 +62,7 @@ plant(
     "group_isolation",
     "group_names_that_collide",
     pipeline("grpo"),
-    "signal.layout:group_index",
+    "signal.group:group_index",
     "ordered, order = group.sort()",
     "ordered, order = (group * 0).sort()",
 )
