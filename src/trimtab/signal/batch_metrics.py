@@ -10,7 +10,7 @@ from trimtab.signal.composition import Recipe
 from trimtab.signal.diagnostics import drift_by_age
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import EpisodeFlag, PerToken
-from trimtab.signal.metrics import Mean, Metric, Spread, larger, moments
+from trimtab.signal.metric_kind import Mean, Metric, Spread, larger, moments
 from trimtab.signal.parts import run
 from trimtab.signal.ratio import Ratio
 from trimtab.signal.reduce import any_of

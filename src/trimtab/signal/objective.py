@@ -24,7 +24,8 @@ from trimtab.signal.fast.per_sequence import StageShortcuts
 from trimtab.signal.fields import Field, Fields, everything
 from trimtab.signal.ingredient import KL, RATIO_TO, Term
 from trimtab.signal.layout import Keep, PerToken, Scalar
-from trimtab.signal.metrics import Mean, Metric, Metrics, Sum
+from trimtab.signal.metric_kind import Mean, Metric, Sum
+from trimtab.signal.metrics import Metrics
 from trimtab.signal.parts import Part, run
 from trimtab.signal.ratio import EXACT_RATIO, EXACT_TOTAL, Exact, Ratio
 from trimtab.signal.stages import Decisions, Seen, conjunction, observations, product, run_stages, stage_inputs

@@ -34,7 +34,8 @@ from trimtab.signal.layout import (
     SequenceFlag,
     places,
 )
-from trimtab.signal.metrics import Mean, Metric, Metrics
+from trimtab.signal.metric_kind import Mean, Metric
+from trimtab.signal.metrics import Metrics
 from trimtab.signal.mismatch import explained, mismatch
 from trimtab.signal.normalize import whiten
 from trimtab.signal.parts import run

@@ -53,7 +53,7 @@ plant(
     "mask_content",
     "maximum_ignores_the_mask",
     masked_metrics(),
-    "signal.metrics:Extremum.of",
+    "signal.metric_kind:Extremum.of",
     "if among is not None:",
     "if False:",
 )
@@ -69,7 +69,7 @@ plant(
     "mask_content",
     "mean_ignores_the_mask",
     masked_metrics(),
-    "signal.metrics:_sums",
+    "signal.metric_kind:_sums",
     "if among is not None:",
     "if False:",
 )
@@ -112,7 +112,7 @@ plant(
     "nonfinite_isolation",
     "metric_multiplies_by_the_mask",
     masked_metrics(),
-    "signal.metrics:_sums",
+    "signal.metric_kind:_sums",
     "torch.where(among, exact, 0.0)",
     "exact * among",
 )
@@ -120,7 +120,7 @@ plant(
     "nonfinite_isolation",
     "spread_metric_multiplies_by_the_mask",
     masked_spread(),
-    "signal.metrics:_sums",
+    "signal.metric_kind:_sums",
     "torch.where(among, exact, 0.0)",
     "exact * among.double()",
 )
@@ -128,7 +128,7 @@ plant(
     "nonfinite_isolation",
     "maximum_pushes_the_masked_down",
     masked_metrics(),
-    "signal.metrics:Extremum.of",
+    "signal.metric_kind:Extremum.of",
     "torch.where(among, signed, torch.full_like(signed, -torch.inf))",
     "signed * among - 1e9 * ~among",
 )

@@ -21,7 +21,7 @@ plant(
     "degenerate_bounded",
     "sample_size_of_nothing",
     masked_spread(),
-    "signal.metrics:SampleSize.value",
+    "signal.metric_kind:SampleSize.value",
     "larger(self.count * self.square, 1e-300)",
     "(self.count * self.square)",
 )
