@@ -53,7 +53,7 @@ plant(
     "degenerate_bounded",
     "empty_step_divides_by_zero",
     surrogate(),
-    "signal.objective:_weighted",
+    "signal.loss_term:weighted",
     "* weight).sum()",
     "* weight).sum() / weight.sum() * weight.sum()",
 )

@@ -63,7 +63,7 @@ plant(
     "metric_truth",
     "kl_to_another_policy",
     measured,
-    "signal.objective:_means",
+    "signal.loss_metrics:token_means",
     '"kl_ref/token_mean": kl',
     '"kl_ref/token_mean": None if kl is None else kl.sqrt()',
 )
