@@ -11,13 +11,13 @@ from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.cell import Cells
 from trimtab.signal.composition import Recipe
+from trimtab.signal.cookbook import recipe as named
 from trimtab.signal.counts import Counts, check_groups, share_of
 from trimtab.signal.decision import decide
 from trimtab.signal.door import FLOATS, check_floats, check_tokens
 from trimtab.signal.layout import PerToken, Scalar
 from trimtab.signal.objective import TokenLoss, step, token_loss
 from trimtab.signal.preparation import Prepared, prepare
-from trimtab.signal.recipes import recipe as named
 from trimtab.signal.state import SignalState
 from trimtab.signal.tensors import Numbers, as_count, as_flags, as_number, as_tensor
 from trimtab.signal.update import Update, select

@@ -18,6 +18,7 @@ from trimtab.signal.batch import SignalBatch
 from trimtab.signal.batch_metrics import batch_metrics, by_age, shaping_metrics
 from trimtab.signal.catalogue import INPUTS
 from trimtab.signal.composition import Recipe
+from trimtab.signal.cookbook import recipe as named
 from trimtab.signal.diagnostics import Population, drift, stage_metrics
 from trimtab.signal.door import check_floats, check_tokens
 from trimtab.signal.fast.choice import are_many_watched, is_all_watched, is_fast
@@ -41,7 +42,6 @@ from trimtab.signal.normalize import whiten
 from trimtab.signal.parts import run
 from trimtab.signal.proximal import CURRENT_SHARE, current_share
 from trimtab.signal.ratio import EXACT_RATIO, EXACT_TOTAL, Ratio
-from trimtab.signal.recipes import recipe as named
 from trimtab.signal.reduce import segment_sum, sequence_any, to_tokens
 from trimtab.signal.reward import token_rewards
 from trimtab.signal.stages import conjunction, product, run_stages

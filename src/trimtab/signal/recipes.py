@@ -1,73 +1,21 @@
-"""Paper names: each recipe is a composition of formulas with the paper's values. No arithmetic here.
+"""Names of papers: the only place where one stands for a composition of formulas with the paper's values.
 
-`recipe("dapo")` is a complete choice; `recipe("dapo", not_ended="suppress")` is visibly the user's own.
+No arithmetic here. cookbook.py finds a recipe by its name.
 """
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import Any
 
-from trimtab.errors import SignalError, nearest, unknown_name
-from trimtab.signal import (
-    advantage,
-    baseline,
-    correction,
-    kl,
-    normalize,
-    off_policy_loss,
-    policy_loss,
-    reward,
-    several_rewards,
-    teacher,
-    token_baseline,
-    trust_region,
-    turns,
-    value_loss,
-    weighting,
-)
 from trimtab.signal.composition import Recipe
 from trimtab.signal.ingredient import KL, Stage, Term
 from trimtab.signal.parts import Part, part
-from trimtab.signal.shorthand import read_field
 
-FORMULA_MODULES = (
-    reward, several_rewards, kl, normalize, baseline, advantage, turns, teacher, token_baseline, correction,
-    trust_region, policy_loss, off_policy_loss, value_loss, weighting,
-)  # fmt: skip
-"""The files whose formulas a recipe can name: importing one declares what is in it."""
-
-_RECIPES: dict[str, Callable[[], Recipe]] = {}
+PAPERS: list[Callable[[], Recipe]] = []
+"""Every recipe of this file, in its order."""
 
 
 def _recipe(build: Callable[[], Recipe]) -> Callable[[], Recipe]:
-    _RECIPES[build.__name__] = build
+    PAPERS.append(build)
     return build
-
-
-def names() -> list[str]:
-    """Every recipe, in the order of this file: the ladder first."""
-    return list(_RECIPES)
-
-
-def recipe(name: str, **changes: Any) -> Recipe:
-    """A recipe by name, with the fields you change.
-
-    A field is the object a recipe holds, or a short way to write it: a formula by name (weighting="token_mean"), a
-    coefficient (kl=0.04), a table of what changes (loss={"band": (0.8, 1.3)}), the correction of another recipe
-    (correction="tis"), None or "none" for nothing. A run file writes the same under [signal].
-    """
-    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
-        raise SignalError(f"recipe: a name is a text, not {name!r}. There are: {', '.join(names())}.")
-    if name not in _RECIPES:
-        raise SignalError(unknown_name("recipe", name, names()))
-    base = _RECIPES[name]()
-    known = sorted(f.name for f in fields(Recipe))
-    unknown = sorted(changes.keys() - set(known))
-    if unknown:
-        raise SignalError(
-            f"recipe {name!r}: has no field {unknown[0]!r}{nearest(unknown[0], known)}; it has {', '.join(known)}."
-        )
-    return replace(base, **{field: read_field(base, field, given, _RECIPES) for field, given in changes.items()})
 
 
 def _group() -> Part:
@@ -88,48 +36,6 @@ def _ppo() -> Stage:
 
 def _reinforce() -> Stage:
     return Stage(part("policy_loss.reinforce"))
-
-
-@_recipe
-def start_on_policy() -> Recipe:
-    return Recipe(
-        name="start_on_policy",
-        summary="Start here, step 1: sampler and trainer agree and every batch is used once.",
-        source="Zheng et al. 2025, Stabilizing RL with LLMs, arXiv:2512.01374: "
-        "on-policy, plain policy gradient is the most stable",
-        loss=_reinforce(),
-        normalize=_group(),
-        weighting=_token_mean(),
-        old="current",
-    )
-
-
-@_recipe
-def start_engine_mismatch() -> Recipe:
-    return Recipe(
-        name="start_engine_mismatch",
-        summary="Start here, step 2: another engine samples (vLLM, quantised weights), batches are fresh.",
-        source="Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
-        loss=_ppo(),
-        normalize=_group(),
-        weighting=_token_mean(),
-        correction=(Stage(part("importance.truncated", level="token", band=(0.0, 2.0)), ratio="engine"),),
-    )
-
-
-@_recipe
-def start_async() -> Recipe:
-    return Recipe(
-        name="start_async",
-        summary="Start here, step 3: rollouts are stale, the sampler may be quantised. "
-        "One length-normalised ratio per sequence, current against the sampler, clipped as one.",
-        source="Zheng et al. 2025, GSPO, arXiv:2507.18071, eq. 5, anchored at the sampler instead of the old policy; "
-        "band (0.98, 1.02) chosen in docs/studies.md",
-        loss=Stage(part("policy_loss.geometric_clipped", band=(0.98, 1.02)), anchor="rollout"),
-        normalize=_group(),
-        weighting=_token_mean(),
-        old="absent",
-    )
 
 
 @_recipe
