@@ -119,7 +119,7 @@ plant(
     "penalty_direction",
     "kl_pays_the_sequence",
     pipeline("rloo"),
-    "signal.preparation:_with_kl",
+    "signal.credit:rewards_with_kl",
     "reward = reward - recipe.kl.coef",
     "reward = reward + recipe.kl.coef",
 )
