@@ -55,6 +55,8 @@ class Recipe:
     """Value loss of a critic."""
     nll: Term | None = None
     """Negative log-likelihood of the sampled tokens."""
+    observed: Term | None = None
+    """Negative log-likelihood of the tokens that the environment wrote, over their own number."""
     old: Old = "recompute"
     """Where logp_old comes from: a forward pass before the first update, the current policy, between sampler and
     current policy by the age of each token, or nowhere."""
@@ -99,6 +101,8 @@ class Recipe:
             wanted |= {"value", "value_old"}
         if self.entropy:
             wanted.add("entropy")
+        if self.observed:
+            wanted.add("observed")
         if self.not_ended != "train" or "ended" in inputs:
             wanted.add("ended")
         return frozenset(wanted)

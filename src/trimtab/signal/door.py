@@ -127,6 +127,20 @@ def length_of(length: Numbers | None, counts: Tensor) -> Tensor:
     return values
 
 
+def observed_of(given: Numbers | None, counts: SequenceIndex) -> SequenceIndex | None:
+    """How many tokens of the environment each sequence holds: 0 or more."""
+    if given is None:
+        return None
+    values = as_integers(given, "SignalBatch: observed", counts.device)
+    below = places(values.reshape(-1) < 0)
+    if below:
+        raise SignalError(
+            f"SignalBatch: observed is {int(values.reshape(-1)[below[0]])} at {below[0]}, and a sequence holds 0 tokens "
+            "of its environment or more. Give counts."
+        )
+    return values
+
+
 def attention_of(attention: Numbers | None, cells: Cells) -> Tensor | None:
     """The attention mask in the layout of padded rows, true at every trainable token."""
     if attention is None:

@@ -16,6 +16,7 @@ Anchor = Literal["old", "rollout"]
 Old = Literal["recompute", "current", "interpolated", "absent"]
 Into = Literal["sequence_reward", "token_reward", "loss"]
 On = Literal["all", "kept"]
+TermOn = Literal["all", "kept", "rewarded"]
 NotEnded = Literal["train", "suppress", "zero"]
 
 FACTORS: dict[str, frozenset[str]] = {
@@ -24,6 +25,9 @@ FACTORS: dict[str, frozenset[str]] = {
     "total": frozenset({"engine", "update"}),
 }
 """Which factors of current/rollout a ratio is made of: engine = old/rollout, update = current/old."""
+
+REWARDED = "rewarded"
+"""The token field that says which tokens are of an episode whose task reward is above 0."""
 
 RATIO_TO: dict[Anchor, Ratio] = {"old": "update", "rollout": "total"}
 """The ratio of the current policy to an anchor."""
@@ -145,10 +149,11 @@ class Term:
 
     coef: float
     part: Part | None = None
-    on: On = "all"
+    on: TermOn = "all"
+    """rewarded: tokens of episodes whose task reward is above 0, divided by what there is of these (nll alone)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "coef", _check_coef("term", self.coef))
-        check_word("term", "on", self.on, On)
+        check_word("term", "on", self.on, TermOn)
         if self.part is not None:
             check_part("term", "formula", self.part)

@@ -18,7 +18,7 @@ from trimtab.signal.fast.choice import is_all_watched
 from trimtab.signal.fast.fused import OWN_SLOPE, Given, policy_term, zero_where
 from trimtab.signal.fast.fused import Term as PolicyTerm
 from trimtab.signal.fields import Field, everything
-from trimtab.signal.ingredient import KL, RATIO_TO, Term
+from trimtab.signal.ingredient import KL, RATIO_TO, REWARDED, Term
 from trimtab.signal.layout import Keep, PerToken, Scalar
 from trimtab.signal.loss_metrics import population_of
 from trimtab.signal.metric_kind import Metric
@@ -103,7 +103,8 @@ def regularisers(
     seen: dict[str, Metric] = {}
 
     def add(name: str, term: KL | Term, values: PerToken) -> None:
-        acts = keep if term.on == "kept" else everything(part.segments)
+        every = everything(part.segments)
+        acts = keep if term.on == "kept" else fields.held(REWARDED) if term.on == "rewarded" else every
         terms[name] = term.coef * weighted(values, fields[f"weight_{name}"], acts.tokens)
 
     if recipe.kl is not None and kl is not None:

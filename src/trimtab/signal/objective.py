@@ -23,6 +23,7 @@ from trimtab.signal.layout import Keep, PerToken, Scalar
 from trimtab.signal.loss_metrics import loss_metrics, token_means
 from trimtab.signal.loss_term import fused_policy, kl_in_loss, regularisers, written_policy
 from trimtab.signal.metrics import Metrics
+from trimtab.signal.observed import check_observed, observed_term
 from trimtab.signal.ratio import EXACT_RATIO, EXACT_TOTAL, Exact, Ratio
 from trimtab.signal.stages import Decisions, Seen, conjunction, product, run_stages
 from trimtab.signal.tensors import Number, quiet
@@ -76,11 +77,17 @@ class StepResult:
 
 @quiet
 def token_loss(
-    micro: MicroBatch, logp_current: PerToken, *, entropy: PerToken | None = None, value: PerToken | None = None
+    micro: MicroBatch,
+    logp_current: PerToken,
+    *,
+    entropy: PerToken | None = None,
+    value: PerToken | None = None,
+    logp_observed: PerToken | None = None,
 ) -> TokenLoss:
     """The loss of one micro-batch: a plain weighted sum. Call backward on it as it is.
 
     `logp_current` covers the micro-batch's trainable tokens, sequence after sequence in the order of `micro.sequences`.
+    `logp_observed` covers its tokens of the environment, in the same order, where the recipe has a term on them.
     """
     if not isinstance(micro, MicroBatch):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
         raise SignalError(
@@ -90,6 +97,7 @@ def token_loss(
     part, recipe = micro.part, micro.part.recipe
     check_given("token_loss", part, logp_current=logp_current, entropy=entropy, value=value)
     _refuse_missing(part, entropy=entropy, value=value)
+    check_observed(part, logp_observed)
     available = available_now(part, logp_current.detach(), None if entropy is None else entropy.detach())
     ratios = _ratios(part, available)
     late = _late_decisions(part, available, ratios)
@@ -102,6 +110,8 @@ def token_loss(
     kl = kl_in_loss(recipe, available, logp_current, keep)
     terms = {"policy": policy.loss}
     others, value_seen = regularisers(part, available, keep, kl, logp_current, entropy, value)
+    if recipe.observed is not None and logp_observed is not None:
+        others["observed"] = recipe.observed.coef * observed_term(part, logp_observed)
     terms |= others
     loss = torch.stack(list(terms.values())).sum() if others else policy.loss
     loss = loss if micro.data_parallel == 1 else micro.data_parallel * loss

@@ -60,7 +60,7 @@ class ProcessGroup:
 
 
 TOKENS = ("logp_old", "logp_rollout", "logp_ref", "value_old", "token_reward", "position", "turn", "version")
-SEQUENCES = ("length", "ended", "value_after")
+SEQUENCES = ("length", "ended", "value_after", "observed")
 EPISODES = ("rewards", "rewards_scored", "baseline")
 
 

@@ -18,7 +18,7 @@ OFF = (None, "none")
 
 PARTS = ("weighting", "normalize", "advantage")
 LISTS = {"reward": ("reward",), "correction": ("importance", "keep")}
-TERMS = ("entropy", "value", "nll")
+TERMS = ("entropy", "value", "nll", "observed")
 
 
 def read_field(base: Recipe, name: str, given: Any, lenders: Mapping[str, Callable[[], Recipe]]) -> Any:

@@ -34,7 +34,7 @@ def refuse_types(recipe: "Recipe") -> None:
     )
     if recipe.kl is not None:
         _check_all(where, "kl", (recipe.kl,), KL, "KL(part('kl.k3'), 0.001, 'loss')")
-    for name in ("entropy", "value", "nll"):
+    for name in ("entropy", "value", "nll", "observed"):
         if getattr(recipe, name) is not None:
             _check_all(where, name, (getattr(recipe, name),), Term, "Term(0.01)")
     _check_band(where, recipe.group_mean_band)
