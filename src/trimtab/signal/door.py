@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.cell import Cells
-from trimtab.signal.layout import Levels, Segments, places
+from trimtab.signal.layout import Levels, Segments, SequenceIndex, places
 from trimtab.signal.tensors import Array, Numbers, as_flags, as_integers, as_names, as_tensor, host, read_all
 
 TokenField = Numbers

@@ -28,7 +28,7 @@ from trimtab.signal.recipe_door import check_numbers, checked_recipe, read_advan
 from trimtab.signal.stages import conjunction, product, run_stages
 from trimtab.signal.state import SignalState, drift_warning
 from trimtab.signal.steering import next_coef, next_moments, running, steered, steering_metrics
-from trimtab.signal.supply import available_early, carried, engine_ratio, exact_engine, owners, shares
+from trimtab.signal.supply import available_early, carried, engine_ratio, exact_engine, owners, populations, shares
 from trimtab.signal.tally import Tally
 from trimtab.signal.tensors import quiet
 from trimtab.signal.update import Update, updates_of
@@ -157,6 +157,7 @@ def prepare(
     learned = next_coef(recipe, numbers, levels.num_episodes) | moments
     state = replace(state, memory={**state.memory, **learned}) if learned else state
     held = exact_engine(ratios, segments) | carried(batch) | owners(batch) | shares(batch, recipe, version)
+    held |= populations(batch, recipe)
     decided = {
         "advantage": credit, "returns": returns, "keep": kept, "voted": voted,
         "importance": product(ones(segments, batch.dtype), stages.importances),

@@ -21,6 +21,7 @@ ORIGIN = {
     "value_old": "value_old is the critic's, before the first update.",
     "ended": "ended is the finish reason of each sequence: record it.",
     "rewards": "rewards has one row per episode and one column per reward function.",
+    "observed": "observed is how many tokens of the environment each sequence holds.",
     "baseline": "baseline is one number per episode, e.g. the reward of a greedy answer to its prompt.",
 }
 """Where a field a recipe needs comes from."""
@@ -73,7 +74,7 @@ def read_advantage(advantage: PerToken, batch: SignalBatch) -> PerToken:
 def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
     carried = {
         "logp_old", "logp_rollout", "logp_ref", "value_old", "ended", "position", "turn", "version", "rewards",
-        "baseline",
+        "baseline", "observed",
     }  # fmt: skip
     missing = sorted(name for name in recipe.needs & carried if getattr(batch, name) is None)
     if missing:

@@ -9,10 +9,11 @@ from trimtab.signal.catalogue import INPUTS
 from trimtab.signal.composition import Recipe
 from trimtab.signal.fast.choice import is_all_watched, is_fast
 from trimtab.signal.fields import Field
+from trimtab.signal.ingredient import REWARDED
 from trimtab.signal.layout import Segments
 from trimtab.signal.proximal import CURRENT_SHARE, current_share
 from trimtab.signal.ratio import EXACT_RATIO, EXACT_TOTAL, Ratio
-from trimtab.signal.update import token_key
+from trimtab.signal.update import OBSERVED, token_key
 
 
 def token_fields(batch: SignalBatch) -> dict[str, Any]:
@@ -48,6 +49,17 @@ def owners(batch: SignalBatch) -> dict[str, Field]:
         "episode_of_token": Field(levels.episode_of_sequence, batch.segments, True),
         "group_of_token": Field(group_of_sequence, batch.segments, True),
     }
+
+
+def populations(batch: SignalBatch, recipe: Recipe) -> dict[str, Field]:
+    """Whom a term of its own population acts on: answers with a reward above 0, tokens of the environment."""
+    found: dict[str, Field] = {}
+    if recipe.nll is not None and recipe.nll.on == "rewarded":
+        right = batch.scored & (batch.reward > 0)
+        found[REWARDED] = Field(batch.levels.to_sequences(right), batch.segments, True)
+    if recipe.observed is not None and batch.observed is not None:
+        found[OBSERVED] = Field(batch.observed, batch.segments, True)
+    return found
 
 
 def shares(batch: SignalBatch, recipe: Recipe, version: int | None) -> dict[str, Field]:
