@@ -73,7 +73,8 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
 }  # fmt: skip
 PLAIN: dict[str, Any] = {
     "reward": [], "advantage": ("advantage.broadcast", {}), "correction": [], "kl": None, "value": None,
-    "entropy": None, "nll": None, "observed": None, "whiten": False, "filter_constant_groups": False, "clip_advantage": None,
+    "entropy": None, "nll": None, "observed": None, "whiten": False, "filter_constant_groups": False,
+    "clip_advantage": None,
     "not_ended": "train", "old": "recompute", "allow_double_count": False, "group_mean_band": None,
     "whiten_token_rewards": False,
 }  # fmt: skip

@@ -1,12 +1,17 @@
 """Terms with a population of their own, by hand: right answers alone, and what the environment wrote."""
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import pytest
 import torch
 
 import trimtab
 from trimtab.errors import SignalError
 from trimtab.signal import Recipe, SignalBatch, Term, decide, part, prepare, recipe, step, token_loss
-from trimtab.signal.fast.choice import use_path
+from trimtab.signal.fast.choice import Path, use_path
+from trimtab.signal.objective import TokenLoss
+from trimtab.signal.update import MicroBatch
 
 LOGP = torch.tensor([-1.0, -2.0, -3.0, -4.0, -5.0, -6.0], dtype=torch.float64)
 OBSERVED = torch.tensor([-0.5, -0.25, -0.125], dtype=torch.float64)
@@ -31,11 +36,13 @@ def run(
     now, seen = LOGP.clone().requires_grad_(), OBSERVED.clone().requires_grad_()
     decided = decide(next(prepare(batch(), chosen)[0].updates(1)))
     rows, told = now.split([1, 2, 3]), seen.split([2, 0, 1])
-    results = []
+    results: list[TokenLoss] = []
     for rank in range(ranks):
         for micro in (decided.shard(rank, ranks) if ranks > 1 else decided).split(num=num):
-            mine = micro.sequences.tolist()
-            given = {"logp_observed": torch.cat([*(told[i] for i in mine), seen[:0]])} if chosen.observed else {}
+            mine = cast("list[int]", micro.sequences.tolist())
+            given: dict[str, Any] = (
+                {"logp_observed": torch.cat([*(told[i] for i in mine), seen[:0]])} if chosen.observed else {}
+            )
             result = token_loss(micro, torch.cat([*(rows[i] for i in mine), now[:0]]), **given)
             (result.loss / ranks).backward()
             results.append(result)
@@ -45,7 +52,7 @@ def run(
 
 
 @pytest.mark.parametrize("path", ["fast", "reference"])
-def test_nll_of_right_answers_is_divided_by_their_own_tokens(path: str) -> None:
+def test_nll_of_right_answers_is_divided_by_their_own_tokens(path: Path) -> None:
     with use_path(path):
         _, with_nll, _, numbers = run(made(nll=Term(0.1, on="rewarded")))
         _, without, _, _ = run(made())
@@ -57,7 +64,7 @@ def test_nll_of_right_answers_is_divided_by_their_own_tokens(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["fast", "reference"])
-def test_nll_of_right_answers_by_sequence(path: str) -> None:
+def test_nll_of_right_answers_by_sequence(path: Path) -> None:
     with use_path(path):
         _, with_nll, _, _ = run(made("sequence_mean_token_mean", nll=Term(1.0, on="rewarded")))
         _, without, _, _ = run(made("sequence_mean_token_mean"))
@@ -96,7 +103,7 @@ def test_weights_of_both_terms_have_to_be_spent() -> None:
     halved = decide(next(prepare(batch(), chosen)[0].updates(1)))
     (micro,) = halved.split(num=1)
     (token_loss(micro, LOGP.clone().requires_grad_(), logp_observed=OBSERVED).loss / 2).backward()
-    with pytest.raises(SignalError, match="add up to 3 but 1.5 flowed back"):
+    with pytest.raises(SignalError, match=r"add up to 3 but 1\.5 flowed back"):
         halved.check_spent()
 
 
@@ -121,14 +128,14 @@ def test_padded_rows_say_where_the_environment_wrote() -> None:
     mask = torch.tensor([[True, False, True], [True, True, False]])
     seen = torch.tensor([[False, True, False], [False, False, True]])
     logp = -torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=torch.float64).requires_grad_()
-    given = {"mask": mask, "reward": [1.0, 0.0], "group": [0, 0]}
+    given: dict[str, Any] = {"mask": mask, "reward": [1.0, 0.0], "group": [0, 0]}
     loss, numbers = trimtab.loss(logp, recipe=made(observed=Term(1.0)), observed=seen, **given)
     plain, _ = trimtab.loss(logp, recipe=made(), **given)
     assert float((loss - plain).detach()) == pytest.approx((2 + 6) / 2)
     assert numbers["loss/observed"] == pytest.approx(4)
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "entropy on right answers": (lambda: made(entropy=Term(0.1, on="rewarded")), "entropy.on = 'rewarded'"),
     "a choice of the environment's tokens": (lambda: made(observed=Term(0.1, on="kept")), "observed.on = 'kept'"),
     "a formula for them": (lambda: made(observed=Term(0.1, part=part("kl.k3"))), "takes no formula"),
@@ -169,7 +176,8 @@ REFUSED = {
     ),
     "a part of a step": (
         lambda: decide(
-            next(prepare(batch(), made(observed=Term(0.1)))[0].updates(1)), counts=trimtab.Counts(tokens=60, sequences=9)
+            next(prepare(batch(), made(observed=Term(0.1)))[0].updates(1)),
+            counts=trimtab.Counts(tokens=60, sequences=9),
         ),
         "divides observed by its own tokens",
     ),
@@ -184,12 +192,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_refused(case: tuple[object, str]) -> None:
+def test_refused(case: tuple[Callable[[], object], str]) -> None:
     make, says = case
     with pytest.raises(SignalError, match=says):
-        make()  # type: ignore[operator]
+        _ = make()
 
 
-def _micro(chosen: Recipe) -> object:
+def _micro(chosen: Recipe) -> MicroBatch:
     (micro,) = decide(next(prepare(batch(), chosen)[0].updates(1))).split(num=1)
     return micro

@@ -52,8 +52,8 @@ class SignalTable(Table):
     value: Any = None
     """Value loss of a critic: its coefficient, a table, or "none"."""
     nll: Any = None
-    """Negative log-likelihood of the sampled tokens: its coefficient, a table (on = "rewarded": of right answers alone),
-    or "none"."""
+    """Negative log-likelihood of the sampled tokens: its coefficient, a table, or "none"; of right answers alone with
+    on = "rewarded"."""
     observed: Any = None
     """Negative log-likelihood of what the environment wrote: its coefficient, or "none". In your own trainer only."""
     old: Any = None

@@ -81,8 +81,8 @@ def refuse_own_denominators(recipe: "Recipe") -> None:
     own = [name for name in ("nll", "observed") if _is_apart(recipe, name)]
     if own:
         raise SignalError(
-            f"counts: recipe {recipe.name!r} divides {own[0]} by its own tokens of the whole step, which one call cannot "
-            "know. Use prepare → updates → decide → token_loss on the whole step."
+            f"counts: recipe {recipe.name!r} divides {own[0]} by its own tokens of the whole step, which one call "
+            "cannot know. Use prepare → updates → decide → token_loss on the whole step."
         )
 
 

@@ -135,8 +135,8 @@ def observed_of(given: Numbers | None, counts: SequenceIndex) -> SequenceIndex |
     below = places(values.reshape(-1) < 0)
     if below:
         raise SignalError(
-            f"SignalBatch: observed is {int(values.reshape(-1)[below[0]])} at {below[0]}, and a sequence holds 0 tokens "
-            "of its environment or more. Give counts."
+            f"SignalBatch: observed is {int(values.reshape(-1)[below[0]])} at {below[0]}, and a sequence holds 0 "
+            "tokens of its environment or more. Give counts."
         )
     return values
 

@@ -45,8 +45,8 @@ def check_observed(part: Slice, given: Tensor | None) -> None:
     if term is None or given is None:
         says = "was not given" if term is not None else "was given, and nothing reads it"
         raise SignalError(
-            f"token_loss: recipe {name!r} has {'a' if term is not None else 'no'} term on the environment's tokens, and "
-            f"logp_observed {says}. Give the log-probs where the recipe has `observed`, and only there."
+            f"token_loss: recipe {name!r} has {'a' if term is not None else 'no'} term on the environment's tokens, "
+            f"and logp_observed {says}. Give the log-probs where the recipe has `observed`, and only there."
         )
     values, counts = as_tensor(given, "token_loss: logp_observed"), as_torch(part.fields.held(OBSERVED).values)
     due = int(counts.sum()) if is_plain(counts) else values.shape[0]

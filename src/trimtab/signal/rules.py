@@ -46,8 +46,8 @@ def _refuse_misplaced(recipe: "Recipe") -> None:
             raise SignalError(f"recipe {recipe.name!r}: the {name} term takes no formula; it has one meaning.")
     if recipe.observed is not None and recipe.observed.on != "all":
         raise SignalError(
-            f"recipe {recipe.name!r}: observed.on = {recipe.observed.on!r} would choose among tokens of the environment, "
-            "about which nothing is decided. Leave on out."
+            f"recipe {recipe.name!r}: observed.on = {recipe.observed.on!r} chooses tokens of the environment, about "
+            "which nothing is decided. Leave on out."
         )
     for name in ("entropy", "value"):
         term = getattr(recipe, name)
