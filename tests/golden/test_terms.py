@@ -35,7 +35,7 @@ def run(
     """Loss, both gradients and metrics of one step, in `num` micro-batches on each of `ranks`."""
     now, seen = LOGP.clone().requires_grad_(), OBSERVED.clone().requires_grad_()
     decided = decide(next(prepare(batch(), chosen)[0].updates(1)))
-    rows, told = now.split([1, 2, 3]), seen.split([2, 0, 1])
+    rows, told = torch.split(now, [1, 2, 3]), torch.split(seen, [2, 0, 1])
     results: list[TokenLoss] = []
     for rank in range(ranks):
         for micro in (decided.shard(rank, ranks) if ranks > 1 else decided).split(num=num):
