@@ -108,13 +108,17 @@ def written(part: Part) -> tuple[str, dict[str, Any]]:
     return part.formula.name, dict(part.settings)
 
 
-def test_the_table_holds_every_recipe() -> None:
-    assert list(TABLE) == names()
+def test_the_table_begins_as_the_recipes_do() -> None:
+    assert names()[: len(TABLE)] == list(TABLE)
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_recipe_holds_its_papers_values(name: str) -> None:
-    loss, normalize, weighting, besides = TABLE[name]
+    assert_holds(name, *TABLE[name])
+
+
+def assert_holds(name: str, loss: Any, normalize: Any, weighting: Any, besides: dict[str, Any]) -> None:
+    """The recipe of this name is written out here, whole."""
     chosen = recipe(name)
     assert chosen.loss.ratio is None
     assert (*written(chosen.loss.part), chosen.loss.anchor) == loss

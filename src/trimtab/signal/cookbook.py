@@ -26,8 +26,11 @@ from trimtab.signal import (
     weighting,
 )
 from trimtab.signal.composition import Recipe
+from trimtab.signal.framework_recipes import DEFAULTS
 from trimtab.signal.ladder import LADDER
 from trimtab.signal.recipes import PAPERS
+from trimtab.signal.region_recipes import BOUNDED
+from trimtab.signal.reward_recipes import CREDITED
 from trimtab.signal.shorthand import read_field
 
 FORMULA_MODULES = (
@@ -36,11 +39,13 @@ FORMULA_MODULES = (
 )  # fmt: skip
 """The files whose formulas a recipe can name: importing one declares what is in it."""
 
-_RECIPES: dict[str, Callable[[], Recipe]] = {build.__name__: build for build in (*LADDER, *PAPERS)}
+_RECIPES: dict[str, Callable[[], Recipe]] = {
+    build.__name__: build for build in (*LADDER, *PAPERS, *CREDITED, *BOUNDED, *DEFAULTS)
+}
 
 
 def names() -> list[str]:
-    """Every recipe: the ladder first, then those of papers in the order of their file."""
+    """Every recipe: the ladder first, then those of papers in the order of their files."""
     return list(_RECIPES)
 
 
