@@ -12,9 +12,9 @@ PYTEST = $(RUN_TESTS) -n $(WORKERS) --dist worksteal
 # Shapes and types of every call, checked in the modules that compute; it takes half of a test's time. At the doors
 # (batch, composition, padded, …) our own sentences must come first.
 EMPTY =
-COMPUTE = advantage agreement baseline correction diagnostics discount kl layout metrics mismatch normalize \
-	off_policy_loss parallel policy_loss proximal reduce reward several_rewards stages state steering teacher \
-	token_baseline trust_region turns value_loss vote voters weighting
+COMPUTE = advantage agreement baseline cell correction diagnostics discount group histogram kl layout metric_kind \
+	metrics mismatch normalize off_policy_loss parallel policy_loss proximal reduce reward several_rewards stages state \
+	steering teacher token_baseline trust_region turns value_loss vote voters weighting
 SHAPES = --jaxtyping-packages=$(subst $(EMPTY) ,,$(foreach name,$(COMPUTE),trimtab.signal.$(name),))beartype.beartype
 
 # What `make test` runs by itself, and what needs a command of its own and is only read here.

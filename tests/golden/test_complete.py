@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 import trimtab
-from trimtab.signal.recipes import FORMULA_MODULES
+from trimtab.signal.cookbook import FORMULA_MODULES
 
 HERE = Path(__file__).parent
 

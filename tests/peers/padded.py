@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from trimtab.signal import part
-from trimtab.signal.layout import Cells, Segments, padded_cells
+from trimtab.signal.cell import Cells, padded_cells
+from trimtab.signal.layout import Segments
 
 SEEDS = (0, 1, 2)
 ROWS, WIDTH = 6, 9

@@ -24,7 +24,7 @@ from trimtab.signal import (
     token_loss,
 )
 from trimtab.signal.counts import Counts
-from trimtab.signal.metrics import SampleSize
+from trimtab.signal.metric_kind import SampleSize
 from trimtab.signal.parallel import gather
 
 THREE = torch.full((3, 2), -1.0, dtype=torch.float64)

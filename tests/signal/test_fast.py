@@ -13,7 +13,8 @@ from trimtab.signal import Recipe, Stage, fused_loss, names, part, recipe, use_m
 from trimtab.signal.fast import is_fast, shortcuts_of
 from trimtab.signal.fast.choice import of_process
 from trimtab.signal.fast.fused import zero_where
-from trimtab.signal.layout import Segments, group_index, renumbered
+from trimtab.signal.group import group_index, renumbered
+from trimtab.signal.layout import Segments
 from trimtab.signal.ratio import Ratio
 
 PATHS = ("fast", "device")

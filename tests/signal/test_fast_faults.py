@@ -114,9 +114,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, module: str, place: str, old: str, ne
         for key, known in list(getattr(home, table, {}).items()):
             if known is was:
                 monkeypatch.setitem(getattr(home, table), key, now)
-    objective = importlib.import_module("trimtab.signal.objective")
+    loss_term = importlib.import_module("trimtab.signal.loss_term")
     decision = importlib.import_module("trimtab.signal.decision")
-    for other, known in ((objective, name), (decision, "per_sequence_weights" if name == "weights" else name)):
+    for other, known in ((loss_term, name), (decision, "per_sequence_weights" if name == "weights" else name)):
         if vars(other).get(known) is was:
             monkeypatch.setattr(other, known, now)
 

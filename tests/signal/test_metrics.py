@@ -1,4 +1,4 @@
-"""Metrics merge, mean what they say, and stay inside their range."""
+"""Metrics of a batch mean what their names say, and stay inside their range."""
 
 import math
 import warnings
@@ -9,83 +9,6 @@ import torch
 
 import trimtab
 from trimtab.signal import SignalBatch, SignalState, Stage, metric_spec, names, part, prepare, recipe
-from trimtab.signal.metrics import Extremum, Histogram, Mean, Metrics, SampleSize, Spread, Sum
-
-VALUES = torch.tensor([3.0, -1.0, 0.5, 8.0, 2.0, 2.0, -4.0], dtype=torch.float64)
-MAKERS = {
-    "mean": lambda v: Mean.of(v),
-    "sum": lambda v: Sum.of(v),
-    "max": lambda v: Extremum.of(v, 1),
-    "min": lambda v: Extremum.of(v, -1),
-    "std": lambda v: Spread.of(v),
-    "ess": lambda v: SampleSize.of(v.abs()),
-}
-
-
-def value(metric: object) -> float:
-    return Metrics({"x": metric}, {}).numbers()["x"]
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.parametrize("cut", range(8))
-def test_merging_parts_gives_the_metric_of_the_whole(kind: str, cut: int) -> None:
-    merged = MAKERS[kind](VALUES[:cut]).merge(MAKERS[kind](VALUES[cut:]))
-    assert value(merged) == pytest.approx(value(MAKERS[kind](VALUES)), rel=1e-12)
-
-
-def test_each_kind_equals_its_definition() -> None:
-    assert value(MAKERS["mean"](VALUES)) == pytest.approx(10.5 / 7)
-    assert value(MAKERS["std"](VALUES)) == pytest.approx(VALUES.std(correction=0).item())
-    assert (value(MAKERS["max"](VALUES)), value(MAKERS["min"](VALUES))) == (8.0, -4.0)
-    weights = VALUES.abs()
-    assert value(MAKERS["ess"](VALUES)) == pytest.approx((weights.sum() ** 2 / (7 * (weights**2).sum())).item())
-
-
-def test_the_spread_of_large_equal_numbers_is_zero() -> None:
-    """E[x²] − E[x]² would leave a residue."""
-    part_ = torch.full((4,), 1e8 + 0.1, dtype=torch.float64)
-    assert value(Spread.of(part_).merge(Spread.of(part_))) == 0.0
-
-
-def test_metrics_of_float32_numbers_are_computed_in_float64() -> None:
-    # the mean of 2^24 and 2^24 + 2 is no float32, and 1e20 squared overflows in float32
-    assert value(Spread.of(torch.tensor([2.0**24, 2.0**24 + 2]))) == 1.0
-    assert value(SampleSize.of(torch.full((3,), 1e20))) == pytest.approx(1.0)
-    assert value(Sum.of(torch.tensor([2.0**24, 1.0, 1.0]))) == 2**24 + 2
-    edges = torch.tensor(Histogram.EDGES)  # as float32, none of them lies on its edge
-    assert torch.equal(Histogram.of(edges).counts, Histogram.of(edges.double()).counts)
-    assert value(Mean.of(torch.tensor([2.0**24, 1.0, 1.0]))) == pytest.approx((2**24 + 2) / 3, rel=1e-12)
-
-
-def test_ess_reaches_its_extremes() -> None:
-    assert value(SampleSize.of(torch.full((5,), 3.0))) == pytest.approx(1.0)
-    assert value(SampleSize.of(torch.tensor([0.0, 0.0, 7.0, 0.0]))) == pytest.approx(0.25)
-
-
-def test_a_fraction_of_nothing_is_zero_and_a_mean_of_nothing_is_left_out() -> None:
-    nothing = torch.zeros(0, dtype=torch.bool)
-    values = Metrics(
-        {
-            "fraction": Mean.fraction(nothing),
-            "mean": Mean.of(nothing.double()),
-            "max": Extremum.of(nothing.double(), 1),
-            "std": Spread.of(nothing.double()),
-            "ess": SampleSize.of(nothing.double()),
-        },
-        {},
-    ).numbers()
-    assert values == {"fraction": 0.0}
-
-
-def test_a_real_nan_is_shown() -> None:
-    assert math.isnan(value(Mean.of(torch.tensor([1.0, float("nan")]))))
-
-
-def test_histograms_add_up() -> None:
-    logratio = torch.linspace(-20, 20, 101, dtype=torch.float64)
-    merged = Histogram.of(logratio[:40]).merge(Histogram.of(logratio[40:]))
-    assert torch.equal(merged.counts, Histogram.of(logratio).counts)
-    assert merged.counts.sum() == 101
 
 
 def drifted(seed: int) -> dict[str, torch.Tensor]:
@@ -226,17 +149,3 @@ def test_votes_and_training_follow_the_table() -> None:
     assert prepared.trains.tolist() == [False, False, True, True, True, True]
     assert prepared.keep.tolist() == [True] * 4 + [False] * 2 + [True] * 4
     assert prepared.metrics.numbers()["groups_without_signal/group_fraction"] == 0.5
-
-
-def test_parts_without_values_do_not_move_a_spread() -> None:
-    nothing = Spread.of(torch.zeros(0))
-    assert (float(nothing.value()[0]), bool(nothing.value()[1])) == (0.0, False)
-    one, other = (Spread.of(torch.tensor([value], dtype=torch.float64)) for value in (3.0, 5.0))
-    for joined in (nothing.merge(nothing).merge(one).merge(other), nothing.merge(one).merge(nothing).merge(other)):
-        assert float(joined.value()[0]) == 1.0
-        assert float(joined.mean) == 4.0
-
-
-def test_a_single_weight_is_the_whole_sample_however_small() -> None:
-    weight = torch.tensor([1.1e-150], dtype=torch.float64)
-    assert float(SampleSize.of(weight).value()[0]) == pytest.approx(1.0)

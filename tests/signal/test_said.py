@@ -13,7 +13,8 @@ from trimtab.errors import SignalError
 from trimtab.signal import KL, SignalBatch, SignalState, Stage, Term, decide, part, prepare, recipe, step, token_loss
 from trimtab.signal.diagnostics import Population, stage_metrics
 from trimtab.signal.fields import Field
-from trimtab.signal.metrics import Extremum, Mean, Metrics, SampleSize, Spread, Sum
+from trimtab.signal.metric_kind import Extremum, Mean, SampleSize, Spread, Sum
+from trimtab.signal.metrics import Metrics
 from trimtab.signal.stages import Decisions
 from trimtab.signal.tally import Tally
 

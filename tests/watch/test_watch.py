@@ -12,7 +12,7 @@ from tests.watch.made import ROWS, SIZE, fields, play, watch_of
 
 from trimtab.errors import ConfigError, SignalError
 from trimtab.report import write_report
-from trimtab.signal.metrics import Extremum, Mean, SampleSize, Spread, Sum
+from trimtab.signal.metric_kind import Extremum, Mean, SampleSize, Spread, Sum
 from trimtab.watch.folder import read_ranks
 
 

@@ -52,7 +52,10 @@ class SignalTable(Table):
     value: Any = None
     """Value loss of a critic: its coefficient, a table, or "none"."""
     nll: Any = None
-    """Negative log-likelihood of the sampled tokens: its coefficient, a table, or "none"."""
+    """Negative log-likelihood of the sampled tokens: its coefficient, a table, or "none"; of right answers alone with
+    on = "rewarded"."""
+    observed: Any = None
+    """Negative log-likelihood of what the environment wrote: its coefficient, or "none". In your own trainer only."""
     old: Any = None
     """Where logp_old comes from: recompute (a forward pass before the first update), current, or absent."""
     allow_double_count: Any = None
@@ -100,6 +103,7 @@ def explain_recipe(one: Recipe) -> list[tuple[str, str, str]]:
         ("entropy", one.entropy),
         ("value", one.value),
         ("nll", one.nll),
+        ("observed", one.observed),
     ):
         if term is not None:
             what = f"{term.coef:g} x {term.part or label} on {term.on}"

@@ -23,7 +23,7 @@ def signal_table(recipe: Recipe) -> dict[str, Any]:
         "old": recipe.old,
         "allow_double_count": recipe.allow_double_count,
     }
-    for name in ("entropy", "value", "nll"):
+    for name in ("entropy", "value", "nll", "observed"):
         term = getattr(recipe, name)
         table[name] = "none" if term is None else _term(term)
     return table

@@ -15,7 +15,7 @@ from torch import Tensor
 import trimtab
 from trimtab.errors import AdapterError
 from trimtab.signal import Counts, Part, Recipe, SignalBatch, Stage, part, prepare
-from trimtab.signal.recipes import recipe as named
+from trimtab.signal.cookbook import recipe as named
 
 RECIPE = "TRIMTAB_RECIPE"
 """The name of a recipe, for hooks that a framework finds by itself and that nobody can hand one to."""

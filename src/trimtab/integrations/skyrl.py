@@ -26,7 +26,7 @@ from trimtab.integrations.hook import (
 )  # fmt: skip
 from trimtab.integrations.looking import Looking
 from trimtab.signal import Recipe, Stage, part
-from trimtab.signal.recipes import recipe as named
+from trimtab.signal.cookbook import recipe as named
 
 HOOK = Hook(
     framework="SkyRL",

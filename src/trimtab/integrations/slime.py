@@ -36,7 +36,7 @@ from trimtab.integrations.hook import (
 from trimtab.integrations.looking import Looking
 from trimtab.integrations.slime_options import MEANS, only, own_advantages, own_recipe, own_rewards, own_tis
 from trimtab.signal import Recipe, SignalBatch, Stage, decide, part, prepare, token_loss
-from trimtab.signal.recipes import recipe as named
+from trimtab.signal.cookbook import recipe as named
 
 HOOK = Hook(framework="slime", sees=frozenset({"logp_old", "logp_rollout", "logp_ref", "entropy"}), adds={})
 REWARDS = Hook(framework="slime", sees=frozenset(), adds={"kl in reward": "--kl-coef"})

@@ -19,7 +19,7 @@ from trimtab.errors import AdapterError
 from trimtab.integrations.hook import Hook, asked_recipe, fitting, rows_of, run, tell_once
 from trimtab.integrations.looking import Looking
 from trimtab.signal import Recipe, part
-from trimtab.signal.recipes import recipe as named
+from trimtab.signal.cookbook import recipe as named
 
 HOOK = Hook(
     framework="Tinker", sees=frozenset({"logp_rollout"}), adds={"entropy": "no option: there is none"}, is_whole=True

@@ -13,7 +13,7 @@ from torch import Tensor
 from trimtab.errors import AdapterError
 from trimtab.integrations.hook import Hook, fitting, run, tell_once
 from trimtab.signal import KL, Counts, Part, Recipe, Stage, part
-from trimtab.signal.recipes import recipe as named
+from trimtab.signal.cookbook import recipe as named
 
 HOOK = Hook(framework="TRL", sees=frozenset({"logp_old", "logp_rollout", "logp_ref"}), adds={})
 WEIGHTINGS = {

@@ -5,10 +5,12 @@ prepare(batch, recipe) → prepared.updates() → decide(update) → token_loss(
 
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.catalogue import Formula, catalog, find, formula
-from trimtab.signal.composition import KL, Recipe, Stage, Term
+from trimtab.signal.composition import Recipe
+from trimtab.signal.cookbook import names, recipe
 from trimtab.signal.counts import Counts
 from trimtab.signal.decision import decide
 from trimtab.signal.fast import fused_loss, use_metrics, use_path
+from trimtab.signal.ingredient import KL, Stage, Term
 from trimtab.signal.metric_names import METRICS, WATCH, metric_spec
 from trimtab.signal.metrics import Metrics
 from trimtab.signal.objective import StepResult, TokenLoss, step, token_loss
@@ -16,7 +18,6 @@ from trimtab.signal.padded import count, loss
 from trimtab.signal.parallel import ProcessGroup, Reducer, gather, gather_tokens, merge_metrics
 from trimtab.signal.parts import Part, part
 from trimtab.signal.preparation import Prepared, prepare
-from trimtab.signal.recipes import names, recipe
 from trimtab.signal.scores import logp, logp_and_entropy, logp_from_hidden
 from trimtab.signal.state import SignalState
 from trimtab.signal.update import Decided, MicroBatch, Update

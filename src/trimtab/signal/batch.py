@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError, nearest
+from trimtab.signal.cell import Cells, list_cells, packed_cells, padded_cells, token_cells
 from trimtab.signal.door import (
     FLOATS,
     INTEGERS,
@@ -26,13 +27,14 @@ from trimtab.signal.door import (
     length_of,
     levels_of,
     moved_reward,
+    observed_of,
     owners_of,
     refuse_layout,
     reward_of,
 )
 from trimtab.signal.episode_door import read_episodes
+from trimtab.signal.group import group_index, known_company
 from trimtab.signal.layout import (
-    Cells,
     EpisodeFlag,
     EpisodeIndex,
     Levels,
@@ -45,18 +47,12 @@ from trimtab.signal.layout import (
     SequenceFlag,
     SequenceIndex,
     TokenIndex,
-    group_index,
-    known_company,
-    list_cells,
-    packed_cells,
-    padded_cells,
-    token_cells,
 )
 from trimtab.signal.tensors import as_flags, as_integers, as_tensor
 
 FIELDS = (
     *FLOATS, *INTEGERS, "token_reward", "value_after", "ended", "scored", "length", "sequence_id", "episode",
-    "attention", "rewards", "rewards_scored", "baseline", "extra",
+    "attention", "rewards", "rewards_scored", "baseline", "observed", "extra",
 )  # fmt: skip
 """Every field a batch can be given besides trainable, reward and group."""
 KNOWN = frozenset(FIELDS)
@@ -93,6 +89,9 @@ class SignalBatch:
     """The critic's value of each token's state, before the first update."""
     value_after: PerSequence | None = None
     """Value of the state after the last token; read only where the sequence did not end."""
+    observed: SequenceIndex | None = None
+    """How many tokens of its environment each sequence holds. They are in no token field: a term on them gets their
+    log-probs beside those of the trainable ones."""
     token_reward: PerToken | None = None
     position: TokenIndex | None = None
     turn: TokenIndex | None = None
@@ -269,4 +268,5 @@ def _sequence_fields(
         "length": length_of(given.get("length"), counts),
         "ended": ended_of(given.get("ended"), attention, width, counts.device),
         "value_after": value_after,
+        "observed": observed_of(given.get("observed"), counts),
     }

@@ -10,7 +10,8 @@ from trimtab.signal.composition import Recipe
 from trimtab.signal.diagnostics import drift_by_age
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import EpisodeFlag, PerToken
-from trimtab.signal.metrics import Mean, Metric, Spread, larger, moments
+from trimtab.signal.metric_kind import Mean, Metric, Spread, larger, moments
+from trimtab.signal.mismatch import explained, mismatch
 from trimtab.signal.parts import run
 from trimtab.signal.ratio import Ratio
 from trimtab.signal.reduce import any_of
@@ -75,3 +76,13 @@ def shaping_metrics(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> d
         entries[f"{step.formula.name}/effect"] = Mean.of((shaped - reward).abs(), votes)
         reward = shaped
     return entries
+
+
+def more_metrics(batch: SignalBatch, kept: Field, returns: Field, training: Field) -> dict[str, Metric]:
+    """What is only measured where it is asked for."""
+    found: dict[str, Metric] = {}
+    if batch.logp_old is not None and batch.logp_rollout is not None:
+        found |= mismatch(batch.logp_old, batch.logp_rollout, batch.segments, kept.tokens)
+    if batch.value_old is not None:
+        found |= explained(returns, batch.value_old, training)
+    return found

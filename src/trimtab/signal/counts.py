@@ -13,6 +13,7 @@ from trimtab.signal.parts import Part
 from trimtab.signal.tensors import as_count
 
 if TYPE_CHECKING:
+    from trimtab.signal.composition import Recipe
     from trimtab.signal.preparation import Prepared
 
 
@@ -73,6 +74,21 @@ def share_of(part: Part, segments: Segments, counts: Counts) -> float:
             "add up to more than one. Add up trimtab.count(…) of every micro-batch of the step, on every rank."
         )
     return own / max(whole, 1)
+
+
+def refuse_own_denominators(recipe: "Recipe") -> None:
+    """A term that is divided by its own tokens cannot be shared by several calls: counts do not tell these."""
+    own = [name for name in ("nll", "observed") if _is_apart(recipe, name)]
+    if own:
+        raise SignalError(
+            f"counts: recipe {recipe.name!r} divides {own[0]} by its own tokens of the whole step, which one call "
+            "cannot know. Use prepare → updates → decide → token_loss on the whole step."
+        )
+
+
+def _is_apart(recipe: "Recipe", name: str) -> bool:
+    term = getattr(recipe, name)
+    return term is not None and (name == "observed" or term.on == "rewarded")
 
 
 def check_groups(counts: Counts, group: Tensor) -> None:

@@ -5,6 +5,7 @@ Whatever is decided here, and whatever was seen on the way, travels with the tok
 
 from collections import ChainMap
 from collections.abc import MutableMapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -13,18 +14,20 @@ from torch import Tensor
 from trimtab.errors import SignalError
 from trimtab.signal.catalogue import INPUTS
 from trimtab.signal.composition import Recipe
-from trimtab.signal.counts import Counts, share_of
+from trimtab.signal.counts import Counts, refuse_own_denominators, share_of
 from trimtab.signal.door import FLOATS, check_floats
 from trimtab.signal.fast.choice import is_fast
 from trimtab.signal.fast.per_sequence import StageShortcuts
 from trimtab.signal.fast.per_sequence import weights as per_sequence_weights
 from trimtab.signal.fields import Field, everything
+from trimtab.signal.ingredient import REWARDED
 from trimtab.signal.layout import PerToken
-from trimtab.signal.parts import run
+from trimtab.signal.observed import observed_share
+from trimtab.signal.parts import Part, run
 from trimtab.signal.proximal import CURRENT_SHARE, interpolated
 from trimtab.signal.stages import Decisions, conjunction, run_stages, stage_inputs
 from trimtab.signal.tensors import as_tensor, quiet
-from trimtab.signal.update import Decided, Slice, Update, with_fields
+from trimtab.signal.update import OBSERVED_SHARE, Decided, Slice, Update, with_fields
 
 
 @quiet
@@ -62,7 +65,12 @@ def decide(
             picked = stage_inputs(recipe.loss, available).new_child({"keep": keep.tokens})
             whole = with_fields(whole, selected=Field(run(selector, picked), whole.segments))
     share = 1.0 if counts is None else share_of(recipe.weighting, whole.segments, counts)
-    return Decided(with_fields(whole, **_weights(whole, recipe, keep, share)))
+    weights = _weights(whole, recipe, keep, share)
+    if counts is not None and share != 1.0:
+        refuse_own_denominators(recipe)
+    if recipe.observed is not None:
+        weights[OBSERVED_SHARE] = observed_share(whole, whole.fields.held("advantage").dtype)
+    return Decided(with_fields(whole, **weights))
 
 
 def _settled(late: Decisions, whole: Slice) -> dict[str, Field]:
@@ -90,20 +98,29 @@ def _weights(whole: Slice, recipe: Recipe, keep: Field, share: float) -> dict[st
     """Each term's share per token: the policy's over what is kept so far, a regulariser's over all that trains."""
     advantage = whole.fields.held("advantage")
 
-    def weight(counted: Field) -> Field:
-        weights = per_sequence_weights(recipe.weighting, advantage.dtype, counted) if is_fast() else None
+    def weight(counted: Field, weighting: Part = recipe.weighting) -> Field:
+        weights = per_sequence_weights(weighting, advantage.dtype, counted) if is_fast() else None
         if weights is None:
             given = {"segments": whole.segments, "keep": counted.tokens}
-            weights = Field(run(recipe.weighting, ChainMap(given, cast("Any", whole.fields))), whole.segments)
+            weights = Field(run(weighting, ChainMap(given, cast("Any", whole.fields))), whole.segments)
         return weights if share == 1.0 else weights.map(lambda values: values * share)
 
     weights = {"weight_policy": weight(keep)}
     kl = recipe.kl if recipe.kl and recipe.kl.into == "loss" else None
     terms = {"kl": kl, "entropy": recipe.entropy, "value": recipe.value, "nll": recipe.nll}
     for name, term in terms.items():
-        if term is not None:
+        if term is not None and term.on == "rewarded":
+            weights[f"weight_{name}"] = weight(whole.fields.held(REWARDED), _over_kept(recipe.weighting))
+        elif term is not None:
             weights[f"weight_{name}"] = weight(keep if term.on == "kept" else everything(whole.segments))
     return weights
+
+
+def _over_kept(weighting: Part) -> Part:
+    """The same weighting, divided by what it is given and not by everything."""
+    if "over" not in weighting.settings:
+        return weighting
+    return replace(weighting, settings={**weighting.settings, "over": "kept"})
 
 
 def check_given(where: str, part: Slice, **given: PerToken | None) -> None:

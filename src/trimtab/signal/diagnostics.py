@@ -9,8 +9,10 @@ from torch import Tensor
 
 from trimtab.signal.fast.choice import is_all_watched
 from trimtab.signal.fields import Field
+from trimtab.signal.histogram import Histogram
 from trimtab.signal.layout import PerToken, Segments
-from trimtab.signal.metrics import Extremum, Histogram, Mean, Metric, Metrics, SampleSize, Spread
+from trimtab.signal.metric_kind import Extremum, Mean, Metric, SampleSize, Spread
+from trimtab.signal.metrics import Metrics
 from trimtab.signal.once import once
 from trimtab.signal.ratio import Ratio
 from trimtab.signal.reduce import LOG_BOUND, bounded_exp

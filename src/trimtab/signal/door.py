@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal.layout import Cells, Levels, Segments, places
+from trimtab.signal.cell import Cells
+from trimtab.signal.layout import Levels, Segments, SequenceIndex, places
 from trimtab.signal.tensors import Array, Numbers, as_flags, as_integers, as_names, as_tensor, host, read_all
 
 TokenField = Numbers
@@ -122,6 +123,20 @@ def length_of(length: Numbers | None, counts: Tensor) -> Tensor:
         raise SignalError(
             f"SignalBatch: length is {int(values.reshape(-1)[below[0]])} at {below[0]}, and a sequence has 0 tokens or "
             "more. Give generated lengths."
+        )
+    return values
+
+
+def observed_of(given: Numbers | None, counts: SequenceIndex) -> SequenceIndex | None:
+    """How many tokens of the environment each sequence holds: 0 or more."""
+    if given is None:
+        return None
+    values = as_integers(given, "SignalBatch: observed", counts.device)
+    below = places(values.reshape(-1) < 0)
+    if below:
+        raise SignalError(
+            f"SignalBatch: observed is {int(values.reshape(-1)[below[0]])} at {below[0]}, and a sequence holds 0 "
+            "tokens of its environment or more. Give counts."
         )
     return values
 

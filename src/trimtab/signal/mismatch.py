@@ -9,7 +9,7 @@ import torch
 from trimtab.signal.agreement import Agreement, Quotient
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import Keep, PerToken, Segments
-from trimtab.signal.metrics import Extremum, Mean, Metric, Spread
+from trimtab.signal.metric_kind import Extremum, Mean, Metric, Spread
 from trimtab.signal.reduce import bounded_exp, sequence_mean, sequence_sum
 
 

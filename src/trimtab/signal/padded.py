@@ -9,14 +9,15 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
+from trimtab.signal.cell import Cells
 from trimtab.signal.composition import Recipe
+from trimtab.signal.cookbook import recipe as named
 from trimtab.signal.counts import Counts, check_groups, share_of
 from trimtab.signal.decision import decide
 from trimtab.signal.door import FLOATS, check_floats, check_tokens
-from trimtab.signal.layout import Cells, PerToken, Scalar
+from trimtab.signal.layout import PerToken, Scalar, places
 from trimtab.signal.objective import TokenLoss, step, token_loss
 from trimtab.signal.preparation import Prepared, prepare
-from trimtab.signal.recipes import recipe as named
 from trimtab.signal.state import SignalState
 from trimtab.signal.tensors import Numbers, as_count, as_flags, as_number, as_tensor
 from trimtab.signal.update import Update, select
@@ -35,6 +36,7 @@ def loss(
     advantage: Numbers | None = None,
     entropy: Tensor | None = None,
     value: Tensor | None = None,
+    observed: Numbers | None = None,
     counts: Counts | None = None,
     ranks: int = 1,
     grad_scale: float | None = 1.0,
@@ -54,6 +56,7 @@ def loss(
     `advantage`: where you have computed it, [rows] or [rows, width]. What the recipe does before the advantage is then
     yours: reward shaping, KL in the reward, normalisation, credit, whitening and clipping do not run. reward and group
     may be left out.
+    `observed`: true at tokens that the environment wrote, [rows, width], for a recipe with a term on them.
     `ranks`: data-parallel ranks that average gradients (DDP, FSDP2); the loss is multiplied by it.
     `grad_scale`: what you multiply the loss by before backward, for instance a GradScaler's scale. A warning says so
     when another gradient arrives. None: you do not know, and nothing is said.
@@ -63,7 +66,10 @@ def loss(
     says = "It is what the loss is multiplied by before backward: a number other than 0."
     if grad_scale is not None:
         _ = as_number(grad_scale, "loss", "grad_scale", lambda scale: 0 < abs(scale) < float("inf"), says)
-    prepared = _prepare(chosen, mask, reward, group, advantage, _in_precision_of(logp, fields))
+    given = _in_precision_of(logp, fields)
+    seen = None if observed is None else _observed(observed, mask)
+    given |= {} if seen is None else {"observed": seen.sum(1)}
+    prepared = _prepare(chosen, mask, reward, group, advantage, given)
     for warning in prepared.warnings:
         warnings.warn(warning, stacklevel=2)
     update = next(prepared.updates(1))
@@ -77,7 +83,13 @@ def loss(
         counts=counts,
     )
     (micro,) = replace(decided, data_parallel=ranks).split(num=1)
-    result = token_loss(micro, current["logp"], entropy=current["entropy"], value=current["value"])
+    result = token_loss(
+        micro,
+        current["logp"],
+        entropy=current["entropy"],
+        value=current["value"],
+        logp_observed=None if seen is None else logp[update.sequences][seen[update.sequences]],
+    )
     numbers = _numbers(result, prepared, has_reward=reward is not None)
     if grad_scale is not None:
         _watch(result.loss, grad_scale)
@@ -101,6 +113,23 @@ def count(
     return Counts.of(_prepare(_recipe(recipe), mask, reward, group, advantage, fields))
 
 
+def _observed(observed: Numbers, mask: Numbers) -> Tensor:
+    """Which cells the environment wrote; the policy chose none of them."""
+    seen, chosen = as_flags(observed, "loss: observed"), as_flags(mask, "SignalBatch: trainable")
+    if seen.shape != chosen.shape:
+        raise SignalError(
+            f"loss: observed has shape {list(seen.shape)} and mask {list(chosen.shape)}, so tokens do not match. "
+            "Give both [rows, width]."
+        )
+    both = places((seen & chosen).any(1))
+    if both:
+        raise SignalError(
+            f"loss: rows {both[:8]} have tokens in both mask and observed, so they would train twice. A token is the "
+            "policy's or the environment's."
+        )
+    return seen
+
+
 def _recipe(recipe: str | Recipe) -> Recipe:
     chosen = named(recipe) if isinstance(recipe, str) else recipe
     if not isinstance(chosen, Recipe):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
@@ -117,6 +146,11 @@ def _prepare(
     fields: dict[str, Any],
 ) -> Prepared:
     missing = [name for name, given in (("reward", reward), ("group", group)) if given is None]
+    if reward is None and recipe.nll is not None and recipe.nll.on == "rewarded":
+        raise SignalError(
+            f"loss: reward is missing, and recipe {recipe.name!r} has a term on answers with a reward above 0, which "
+            "would act nowhere. Give one reward per row."
+        )
     drops = recipe.filter_constant_groups or recipe.group_mean_band is not None
     if missing and (advantage is None or drops):
         same = "to drop groups whose answers all got the same reward"

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
-from trimtab.signal.layout import Cells, Levels, Segments, SequenceIndex, renumbered
+from trimtab.signal.cell import Cells
+from trimtab.signal.group import renumbered
+from trimtab.signal.layout import Levels, Segments, SequenceIndex
 from trimtab.signal.metrics import Metrics, as_data, from_data
 from trimtab.signal.update import Update
 
@@ -58,7 +60,7 @@ class ProcessGroup:
 
 
 TOKENS = ("logp_old", "logp_rollout", "logp_ref", "value_old", "token_reward", "position", "turn", "version")
-SEQUENCES = ("length", "ended", "value_after")
+SEQUENCES = ("length", "ended", "value_after", "observed")
 EPISODES = ("rewards", "rewards_scored", "baseline")
 
 

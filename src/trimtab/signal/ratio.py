@@ -12,8 +12,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from trimtab.signal.histogram import Histogram
 from trimtab.signal.layout import PerToken, Segments
-from trimtab.signal.metrics import Histogram
 from trimtab.signal.once import once
 from trimtab.signal.reduce import LOG_BOUND, bounded_exp, extremes_of, sum_of
 from trimtab.signal.tensors import Array, Number, as_plain, as_torch, between, host, is_plain, read_if_plain

@@ -1,134 +1,24 @@
-"""Paper names: each recipe is a composition of formulas with the paper's values. No arithmetic here.
+"""Names of papers: the only place where one stands for a composition of formulas with the paper's values.
 
-`recipe("dapo")` is a complete choice; `recipe("dapo", not_ended="suppress")` is visibly the user's own.
+No arithmetic here. cookbook.py finds a recipe by its name.
 """
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import Any
 
-from trimtab.errors import SignalError, nearest, unknown_name
-from trimtab.signal import (
-    advantage,
-    baseline,
-    correction,
-    kl,
-    normalize,
-    off_policy_loss,
-    policy_loss,
-    reward,
-    several_rewards,
-    teacher,
-    token_baseline,
-    trust_region,
-    turns,
-    value_loss,
-    weighting,
-)
-from trimtab.signal.composition import KL, Recipe, Stage, Term
-from trimtab.signal.parts import Part, part
-from trimtab.signal.shorthand import read_field
+from trimtab.signal.composition import Recipe
+from trimtab.signal.ingredient import KL, Stage, Term
+from trimtab.signal.parts import part
+from trimtab.signal.usual import group, group_mean, token_mean
+from trimtab.signal.usual import ppo as ppo_clip
+from trimtab.signal.usual import reinforce as policy_gradient
 
-FORMULA_MODULES = (
-    reward, several_rewards, kl, normalize, baseline, advantage, turns, teacher, token_baseline, correction,
-    trust_region, policy_loss, off_policy_loss, value_loss, weighting,
-)  # fmt: skip
-"""The files whose formulas a recipe can name: importing one declares what is in it."""
-
-_RECIPES: dict[str, Callable[[], Recipe]] = {}
+PAPERS: list[Callable[[], Recipe]] = []
+"""Every recipe of this file, in its order."""
 
 
 def _recipe(build: Callable[[], Recipe]) -> Callable[[], Recipe]:
-    _RECIPES[build.__name__] = build
+    PAPERS.append(build)
     return build
-
-
-def names() -> list[str]:
-    """Every recipe, in the order of this file: the ladder first."""
-    return list(_RECIPES)
-
-
-def recipe(name: str, **changes: Any) -> Recipe:
-    """A recipe by name, with the fields you change.
-
-    A field is the object a recipe holds, or a short way to write it: a formula by name (weighting="token_mean"), a
-    coefficient (kl=0.04), a table of what changes (loss={"band": (0.8, 1.3)}), the correction of another recipe
-    (correction="tis"), None or "none" for nothing. A run file writes the same under [signal].
-    """
-    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers are not all typed
-        raise SignalError(f"recipe: a name is a text, not {name!r}. There are: {', '.join(names())}.")
-    if name not in _RECIPES:
-        raise SignalError(unknown_name("recipe", name, names()))
-    base = _RECIPES[name]()
-    known = sorted(f.name for f in fields(Recipe))
-    unknown = sorted(changes.keys() - set(known))
-    if unknown:
-        raise SignalError(
-            f"recipe {name!r}: has no field {unknown[0]!r}{nearest(unknown[0], known)}; it has {', '.join(known)}."
-        )
-    return replace(base, **{field: read_field(base, field, given, _RECIPES) for field, given in changes.items()})
-
-
-def _group() -> Part:
-    return part("normalize.mean_std", mean="group", std="group")
-
-
-def _group_mean() -> Part:
-    return part("normalize.mean_std", mean="group", std="none")
-
-
-def _token_mean() -> Part:
-    return part("weighting.token_mean")
-
-
-def _ppo() -> Stage:
-    return Stage(part("policy_loss.clipped", band=(0.8, 1.2)), anchor="old")
-
-
-def _reinforce() -> Stage:
-    return Stage(part("policy_loss.reinforce"))
-
-
-@_recipe
-def start_on_policy() -> Recipe:
-    return Recipe(
-        name="start_on_policy",
-        summary="Start here, step 1: sampler and trainer agree and every batch is used once.",
-        source="Zheng et al. 2025, Stabilizing RL with LLMs, arXiv:2512.01374: "
-        "on-policy, plain policy gradient is the most stable",
-        loss=_reinforce(),
-        normalize=_group(),
-        weighting=_token_mean(),
-        old="current",
-    )
-
-
-@_recipe
-def start_engine_mismatch() -> Recipe:
-    return Recipe(
-        name="start_engine_mismatch",
-        summary="Start here, step 2: another engine samples (vLLM, quantised weights), batches are fresh.",
-        source="Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training",
-        loss=_ppo(),
-        normalize=_group(),
-        weighting=_token_mean(),
-        correction=(Stage(part("importance.truncated", level="token", band=(0.0, 2.0)), ratio="engine"),),
-    )
-
-
-@_recipe
-def start_async() -> Recipe:
-    return Recipe(
-        name="start_async",
-        summary="Start here, step 3: rollouts are stale, the sampler may be quantised. "
-        "One length-normalised ratio per sequence, current against the sampler, clipped as one.",
-        source="Zheng et al. 2025, GSPO, arXiv:2507.18071, eq. 5, anchored at the sampler instead of the old policy; "
-        "band (0.98, 1.02) chosen in docs/studies.md",
-        loss=Stage(part("policy_loss.geometric_clipped", band=(0.98, 1.02)), anchor="rollout"),
-        normalize=_group(),
-        weighting=_token_mean(),
-        old="absent",
-    )
 
 
 @_recipe
@@ -137,7 +27,7 @@ def reinforce() -> Recipe:
         name="reinforce",
         summary="The policy gradient without baseline or correction.",
         source="Williams 1992, Machine Learning 8",
-        loss=_reinforce(),
+        loss=policy_gradient(),
         normalize=part("normalize.raw"),
         weighting=part("weighting.sequence_mean_token_sum"),
         old="current",
@@ -150,8 +40,8 @@ def grpo() -> Recipe:
         name="grpo",
         summary="Group mean and std as baseline, PPO clip, k3 to a reference in the loss.",
         source="Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, eq. 3, beta 0.04",
-        loss=_ppo(),
-        normalize=_group(),
+        loss=ppo_clip(),
+        normalize=group(),
         weighting=part("weighting.sequence_mean_token_mean"),
         kl=KL(part("kl.k3"), coef=0.04, into="loss"),
     )
@@ -163,8 +53,8 @@ def dr_grpo() -> Recipe:
         name="dr_grpo",
         summary="GRPO without the std and with a constant in place of the length.",
         source="Liu et al. 2025, Dr.GRPO, arXiv:2503.20783; the constant is its generation limit of 3000 tokens",
-        loss=_ppo(),
-        normalize=_group_mean(),
+        loss=ppo_clip(),
+        normalize=group_mean(),
         weighting=part("weighting.constant_divisor", divisor=3000),
     )
 
@@ -175,7 +65,7 @@ def rloo() -> Recipe:
         name="rloo",
         summary="REINFORCE against the mean of the group's other answers, KL in the sequence reward.",
         source="Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740; KL coefficient 0.05 as in TRL",
-        loss=_reinforce(),
+        loss=policy_gradient(),
         normalize=part("normalize.leave_one_out"),
         weighting=part("weighting.sequence_mean_token_sum"),
         kl=KL(part("kl.k1"), coef=0.05, into="sequence_reward"),
@@ -188,11 +78,11 @@ def reinforce_plus_plus() -> Recipe:
         name="reinforce_plus_plus",
         summary="Token rewards with KL, reward to go, whitened over the batch, PPO clip.",
         source="Hu et al. 2025, REINFORCE++, arXiv:2501.03262; KL coefficient 0.01 as in OpenRLHF",
-        loss=_ppo(),
+        loss=ppo_clip(),
         normalize=part("normalize.raw"),
         advantage=part("advantage.reward_to_go", gamma=1.0),
         whiten=True,
-        weighting=_token_mean(),
+        weighting=token_mean(),
         kl=KL(part("kl.k1"), coef=0.01, into="token_reward"),
     )
 
@@ -203,11 +93,11 @@ def ppo() -> Recipe:
         name="ppo",
         summary="Critic, GAE, KL in the token reward, clipped policy and value losses.",
         source="Schulman et al. 2017, arXiv:1707.06347; Ouyang et al. 2022, InstructGPT, arXiv:2203.02155",
-        loss=_ppo(),
+        loss=ppo_clip(),
         normalize=part("normalize.raw"),
         advantage=part("advantage.gae", gamma=1.0, lam=0.95),
         whiten=True,
-        weighting=_token_mean(),
+        weighting=token_mean(),
         kl=KL(part("kl.k1"), coef=0.05, into="token_reward"),
         value=Term(coef=0.5, part=part("value_loss.squared_clipped", reach=0.2)),
     )
@@ -221,8 +111,8 @@ def dapo() -> Recipe:
         source="Yu et al. 2025, DAPO, arXiv:2503.14476: clip 0.2 / 0.28, 20480 tokens with a buffer of 4096",
         reward=(part("reward.soft_overlong", max_length=20480, buffer=4096),),
         loss=Stage(part("policy_loss.clipped", band=(0.8, 1.28)), anchor="old"),
-        normalize=_group(),
-        weighting=_token_mean(),
+        normalize=group(),
+        weighting=token_mean(),
         filter_constant_groups=True,
     )
 
@@ -234,7 +124,7 @@ def gspo() -> Recipe:
         summary="One length-normalised ratio per sequence, clipped as one.",
         source="Zheng et al. 2025, GSPO, arXiv:2507.18071: clip 3e-4 / 4e-4, no KL",
         loss=Stage(part("policy_loss.geometric_clipped", band=(1 - 3e-4, 1 + 4e-4)), anchor="old"),
-        normalize=_group(),
+        normalize=group(),
         weighting=part("weighting.sequence_mean_token_mean"),
     )
 
@@ -247,8 +137,8 @@ def cispo() -> Recipe:
         source="MiniMax 2025, MiniMax-M1, arXiv:2506.13585, no lower bound; "
         "upper bound 5 as in ScaleRL's recipe, arXiv:2510.13786",
         loss=Stage(part("policy_loss.clipped_importance", band=(0.0, 5.0)), anchor="old"),
-        normalize=_group(),
-        weighting=_token_mean(),
+        normalize=group(),
+        weighting=token_mean(),
     )
 
 
@@ -259,7 +149,7 @@ def sapo() -> Recipe:
         summary="A soft gate in place of the hard clip.",
         source="Gao et al. 2025, SAPO, arXiv:2511.20347: temperatures 1.0 and 1.05",
         loss=Stage(part("policy_loss.soft_gated", temperature_positive=1.0, temperature_negative=1.05), anchor="old"),
-        normalize=_group(),
+        normalize=group(),
         weighting=part("weighting.sequence_mean_token_mean"),
     )
 
@@ -270,9 +160,9 @@ def tis() -> Recipe:
         name="tis",
         summary="PPO clip with the engine ratio of each token truncated at 2.",
         source="Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training; C = 2",
-        loss=_ppo(),
-        normalize=_group(),
-        weighting=_token_mean(),
+        loss=ppo_clip(),
+        normalize=group(),
+        weighting=token_mean(),
         correction=(Stage(part("importance.truncated", level="token", band=(0.0, 2.0)), ratio="engine"),),
     )
 
@@ -283,9 +173,9 @@ def sequence_tis() -> Recipe:
         name="sequence_tis",
         summary="PPO clip with the product of a sequence's engine ratios truncated at 5.",
         source="Liu et al. 2025, When Speed Kills Stability (Seq-TIS); C = 5 as in SkyRL #849",
-        loss=_ppo(),
-        normalize=_group(),
-        weighting=_token_mean(),
+        loss=ppo_clip(),
+        normalize=group(),
+        weighting=token_mean(),
         correction=(Stage(part("importance.truncated", level="sequence", band=(0.0, 5.0)), ratio="engine"),),
     )
 
@@ -296,9 +186,9 @@ def reinforce_tis() -> Recipe:
         name="reinforce_tis",
         summary="REINFORCE with one bounded factor per sequence, current against the sampler: engine and staleness.",
         source="slime #2084 (current against rollout); Liu et al. 2025, When Speed Kills Stability (sequence level)",
-        loss=_reinforce(),
-        normalize=_group(),
-        weighting=_token_mean(),
+        loss=policy_gradient(),
+        normalize=group(),
+        weighting=token_mean(),
         correction=(Stage(part("importance.truncated", level="sequence", band=(0.0, 2.0)), ratio="total"),),
         old="absent",
     )
@@ -310,9 +200,9 @@ def geometric_mask() -> Recipe:
         name="geometric_mask",
         summary="PPO clip on sequences whose mean engine drift is below one percent.",
         source="Liu et al. 2025, When Speed Kills Stability (Geo-RS); band (0.99, 1.01) as in SkyRL #849",
-        loss=_ppo(),
-        normalize=_group(),
-        weighting=_token_mean(),
+        loss=ppo_clip(),
+        normalize=group(),
+        weighting=token_mean(),
         correction=(Stage(part("keep.geometric_band", band=(0.99, 1.01)), ratio="engine"),),
     )
 
@@ -325,7 +215,7 @@ def deepseek_v32() -> Recipe:
         source="DeepSeek-AI 2025, DeepSeek-V3.2, arXiv:2512.02556; "
         "delta is unpublished, 0.1 lies in Trinity's tested range; KL 1e-3",
         loss=Stage(part("policy_loss.clipped", band=(0.8, 1.2)), anchor="rollout"),
-        normalize=_group_mean(),
+        normalize=group_mean(),
         weighting=part("weighting.sequence_mean_token_mean"),
         correction=(Stage(part("keep.negative_drift", delta=0.1), anchor="rollout"),),
         kl=KL(part("kl.importance_weighted_k3"), coef=1e-3, into="loss", anchor="rollout"),
@@ -339,8 +229,8 @@ def decoupled_ppo() -> Recipe:
         name="decoupled_ppo",
         summary="The clip stays at the old policy, a bounded factor takes old back to the stale sampler.",
         source="Fu et al. 2025, AReaL, arXiv:2505.24298, eq. 5; cap 5 as in AReaL",
-        loss=_ppo(),
+        loss=ppo_clip(),
         normalize=part("normalize.mean_std", mean="batch", std="batch"),
-        weighting=_token_mean(),
+        weighting=token_mean(),
         correction=(Stage(part("importance.truncated", level="token", band=(0.0, 5.0)), ratio="engine"),),
     )

@@ -40,10 +40,22 @@ def _refuse_misplaced(recipe: "Recipe") -> None:
                 )
     if recipe.value and recipe.value.part is None:
         raise SignalError(f"recipe {recipe.name!r}: the value term names no formula. Use value_loss.squared.")
-    for name in ("entropy", "nll"):
+    for name in ("entropy", "nll", "observed"):
         term = getattr(recipe, name)
         if term is not None and term.part is not None:
             raise SignalError(f"recipe {recipe.name!r}: the {name} term takes no formula; it has one meaning.")
+    if recipe.observed is not None and recipe.observed.on != "all":
+        raise SignalError(
+            f"recipe {recipe.name!r}: observed.on = {recipe.observed.on!r} chooses tokens of the environment, about "
+            "which nothing is decided. Leave on out."
+        )
+    for name in ("entropy", "value"):
+        term = getattr(recipe, name)
+        if term is not None and term.on == "rewarded":
+            raise SignalError(
+                f"recipe {recipe.name!r}: {name}.on = 'rewarded' would act where answers are right and nowhere else. "
+                "Only nll does that. Use on = 'all' or 'kept'."
+            )
 
 
 def _refuse_unreadable(recipe: "Recipe") -> None:

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from trimtab.errors import SignalError, nearest
 from trimtab.signal.catalogue import PAIR, catalog
-from trimtab.signal.composition import KL, Recipe, Stage, Term
+from trimtab.signal.composition import Recipe
+from trimtab.signal.ingredient import KL, Stage, Term
 from trimtab.signal.parts import Part, part
 
 OFF = (None, "none")
@@ -17,7 +18,7 @@ OFF = (None, "none")
 
 PARTS = ("weighting", "normalize", "advantage")
 LISTS = {"reward": ("reward",), "correction": ("importance", "keep")}
-TERMS = ("entropy", "value", "nll")
+TERMS = ("entropy", "value", "nll", "observed")
 
 
 def read_field(base: Recipe, name: str, given: Any, lenders: Mapping[str, Callable[[], Recipe]]) -> Any:

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from trimtab.signal.composition import Stage
 from trimtab.signal.fields import Field
+from trimtab.signal.ingredient import Stage
 from trimtab.signal.layout import PerToken, Segments
 from trimtab.signal.parts import run
 from trimtab.signal.tensors import Array, host

@@ -10,7 +10,7 @@ from typing import Any
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.composition import Recipe
 from trimtab.signal.layout import EpisodeFlag, PerEpisode
-from trimtab.signal.metrics import Mean, Metric
+from trimtab.signal.metric_kind import Mean, Metric
 
 REACH = 0.2
 """The relative error of a KL counts up to this: Ziegler et al. 2019, arXiv:1909.08593, sec. 2.2."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import Segments
-from trimtab.signal.metrics import Mean, Metric, Sum
+from trimtab.signal.metric_kind import Mean, Metric, Sum
 from trimtab.signal.tensors import Array, Number, is_plain, library, read_if_plain
 
 Slot = tuple[int, int, int]

@@ -17,12 +17,16 @@ from trimtab.errors import SignalError, unknown_word
 from trimtab.signal.composition import Recipe
 from trimtab.signal.fields import Field, Fields
 from trimtab.signal.layout import Segments, SequenceIndex, TokenIndex
-from trimtab.signal.tensors import Number, as_count, as_integers, as_number, in_precision, read_if_plain
+from trimtab.signal.tensors import Number, as_count, as_integers, as_number, as_torch, in_precision, read_if_plain
 
 if TYPE_CHECKING:
     from trimtab.signal.preparation import Prepared
 
 Sequences = Int[Tensor, " chosen"]
+
+OBSERVED, OBSERVED_SHARE = "observed:number", "observed:share"
+"""Fields with one number per sequence: its tokens of the environment, and what they weigh together. No formula can name
+these."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +272,11 @@ def _cuts(counts: SequenceIndex, max_tokens: int | None, num: int | None) -> lis
 
 def weight_sums(part: Slice) -> dict[str, Number]:
     """The sum of the weights of every term, by name: together, what an optimiser step has to spend."""
-    return {name: _total(part.fields.held(name)) for name in part.fields if name.startswith("weight_")}
+    sums = {name: _total(part.fields.held(name)) for name in part.fields if name.startswith("weight_")}
+    if OBSERVED_SHARE in part.fields:
+        share = as_torch(part.fields.held(OBSERVED_SHARE).values)
+        sums["weight_observed"] = read_if_plain(share.sum(dtype=torch.float64))
+    return sums
 
 
 def _total(field: Field) -> Number:

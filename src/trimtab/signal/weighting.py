@@ -11,7 +11,8 @@ import torch
 
 from trimtab.errors import SignalError
 from trimtab.signal.catalogue import Positive, formula
-from trimtab.signal.layout import Keep, PerToken, Segments, TokenIndex, places, renumbered
+from trimtab.signal.group import renumbered
+from trimtab.signal.layout import Keep, PerToken, Segments, TokenIndex, places
 from trimtab.signal.reduce import segment_sum, sequence_any, sequence_count, to_tokens
 
 Over = Literal["all", "kept"]

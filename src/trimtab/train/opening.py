@@ -60,6 +60,25 @@ def check_run(settings: TrainSettings, recipe: Recipe) -> None:
             f"{recipe.name!r} divides by the sampler's probabilities, so every ratio would be wrong by the share that "
             "was cut. Set train.engine.record_support=true, or top_p=1 and top_k=0."
         )
+    read = {*recipe.needs, *(name for one in recipe.parts() for name in one.formula.inputs)}
+    for name, what in NOT_RECORDED.items():
+        if name in read:
+            raise ConfigError(
+                f"signal: recipe {recipe.name!r} reads {name}, {what}, and a run of `trimtab train` has none. Use the "
+                "recipe in your own trainer (trimtab.loss), or choose one that does without."
+            )
+
+
+NOT_RECORDED = {
+    "rewards": "several rewards per episode",
+    "baseline": "a baseline of the caller's for each episode",
+    "observed": "the log-probs of what the environment wrote",
+    "logp_teacher": "the log-probs of a teacher",
+    "pi_squared": "the sum of squared probabilities at each token",
+    "state": "the name of the state at each turn",
+    "role": "the role of each episode",
+}
+"""What formulas may read of a batch, and this trainer does not record."""
 
 
 @dataclass(frozen=True)

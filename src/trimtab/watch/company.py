@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from trimtab.signal.layout import renumbered
-from trimtab.signal.metrics import Mean, Metric, Spread, Sum
+from trimtab.signal.group import renumbered
+from trimtab.signal.metric_kind import Mean, Metric, Spread, Sum
 from trimtab.signal.normalize import mean_std
 from trimtab.watch.flat import Flags, Flat, Floats, Integers
 

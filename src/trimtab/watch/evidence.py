@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trimtab.signal.metrics import Extremum, Metric, Sum
+from trimtab.signal.metric_kind import Extremum, Metric, Sum
 from trimtab.watch.flat import Flags, Flat, Floats, Integers
 from trimtab.watch.measure import defined, log_ratio
 

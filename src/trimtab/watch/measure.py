@@ -7,8 +7,10 @@ import numpy as np
 import torch
 
 from trimtab.signal.diagnostics import drift
+from trimtab.signal.histogram import Histogram
 from trimtab.signal.layout import Segments
-from trimtab.signal.metrics import Extremum, Histogram, Mean, Metric, Metrics, Spread, Sum
+from trimtab.signal.metric_kind import Extremum, Mean, Metric, Spread, Sum
+from trimtab.signal.metrics import Metrics
 from trimtab.signal.ratio import Ratio
 from trimtab.watch.flat import Flat, Floats
 

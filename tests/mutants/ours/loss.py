@@ -10,7 +10,7 @@ from torch import Tensor
 from trimtab.sentinel import Case, Out, Result, Subject
 from trimtab.sentinel.of import is_clipped, log_ratio
 from trimtab.signal import KL, Recipe, Stage, Term, decide, part, token_loss
-from trimtab.signal.objective import _weighted
+from trimtab.signal.loss_term import weighted
 from trimtab.signal.reduce import bounded_exp
 from trimtab.signal.update import Ledger, MicroBatch, Slice, Update
 
@@ -98,7 +98,7 @@ def aggregation(weighting: str, *, declared: str | None = None, **settings: Any)
         weights = part(options["weighting"], **{k: v for k, v in options.items() if k != "weighting"})(given)
         own = weights[whole.token_places(_mine(case))]
         kept = torch.ones(case.segments.num_tokens, dtype=torch.bool)
-        return {"loss": Result.scalar(_weighted(case.flat("token_loss"), own, kept), "loss")}
+        return {"loss": Result.scalar(weighted(case.flat("token_loss"), own, kept), "loss")}
 
     return Subject(
         f"aggregation({weighting})", call, options={"weighting": f"weighting.{weighting}", **settings}, combine="sum",
@@ -123,7 +123,7 @@ def value_loss(**changes: Any) -> Subject:
         given = {name: case.flat(name) for name in ("value", "value_old", "returns")}
         errors, _ = part("value_loss.squared_clipped", reach=options["reach"])(given)
         kept = torch.ones(case.segments.num_tokens, dtype=torch.bool)
-        total = _weighted(errors, weights[whole.token_places(_mine(case))], kept)
+        total = weighted(errors, weights[whole.token_places(_mine(case))], kept)
         return {"loss": Result.scalar(total, "loss")}
 
     return Subject("value_loss", call, options={"reach": 0.2, **changes}, combine="sum")

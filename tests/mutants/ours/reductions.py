@@ -13,9 +13,10 @@ from torch import Tensor
 from trimtab.sentinel import Case, Out, Result, Subject
 from trimtab.sentinel.of import kl, log_ratio
 from trimtab.signal.advantage import gae, reward_to_go
+from trimtab.signal.cell import padded_cells
 from trimtab.signal.diagnostics import drift
-from trimtab.signal.layout import Segments, padded_cells
-from trimtab.signal.metrics import Extremum, Mean, SampleSize, Spread
+from trimtab.signal.layout import Segments
+from trimtab.signal.metric_kind import Extremum, Mean, SampleSize, Spread
 from trimtab.signal.normalize import whiten
 from trimtab.signal.ratio import Ratio
 from trimtab.signal.reduce import bounded_exp, sequence_mean, to_tokens

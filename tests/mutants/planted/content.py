@@ -12,7 +12,7 @@ plant(
     "mask_content",
     "cells_outside_filled_with_one",
     credit,
-    "signal.layout:Cells.scatter",
+    "signal.cell:Cells.scatter",
     "torch.full((math.prod(self.shape),), fill,",
     "torch.full((math.prod(self.shape),), 1.0,",
 )
@@ -20,7 +20,7 @@ plant(
     "mask_content",
     "baseline_over_padding_too",
     credit,
-    "signal.layout:Cells.gather",
+    "signal.cell:Cells.gather",
     "return cells.index_select(0, self.index)",
     "return (cells - cells.nanmean()).index_select(0, self.index)",
 )
@@ -28,7 +28,7 @@ plant(
     "mask_content",
     "assumes_answers_stand_at_the_left",
     padded_loss("grpo"),
-    "signal.layout:padded_cells",
+    "signal.cell:padded_cells",
     "index = trainable.reshape(-1).nonzero()",
     "index = (torch.arange(trainable.shape[1]) < counts[:, None]).reshape(-1).nonzero()",
 )
@@ -53,7 +53,7 @@ plant(
     "mask_content",
     "maximum_ignores_the_mask",
     masked_metrics(),
-    "signal.metrics:Extremum.of",
+    "signal.metric_kind:Extremum.of",
     "if among is not None:",
     "if False:",
 )
@@ -69,7 +69,7 @@ plant(
     "mask_content",
     "mean_ignores_the_mask",
     masked_metrics(),
-    "signal.metrics:_sums",
+    "signal.metric_kind:_sums",
     "if among is not None:",
     "if False:",
 )
@@ -112,7 +112,7 @@ plant(
     "nonfinite_isolation",
     "metric_multiplies_by_the_mask",
     masked_metrics(),
-    "signal.metrics:_sums",
+    "signal.metric_kind:_sums",
     "torch.where(among, exact, 0.0)",
     "exact * among",
 )
@@ -120,7 +120,7 @@ plant(
     "nonfinite_isolation",
     "spread_metric_multiplies_by_the_mask",
     masked_spread(),
-    "signal.metrics:_sums",
+    "signal.metric_kind:_sums",
     "torch.where(among, exact, 0.0)",
     "exact * among.double()",
 )
@@ -128,7 +128,7 @@ plant(
     "nonfinite_isolation",
     "maximum_pushes_the_masked_down",
     masked_metrics(),
-    "signal.metrics:Extremum.of",
+    "signal.metric_kind:Extremum.of",
     "torch.where(among, signed, torch.full_like(signed, -torch.inf))",
     "signed * among - 1e9 * ~among",
 )
@@ -180,7 +180,7 @@ plant(
     "no_aliasing",
     "clips_advantages_in_place",
     pipeline("reinforce_plus_plus", clip_advantage=0.5),
-    "signal.preparation:_shaped",
+    "signal.credit:_shaped",
     "torch.where(batch.scored, batch.reward, 0.0)",
     "batch.reward.mul_(batch.scored)",
     Edit("signal.door:reward_of", ", copy=True", ""),

@@ -21,7 +21,7 @@ plant(
     "degenerate_bounded",
     "sample_size_of_nothing",
     masked_spread(),
-    "signal.metrics:SampleSize.value",
+    "signal.metric_kind:SampleSize.value",
     "larger(self.count * self.square, 1e-300)",
     "(self.count * self.square)",
 )
@@ -53,7 +53,7 @@ plant(
     "degenerate_bounded",
     "empty_step_divides_by_zero",
     surrogate(),
-    "signal.objective:_weighted",
+    "signal.loss_term:weighted",
     "* weight).sum()",
     "* weight).sum() / weight.sum() * weight.sum()",
 )
@@ -65,7 +65,7 @@ plant(
     "credit_over_trainable",
     "return_reset_by_an_observation",
     credit,
-    "signal.layout:padded_cells",
+    "signal.cell:padded_cells",
     "return Cells(tuple(trainable.shape), index), Segments.from_counts(counts, index.shape[0])",
     "run = torch.cat([index.new_zeros(1), (index.diff() != 1).long().cumsum(0)])[: len(index)]\n"
     "    return Cells(tuple(trainable.shape), index), Segments(torch.bincount(run), len(run))",
@@ -90,7 +90,7 @@ plant(
     "credit_over_trainable",
     "gae_through_observations",
     credited("gae", gamma=0.9, lam=0.5),
-    "signal.layout:padded_cells",
+    "signal.cell:padded_cells",
     "counts = trainable.sum(1)",
     "trainable = trainable.cummax(1).values & trainable.flip(1).cummax(1).values.flip(1)\n"
     "    counts = trainable.sum(1)",
@@ -99,7 +99,7 @@ plant(
     "credit_over_trainable",
     "discount_counts_the_gap",
     credit,
-    "signal.layout:Cells.gather",
+    "signal.cell:Cells.gather",
     "return cells.index_select(0, self.index)",
     "gap = torch.cat([self.index.new_ones(1), self.index.diff()])[: len(self.index)]\n"
     "    return cells.index_select(0, self.index) * 0.9 ** (gap.clamp(max=3) - 1)",

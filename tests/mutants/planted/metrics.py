@@ -63,7 +63,7 @@ plant(
     "metric_truth",
     "kl_to_another_policy",
     measured,
-    "signal.objective:_means",
+    "signal.loss_metrics:token_means",
     '"kl_ref/token_mean": kl',
     '"kl_ref/token_mean": None if kl is None else kl.sqrt()',
 )
@@ -71,7 +71,7 @@ plant(
     "metric_truth",
     "means_of_means",
     merged,
-    "signal.metrics:Mean.merge",
+    "signal.metric_kind:Mean.merge",
     "Mean(self.total + other.total, self.count + other.count, self.absent)",
     "Mean(self.value()[0] + other.value()[0], 2.0, self.absent)",
 )
@@ -79,7 +79,7 @@ plant(
     "metric_truth",
     "maxima_averaged_over_parts",
     merged,
-    "signal.metrics:Extremum.merge",
+    "signal.metric_kind:Extremum.merge",
     "larger(self.extreme, other.extreme)",
     "(self.extreme + other.extreme) / 2",
 )
@@ -96,7 +96,7 @@ plant(
     "metric_reach",
     "sample_size_that_never_moves",
     masked_spread(),
-    "signal.metrics:SampleSize.of",
+    "signal.metric_kind:SampleSize.of",
     "_sums(weights.double().square(), among)[0]",
     "total.square() / count.clamp(min=1)",
 )
@@ -104,7 +104,7 @@ plant(
     "metric_reach",
     "sample_size_without_its_square",
     masked_spread(),
-    "signal.metrics:SampleSize.value",
+    "signal.metric_kind:SampleSize.value",
     "self.total * self.total / larger(self.count * self.square, 1e-300)",
     "0.6 + 0.4 * self.total * self.total / larger(self.count * self.square, 1e-300)",
 )
@@ -112,7 +112,7 @@ plant(
     "metric_reach",
     "deviation_of_the_mean",
     masked_spread(),
-    "signal.metrics:moments",
+    "signal.metric_kind:moments",
     "(exact - mean) ** 2",
     "(mean - mean) ** 2 * exact",
 )
@@ -129,7 +129,7 @@ plant(
     "metric_reduction",
     "parts_weigh_alike",
     unnamed,
-    "signal.metrics:Mean.merge",
+    "signal.metric_kind:Mean.merge",
     "Mean(self.total + other.total, self.count + other.count, self.absent)",
     "Mean(self.value()[0] + other.value()[0], 2.0, self.absent)",
 )
@@ -137,7 +137,7 @@ plant(
     "metric_reduction",
     "extrema_divided_by_the_parts",
     unnamed,
-    "signal.metrics:Extremum.merge",
+    "signal.metric_kind:Extremum.merge",
     "larger(self.extreme, other.extreme)",
     "(self.extreme + other.extreme) / 2",
 )
@@ -145,7 +145,7 @@ plant(
     "metric_reduction",
     "minimum_merged_as_a_maximum",
     unnamed,
-    "signal.metrics:Extremum.merge",
+    "signal.metric_kind:Extremum.merge",
     "Extremum(larger(self.extreme, other.extreme), self.sign)",
     "Extremum(self.sign * larger(self.sign * self.extreme, self.sign * other.extreme), self.sign)",
 )

@@ -89,7 +89,7 @@ plant(
     "alignment",
     "tokens_shifted_inside_their_row",
     door(after="fields"),
-    "signal.layout:Cells.gather",
+    "signal.cell:Cells.gather",
     "self.field(field, name, dtype).reshape(-1)",
     "self.field(field, name, dtype).roll(1, -1).reshape(-1)",
 )

@@ -15,7 +15,7 @@ plant(
     "split",
     "mean_of_each_micro_batch",
     token_mean,
-    "signal.objective:_weighted",
+    "signal.loss_term:weighted",
     "* weight).sum()",
     ").sum() / max(len(term), 1)",
 )
@@ -23,7 +23,7 @@ plant(
     "split",
     "weights_normalised_again",
     surrogate(kl_coef=0.0, entropy_coef=0.0),
-    "signal.objective:_policy",
+    "signal.loss_term:written_policy",
     'part.fields["weight_policy"], kept)',
     'part.fields["weight_policy"] / part.fields["weight_policy"].sum().clamp(min=1e-12), kept)',
 )
@@ -31,7 +31,7 @@ plant(
     "split",
     "sequences_of_the_micro_batch",
     sums,
-    "signal.objective:_weighted",
+    "signal.loss_term:weighted",
     "* weight).sum()",
     "* weight / weight.sum().clamp(min=1e-12)).sum()",
 )
@@ -39,7 +39,7 @@ plant(
     "split",
     "micro_batch_advantages_centred",
     pipeline("grpo"),
-    "signal.objective:_policy",
+    "signal.loss_term:written_policy",
     "tokens, seen = run(stage.part, inputs)",
     'inputs["advantage"] = inputs["advantage"] - inputs["advantage"].sum() / max(len(kept), 1)\n'
     "    tokens, seen = run(stage.part, inputs)",
@@ -56,7 +56,7 @@ plant(
     "split",
     "parts_scaled_by_the_root_of_their_share",
     value_loss(),
-    "signal.objective:_weighted",
+    "signal.loss_term:weighted",
     "* weight).sum()",
     "* weight).sum() / weight.sum().clamp(min=1e-12) ** 0.5",
 )
@@ -64,7 +64,7 @@ plant(
     "split",
     "value_loss_per_micro_batch",
     value_loss(),
-    "signal.objective:_weighted",
+    "signal.loss_term:weighted",
     "* weight).sum()",
     ").mean() if len(term) else term.sum()",
 )
@@ -166,7 +166,7 @@ plant(
     "denominator",
     "last_token_counts_twice",
     token_mean,
-    "signal.objective:_weighted",
+    "signal.loss_term:weighted",
     "* weight).sum()",
     "* weight * torch.linspace(1, 2, len(weight), dtype=weight.dtype)).sum()",
 )

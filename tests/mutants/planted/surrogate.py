@@ -95,7 +95,7 @@ plant(
     "penalty_direction",
     "kl_subtracted_from_the_loss",
     surrogate(),
-    "signal.objective:_regularisers",
+    "signal.loss_term:regularisers",
     'add("kl", recipe.kl, kl)',
     'add("kl", recipe.kl, -kl)',
 )
@@ -103,7 +103,7 @@ plant(
     "penalty_direction",
     "entropy_as_a_cost",
     surrogate(),
-    "signal.objective:_regularisers",
+    "signal.loss_term:regularisers",
     'add("entropy", recipe.entropy, -entropy)',
     'add("entropy", recipe.entropy, entropy)',
 )
@@ -111,15 +111,15 @@ plant(
     "penalty_direction",
     "coefficient_that_is_ignored",
     surrogate(),
-    "signal.objective:_regularisers",
-    "terms[name] = term.coef * _weighted",
-    "terms[name] = max(term.coef, 0.01) * _weighted",
+    "signal.loss_term:regularisers",
+    "terms[name] = term.coef * weighted",
+    "terms[name] = max(term.coef, 0.01) * weighted",
 )
 plant(
     "penalty_direction",
     "kl_pays_the_sequence",
     pipeline("rloo"),
-    "signal.preparation:_with_kl",
+    "signal.credit:rewards_with_kl",
     "reward = reward - recipe.kl.coef",
     "reward = reward + recipe.kl.coef",
 )
@@ -207,7 +207,7 @@ plant(
     "connected",
     "kept_logp_is_the_old_one",
     pipeline("grpo", kl=None),
-    "signal.objective:_policy",
+    "signal.loss_term:written_policy",
     "tokens, seen = run(stage.part, inputs)",
     'inputs["logp_current"] = inputs["logp_current"].detach()\n    tokens, seen = run(stage.part, inputs)',
 )

@@ -49,7 +49,7 @@ plant(
     "group_isolation",
     "one_vote_a_training_sequence",
     episodes("grpo"),
-    "signal.preparation:_normalize",
+    "signal.credit:outcomes_of",
     "outcome, has_signal = quick",
     "own = levels.episode_of_sequence\n"
     "    inputs = episode_fields(batch, votes) | moments\n"
@@ -62,7 +62,7 @@ plant(
     "group_isolation",
     "group_names_that_collide",
     pipeline("grpo"),
-    "signal.layout:group_index",
+    "signal.group:group_index",
     "ordered, order = group.sort()",
     "ordered, order = (group * 0).sort()",
 )
@@ -113,7 +113,7 @@ plant(
     "suppressed_do_not_vote",
     "whitened_with_the_suppressed",
     cut_off("reinforce_plus_plus", not_ended="suppress"),
-    "signal.preparation:_settle",
+    "signal.credit:settled",
     "whiten(advantage.tokens, voting.tokens)",
     "whiten(advantage.tokens, torch.ones_like(voting.tokens))",
 )

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from trimtab.errors import unknown_name
 from trimtab.sentinel.batch.shape import MASKS, Grid, Shape, Side, shape_of
-from trimtab.signal.layout import Levels, Segments, renumbered
+from trimtab.signal.group import renumbered
+from trimtab.signal.layout import Levels, Segments
 
 
 class CannotRepresent(Exception):

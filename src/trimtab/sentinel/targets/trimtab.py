@@ -13,7 +13,7 @@ from trimtab.sentinel.binding.like import STOPS_GRADIENT
 from trimtab.sentinel.binding.subject import Kind, Level, Out, Result, Subject
 from trimtab.signal import Recipe, SignalBatch, catalog, decide, find, names, prepare, recipe, token_loss
 from trimtab.signal.catalogue import Formula
-from trimtab.signal.metrics import Metric
+from trimtab.signal.metric_kind import Metric
 from trimtab.signal.reduce import LOG_BOUND
 from trimtab.signal.update import Ledger, MicroBatch
 

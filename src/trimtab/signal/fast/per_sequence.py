@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from trimtab.signal.composition import Stage
 from trimtab.signal.fields import Field
+from trimtab.signal.ingredient import Stage
 from trimtab.signal.layout import Segments
 from trimtab.signal.parts import Part
 from trimtab.signal.ratio import Ratio, bounded_factor
