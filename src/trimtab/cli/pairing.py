@@ -17,7 +17,7 @@ from trimtab.errors import SignalError
 from trimtab.sentinel.targets.trimtab import VARIANTS
 from trimtab.signal import Recipe, Stage, catalog, part
 from trimtab.signal.catalogue import PAIR, Formula
-from trimtab.signal.composition import Anchor, Ratio
+from trimtab.signal.ingredient import Anchor, Ratio
 
 REASONS = {
     "twice": "The factor would be counted twice: the loss already carries old/rollout, current/old, or both.",
