@@ -71,7 +71,7 @@ def test_a_word_has_all_its_meanings(word: str, frameworks: set[str], ours: set[
     [
         ("old_log_prob", FIELDS, "did you mean 'logp_old'? verl calls it 'old_log_prob'"),
         ("gpro", names(), "did you mean 'grpo'?"),
-        ("dappo", names(), "did you mean 'dapo'?"),
+        ("daapo", names(), "did you mean 'dapo'?"),
         ("beta", ["kl", "loss"], "in TRL 'beta' is our 'signal.kl.coef'"),
         ("clip", ["policy_loss.reinforce", "policy_loss.clipped"], "did you mean 'policy_loss.clipped'?"),
         ("zzzzzz", names(), ""),

@@ -287,7 +287,7 @@ def test_a_missing_extra_is_one_sentence_with_the_line_to_install() -> None:
         (["train.stepz=3"], "there is no key 'train.stepz'; did you mean 'steps'"),
         (["train.steps=zero"], "train.steps = 'zero' is not possible"),
         (["train.steps=0"], "train.steps = 0 is not possible"),
-        (["recipe=dappo"], "no entry is called 'dappo'; did you mean 'dapo'"),
+        (["recipe=daapo"], "no entry is called 'daapo'; did you mean 'dapo'"),
         (["no_such_file.toml"], "there is no such file"),
         (["train.steps"], "to change a setting, write train.steps=VALUE"),
         (["dapo"], "to train this recipe, write recipe=dapo"),

@@ -57,7 +57,7 @@ def run(one: Recipe, given: dict[str, Any], *, parts: int = 1, updates: int = 1)
     current = given.pop("logp_current").clone().requires_grad_()
     entropy, value = given.pop("entropy").clone().requires_grad_(), given.pop("value").clone().requires_grad_()
     batch = SignalBatch.from_tokens(torch.tensor(LENGTHS), **given)
-    prepared, _ = prepare(batch, one)
+    prepared, _ = prepare(batch, one, version=5 if one.old == "interpolated" else None)
     metrics = prepared.metrics
     found: Found = {
         "advantage": prepared.advantage, "returns": prepared.returns, "keep": prepared.keep.double(),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.outside_fields import fields_for
 from tests.signal.paths import batch_of, on, recipes, run, worst_difference
 
 from trimtab.errors import SignalError
@@ -67,6 +68,7 @@ def test_every_named_recipe_is_the_same_on_both_paths(name: str, path: str) -> N
     given = batch_of()
     if not chosen.value:
         given = {**given, "value_old": None, "value_after": None}
+    given |= fields_for(chosen, given["logp_old"].shape, 8)
     with on(path):
         found = run(chosen, given, updates=1)
     with on("reference"):

@@ -77,6 +77,9 @@ INPUTS: dict[str, tuple[str, ...]] = {
 A batch's `extra` fields come on top, by their own names, wherever `segments` does. `parts.run` holds the pipeline to
 it."""
 
+EVERYWHERE = frozenset(name for names in INPUTS.values() for name in names)
+"""Every name that the pipeline makes itself or takes from a batch; any other is an extra field of the caller's."""
+
 AFTER_THE_VOTE = frozenset(_AFTER_THE_VOTE)
 """A correction that reads one of these decides after the vote; any other decides before it, so that what it rejects
 moves nobody."""

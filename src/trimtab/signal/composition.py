@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from trimtab.signal.catalogue import AFTER_THE_VOTE, NOW
+from trimtab.signal.catalogue import AFTER_THE_VOTE, EVERYWHERE, NOW
 from trimtab.signal.ingredient import KL, NotEnded, Old, Stage, Term
 from trimtab.signal.parts import Part, part
 from trimtab.signal.rules import refuse_senseless
@@ -86,7 +86,8 @@ class Recipe:
         """The fields a trainer must supply for this recipe."""
         pairs = {stage.pair for stage in self._stages()} - {None}
         inputs = {name for p in self.parts() for name in p.formula.inputs}
-        wanted = inputs & {"logp_ref", "value_old", "entropy", "position", "turn", "version", "rewards", "baseline"}
+        wanted = {name for name in inputs if name not in EVERYWHERE}  # extra fields, by their own names
+        wanted |= inputs & {"logp_ref", "value_old", "entropy", "position", "turn", "version", "rewards", "baseline"}
         if pairs & {"engine", "total"} or (self.kl and self.kl.anchor == "rollout"):
             wanted.add("logp_rollout")
         if inputs & {"logp_rollout"}:

@@ -2,7 +2,7 @@
 
 from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
-from trimtab.signal.catalogue import INPUTS
+from trimtab.signal.catalogue import EVERYWHERE
 from trimtab.signal.composition import Recipe
 from trimtab.signal.cookbook import recipe as named
 from trimtab.signal.door import check_floats, check_tokens
@@ -10,9 +10,6 @@ from trimtab.signal.layout import PerToken, places
 from trimtab.signal.reduce import sequence_any, to_tokens
 from trimtab.signal.state import SignalState
 from trimtab.signal.tensors import as_count, as_tensor
-
-RESERVED = frozenset(name for names in INPUTS.values() for name in names)
-"""Names the pipeline makes itself."""
 
 ORIGIN = {
     "logp_old": "logp_old is the trainer's own: a forward pass without gradient before the first update.",
@@ -84,7 +81,7 @@ def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
             f"{' '.join(ORIGIN[name] for name in missing if name in ORIGIN)} "
             "Or choose a recipe that does without (trimtab explain)."
         )
-    clash = sorted(n for n in batch.extra if n in {*RESERVED, "importance", "voted"} or n.startswith("weight_"))
+    clash = sorted(n for n in batch.extra if n in {*EVERYWHERE, "importance", "voted"} or n.startswith("weight_"))
     if clash:
         raise SignalError(
             f"prepare: the batch's extra names {clash}, which the pipeline makes itself, so a formula would read yours "

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from trimtab.errors import SignalError
-from trimtab.signal.catalogue import INPUTS
+from trimtab.signal.catalogue import EVERYWHERE, INPUTS
 from trimtab.signal.parts import Part
 
 if TYPE_CHECKING:
@@ -60,10 +60,9 @@ def _refuse_misplaced(recipe: "Recipe") -> None:
 
 def _refuse_unreadable(recipe: "Recipe") -> None:
     """A formula that reads what exists only at another moment can never run, whatever the batch carries."""
-    everywhere = {name for names in INPUTS.values() for name in names}
     for one in recipe.parts():
         there = INPUTS[one.formula.stage]
-        lost = [name for name in one.formula.inputs if name in everywhere and name not in there]
+        lost = [name for name in one.formula.inputs if name in EVERYWHERE and name not in there]
         if lost:
             raise SignalError(
                 f"recipe {recipe.name!r}: {one.formula.name} reads {lost}, which is not there when a "

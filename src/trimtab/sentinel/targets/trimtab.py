@@ -329,7 +329,8 @@ def recipe_subjects() -> list[Subject]:
 
 def bind_recipe(chosen: Recipe, name: str | None = None) -> Subject:
     """A whole recipe as a subject: from_padded, prepare, decide, token_loss."""
-    wide = chosen.whiten or "batch" in chosen.normalize.settings.values()
+    wide = chosen.whiten or "batch" in chosen.normalize.settings.values() or chosen.decides_across
+    wide = wide or chosen.normalize.formula.name in WIDE
 
     def call(case: Case, options: Mapping[str, Any]) -> Out:
         return _run_recipe(chosen, case)
@@ -342,7 +343,7 @@ def bind_recipe(chosen: Recipe, name: str | None = None) -> Subject:
 
 
 def _run_recipe(chosen: Recipe, case: Case) -> Out:
-    whole = case.whole
+    whole = _furnished(case.whole)
     batch = SignalBatch.from_padded(
         whole.padded("trainable").bool(),
         reward=whole.sequences["reward"], group=whole.sequences["group"], scored=whole.sequences["votes"],
@@ -350,12 +351,18 @@ def _run_recipe(chosen: Recipe, case: Case) -> Out:
         sequence_id=torch.tensor(whole.origin), length=whole.sequences["length"].long(),
         **{n: whole.padded(n) for n in ("logp_old", "logp_rollout", "logp_ref")},
         **({"value_old": whole.padded("value_old")} if chosen.value else {}),
+        **{name: whole.sequences[name] for name in ("rewards", "rewards_scored") if "rewards" in chosen.needs},
+        **({"baseline": whole.sequences["baseline"]} if "baseline" in chosen.needs else {}),
+        **({"version": whole.padded("version").long()} if "version" in chosen.needs else {}),
+        extra={name: whole.padded(name) for name in ("logp_teacher", "pi_squared") if name in chosen.needs},
     )  # fmt: skip
-    prepared, _ = prepare(batch, chosen)
+    newest = NEWEST if chosen.old == "interpolated" else None
+    prepared, _ = prepare(batch, chosen, version=newest)
     update = next(prepared.updates(1))
     sequences = [int(s) for s in update.sequences]
     tokens = whole.token_places(sequences)
-    decided = decide(update, whole.flat("logp_current")[tokens].detach() if chosen.needs_logp_now else None)
+    now = whole.flat("logp_current")[tokens].detach() if chosen.needs_logp_now else None
+    decided = decide(update, now, entropy_now=whole.flat("entropy")[tokens] if chosen.needs_entropy_now else None)
     mine = [whole.origin.index(i) for i in case.origin] if case.within is not None else list(range(whole.num_sequences))
     rows = [k for k, s in enumerate(sequences) if s in mine]
     micro = MicroBatch(decided.whole.take(torch.tensor(rows, dtype=torch.long)), 1, Ledger())
@@ -372,6 +379,10 @@ def _run_recipe(chosen: Recipe, case: Case) -> Out:
         # These metrics need not change: the weights of a mean sum to one by definition.
         "weight/policy": Result(_number(out.metrics["weight/policy"]), "scalar", "statistic"),
     }
+
+
+NEWEST = 8
+"""The version that trains, for recipes that go by the age of tokens; cases hold older ones."""
 
 
 def _number(metric: Metric) -> Tensor:
