@@ -190,7 +190,7 @@ def test_a_written_run_file_says_what_each_setting_means_and_is_never_overwritte
     with pytest.raises(ConfigError, match=r"does not end in \.toml"):
         _ = invoke("init", str(tmp_path / "run.txt"))
     with pytest.raises(ConfigError, match="did you mean 'dapo'"):
-        _ = invoke("init", str(tmp_path / "other.toml"), "--recipe", "dappo")
+        _ = invoke("init", str(tmp_path / "other.toml"), "--recipe", "daapo")
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ def test_a_malformed_batch_is_refused_with_its_own_sentence(make: Callable[[], o
 TRUNCATED = part("importance.truncated")
 ENGINE = Stage(TRUNCATED, ratio="engine")
 RECIPES: dict[str, tuple[Callable[[], object], str]] = {
-    "unknown recipe": (lambda: recipe("dappo"), r"no entry is called 'dappo'; did you mean 'dapo'\?"),
+    "unknown recipe": (lambda: recipe("daapo"), r"no entry is called 'daapo'; did you mean 'dapo'\?"),
     "unknown field": (
         lambda: recipe("dapo", beta=0.1),
         r"recipe 'dapo': has no field 'beta' \(in TRL 'beta' is our 'signal.kl.coef'",
