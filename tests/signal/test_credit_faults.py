@@ -23,6 +23,7 @@ FAULTS = [
     ("normalize.rescaled_mean", 1, "values != 0", "values > 0.5"),
     ("normalize.running", 0, ".double() - running_mean", ".double() + running_mean"),
     ("normalize.minus_given", 0, "reward - baseline", "reward + baseline"),
+    ("normalize.minus_role_average", 0, "reward - role_average", "role_average - reward"),
     ("normalize.leave_one_out", 1, "group.bounded(", "("),
     ("normalize.leave_one_out", 1, "result, eps", "result, 1e-6"),
     ("normalize.mean_std", 5, "else:\n        result = result - shift", "else:\n        result = result + shift"),

@@ -1,8 +1,10 @@
-"""Several rewards and a baseline are gathered over ranks as they were given."""
+"""What a caller says of episodes, and of the states of turns, is gathered over ranks as it was given."""
 
 import torch
+from tests.golden.exact import assert_is
+from tests.signal.test_gather import on_every_rank
 
-from trimtab.signal import SignalBatch, gather
+from trimtab.signal import Recipe, SignalBatch, SignalState, gather, prepare, recipe
 
 
 class Twice:
@@ -26,3 +28,35 @@ def test_rewards_of_two_ranks_stand_below_each_other() -> None:
     assert torch.equal(whole.rewards, torch.cat([rewards, rewards]))
     assert torch.equal(whole.rewards_scored, torch.cat([scored, scored]))
     assert whole.baseline.tolist() == [0.5, 0.25, 0.5, 0.25]
+
+
+# Two prompts, four answers of two turns; each rank has one answer to each prompt.
+REWARD, GROUP, ROLE = [1.0, 0.0, 3.0, 2.0], [5, 2, 5, 2], [0, 1, 1, 1]
+TURN, STATE = [[0, 0, 1]] * 4, [[3, 9, 4], [3, 9, 3], [4, 9, 3], [3, 9, 3]]
+
+
+def answers(chosen: range) -> SignalBatch:
+    at = list(chosen)
+    return SignalBatch.from_list(
+        [[1, 1, 1]] * len(at), reward=[REWARD[i] for i in at], group=[GROUP[i] for i in at],
+        role=[ROLE[i] for i in at], turn=[TURN[i] for i in at],
+        extra={"state": [torch.tensor(STATE[i]) for i in at]},
+    )  # fmt: skip
+
+
+BY_STATE_AND_ROLE = recipe("reinforce", normalize="minus_role_average", advantage="turns_by_state")
+
+
+def decided(batch: SignalBatch, chosen: Recipe = BY_STATE_AND_ROLE) -> tuple[torch.Tensor, SignalState]:
+    prepared, state = prepare(batch, chosen, SignalState(memory={"role_average_1": 0.5}))
+    return prepared.advantage, state
+
+
+def test_roles_and_states_of_two_ranks_give_what_one_process_gives() -> None:
+    advantage, state = decided(answers(range(4)))
+    assert advantage.unique().numel() > 4
+    for whole, _ in on_every_rank(lambda rank, it: gather(answers(range(2 * rank, 2 * rank + 2)), it, rank), 2):
+        assert_is(whole.role, *ROLE)
+        assert_is(whole.extra["state"], *[one for row in STATE for one in row])
+        torch.testing.assert_close(decided(whole)[0], advantage, rtol=0, atol=0)
+        assert decided(whole)[1].memory == state.memory

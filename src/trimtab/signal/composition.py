@@ -84,7 +84,8 @@ class Recipe:
         """The fields a trainer must supply for this recipe."""
         pairs = {stage.pair for stage in self._stages()} - {None}
         inputs = {name for p in self.parts() for name in p.formula.inputs}
-        wanted = inputs & {"logp_ref", "value_old", "entropy", "position", "turn", "version", "rewards", "baseline"}
+        carried = {"logp_ref", "value_old", "entropy", "position", "turn", "version", "rewards", "baseline", "role"}
+        wanted = inputs & carried
         if pairs & {"engine", "total"} or (self.kl and self.kl.anchor == "rollout"):
             wanted.add("logp_rollout")
         if inputs & {"logp_rollout"}:
@@ -99,6 +100,8 @@ class Recipe:
             wanted |= {"value", "value_old"}
         if self.entropy:
             wanted.add("entropy")
+        if "role_average" in inputs:
+            wanted.add("role")
         if self.not_ended != "train" or "ended" in inputs:
             wanted.add("ended")
         return frozenset(wanted)

@@ -204,6 +204,11 @@ def running(p: Plain, eps: float) -> Answer:
     return [(r - mean) / (spread + eps) for r in p.reward], {"has_signal": [True] * len(p.reward)}
 
 
+def minus_role_average(p: Plain, decay: float) -> Answer:
+    del decay  # it acts between batches
+    return [r - b for r, b in zip(p.reward, p.role_average, strict=True)], {"has_signal": [True] * len(p.reward)}
+
+
 def minus_given(p: Plain) -> Answer:
     return [r - b for r, b in zip(p.reward, p.baseline, strict=True)], {"has_signal": [True] * len(p.reward)}
 
@@ -507,6 +512,7 @@ DEFINITIONS: dict[str, Callable[..., Answer]] = {
     "normalize.over_mean": over_mean, "normalize.length_weighted_mean": length_weighted_mean,
     "normalize.best_minus_second": best_minus_second, "normalize.rescaled_mean": rescaled_mean,
     "normalize.minus_given": minus_given, "normalize.running": running,
+    "normalize.minus_role_average": minus_role_average,
     "normalize.each_key": each_key, "reward.weighted_sum": weighted_sum,
     "advantage.broadcast": broadcast, "advantage.reward_to_go": reward_to_go, "advantage.gae": gae,
     "advantage.gae_by_length": gae_by_length, "advantage.gae_by_share": gae_by_share,

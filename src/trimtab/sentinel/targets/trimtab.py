@@ -43,6 +43,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "normalize.leave_one_out": [{"std": "none", "eps": 1e-6}, {"std": "others", "eps": 1e-3}],
     "normalize.best_minus_second": [{"std": "group", "eps": 1e-3}, {"std": "none", "eps": 1e-6}],
     "normalize.running": [{"eps": 1e-3}],
+    "normalize.minus_role_average": [{"decay": 0.95}],
     "normalize.rescaled_mean": [{"counted": "varied_groups"}, {"counted": "nonzero_rewards"}],
     "normalize.each_key": [
         {"weights": (1.0, 0.5), "ddof": 1, "eps": 1e-6, "whitened": True},
@@ -239,6 +240,7 @@ def _reads(entry: Formula) -> frozenset[str]:
 
 BEHIND = {
     "rewards": ["reward", "outcome"], "rewards_scored": ["ended"], "baseline": ["outcome"],
+    "role_average": ["outcome"],
     "logp_teacher": ["logp_ref"], "pi_squared": ["logp_ref"], "turn": [], "state": [],
 }  # fmt: skip
 """Inputs that a case does not hold, and the fields of the case that stand for them."""
@@ -257,6 +259,7 @@ def _furnished(case: Case) -> Case:
     ended = rows["ended"]
     return case.with_sequences(
         rewards=torch.stack([rows["reward"], rows["outcome"]], 1), baseline=rows["outcome"],
+        role_average=rows["outcome"] / 2,
         rewards_scored=torch.stack([torch.ones_like(ended), ended], 1),
     ).with_tokens(
         logp_teacher=tokens["logp_ref"], pi_squared=tokens["logp_ref"].exp(),
