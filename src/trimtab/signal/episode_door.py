@@ -1,4 +1,4 @@
-"""The door for episodes: the only place where a caller's rewards, baseline and roles are read and checked."""
+"""The door for episodes: the only place where a caller's rewards, baselines, roles and sources are read and checked."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -11,14 +11,16 @@ from trimtab.signal.door import LARGEST
 from trimtab.signal.layout import places
 from trimtab.signal.tensors import as_flags, as_integers, as_tensor
 
+NUMBERED = ("role", "source")
+"""What is named by a number from 0."""
+
 
 def read_episodes(given: Mapping[str, object], scored: Tensor) -> dict[str, Tensor | None]:
-    """What a caller may say of episodes besides their reward: a baseline, a role, several rewards and which of them."""
-    found: dict[str, Tensor | None] = dict.fromkeys(("baseline", "role", "rewards", "rewards_scored"))
+    """What a caller may say of episodes besides their reward: a baseline, a role, a source, several rewards."""
+    found: dict[str, Tensor | None] = dict.fromkeys(("baseline", *NUMBERED, "rewards", "rewards_scored"))
     if given.get("baseline") is not None:
         found["baseline"] = _numbers_per_episode("baseline", given["baseline"], scored, scored)
-    if given.get("role") is not None:
-        found["role"] = _number_of_each("role", given["role"], scored)
+    found |= {name: _number_of_each(name, given[name], scored) for name in NUMBERED if given.get(name) is not None}
     several, told = given.get("rewards"), given.get("rewards_scored")
     if several is None:
         if told is not None:

@@ -25,6 +25,7 @@ from trimtab.signal.layout import EpisodeFlag, Keep, PerToken, SequenceFlag
 from trimtab.signal.metric_kind import Mean
 from trimtab.signal.metrics import Metrics
 from trimtab.signal.recipe_door import check_numbers, checked_recipe, read_advantage, refuse_varying
+from trimtab.signal.source import by_source
 from trimtab.signal.stages import conjunction, product, run_stages
 from trimtab.signal.state import SignalState, drift_warning
 from trimtab.signal.steering import (
@@ -156,7 +157,9 @@ def prepare(
     if outside is not None:
         entries["out_of_band_groups/group_fraction"] = Mean.fraction(outside)
     stage_metrics(tally, stages, population)
-    entries |= tally.entries() | shaping_metrics(batch, recipe, votes) | by_age(batch, ratios, version)
+    entries |= (
+        tally.entries() | shaping_metrics(batch, recipe, votes) | by_age(batch, ratios, version) | by_source(batch)
+    )
     kept = conjunction(keep, after.keeps)
     entries |= steering_metrics(recipe)
     if are_many_watched():
