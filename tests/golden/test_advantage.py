@@ -173,7 +173,7 @@ def test_a_turn_of_an_episode_that_does_not_vote_moves_nobody_and_stays_among_th
 
 
 def test_the_outcome_of_an_episode_in_several_sequences_counts_once() -> None:
-    # episode 0: 1 and 0.5 beside an outcome of 3 that ends both of its sequences, so R = 4.5; its third one has no token
+    # episode 0: 1 and 0.5 beside an outcome of 3 that ends both of its sequences, so R = 4.5; its third has no token
     # and ends with nothing. Episode 1: R = 2.5
     credit, _ = turns.turns_by_state(
         tokens(1.0, 3.0, 3.5, 2.5), tokens(3.0, 3.0, 2.5, 3.0), index(0, 0, 0, 0), index(1, 1, 2, 3), flags(1, 1),
