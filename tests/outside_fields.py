@@ -6,8 +6,8 @@ import torch
 
 from trimtab.signal import Recipe
 
-APART = ("a3po",)
-"""Recipes that need to be told which version trains."""
+APART = ("a3po", "role_average")
+"""Recipes that one call of `loss` cannot run: they need the version that trains, or what earlier batches earned."""
 
 
 def fields_for(
@@ -21,6 +21,7 @@ def fields_for(
 
     made: dict[str, Any] = {
         "rewards": rand(episodes, 2).round(decimals=1), "baseline": rand(episodes).round(),
+        "role": torch.arange(episodes) % 2,
         "version": torch.arange(shape[-1]).expand(shape) % 3, "turn": torch.arange(shape[-1]).expand(shape) // 2,
     }  # fmt: skip
     extra: dict[str, Any] = {

@@ -6,7 +6,7 @@ import pytest
 from tests.golden.exact import assert_is, assert_near, flags, index, lengths, log, tokens
 
 from trimtab.errors import SignalError
-from trimtab.signal import advantage, teacher, token_baseline, turns
+from trimtab.signal import SignalBatch, advantage, prepare, recipe, teacher, token_baseline, turns
 
 
 def test_advantage_broadcast() -> None:
@@ -134,6 +134,75 @@ def test_advantage_turn_reward_to_go() -> None:
     silent = (flags(1, 0, 1), *who[1:])
     credit, _ = turns.turn_reward_to_go(rewards, turn, *silent, gamma=0.5, compared="group", eps=0.0)
     assert_near(credit, *[half / sqrt(0.5) for half in (0.5, 0.5, -0.5, -0.5)], 0.0)
+
+
+# Two groups of two. Sequence 0 has turns worth 1 + 2 and 4, so G = 3 + 4/2, 4 and R = 7; sequence 1 has turns worth 1
+# and 2, so G = 1 + 2/2, 2 and R = 3; the others have one turn each. The state of a turn is that of its first token.
+PAID, TURN, STATE = tokens(1.0, 2.0, 4.0, 1.0, 2.0, 9.0, 5.0), index(0, 0, 3, 0, 1, 0, 0), index(8, 9, 9, 8, 8, 8, 4)
+BY_STATE = (index(0, 1, 2, 3), index(0, 0, 1, 1), 2, lengths(3, 2, 1, 1))
+
+
+def test_advantage_turns_by_state() -> None:
+    given = (PAID, tokens(4.0, 2.0, 9.0, 5.0), TURN, STATE, flags(1, 1, 1, 1), *BY_STATE)
+    # without std: R 7, 3 and 9, 5 are 2 and -2 from their means; state 8 of group 0 has G = 5, 2, 2, mean 3; state 9
+    # has one turn, and so has every state of group 1
+    credit, returns = turns.turns_by_state(*given, gamma=0.5, coef=0.5, std="none")
+    assert_near(credit, 3.0, 3.0, 2.0, -2.5, -2.5, 2.0, -2.0)
+    assert_near(returns, 5.0, 5.0, 4.0, 2.0, 2.0, 9.0, 5.0)
+    # std of 2, -2 is sqrt(8), that of 2, -1, -1 is sqrt(3)
+    credit, _ = turns.turns_by_state(*given, gamma=0.5, coef=0.5, eps=0.0)
+    half, third = 1 / sqrt(2), 1 / sqrt(3)
+    assert_near(credit, half + third, half + third, half, -half - third / 2, -half - third / 2, half, -half)
+    # alike in reward and in every state: no spread, no credit
+    credit, _ = turns.turns_by_state(
+        tokens(0.1, 0.1), tokens(0.1, 0.1), index(0, 0), index(5, 5), flags(1, 1), index(0, 1), index(0, 0), 1,
+        lengths(1, 1),
+    )  # fmt: skip
+    assert_is(credit, 0.0, 0.0)
+
+
+def test_a_turn_of_an_episode_that_does_not_vote_moves_nobody_and_stays_among_the_voters() -> None:
+    # voters 1 and 3 in one state: -1 and 1, twice; the third would be 7 above the mean and gets what the best gets
+    given = (tokens(1.0, 3.0, 9.0), tokens(1.0, 3.0, 9.0), index(0, 0, 0), index(5, 5, 5), flags(1, 1, 0))
+    credit, _ = turns.turns_by_state(*given, index(0, 1, 2), index(0, 0, 0), 1, lengths(1, 1, 1), std="none")
+    assert_is(credit, -2.0, 2.0, 2.0)
+    # in a state with one voter, its turn and that of the silent one have nothing to be compared with
+    given = (*given[:3], index(5, 6, 6), given[4])
+    credit, _ = turns.turns_by_state(*given, index(0, 1, 2), index(0, 0, 0), 1, lengths(1, 1, 1), std="none")
+    assert_is(credit, -1.0, 1.0, 1.0)
+
+
+def test_the_outcome_of_an_episode_in_several_sequences_counts_once() -> None:
+    # episode 0: 1 and 0.5 beside an outcome of 3 that ends both of its sequences, so R = 4.5; its third has no token
+    # and ends with nothing. Episode 1: R = 2.5
+    credit, _ = turns.turns_by_state(
+        tokens(1.0, 3.0, 3.5, 2.5), tokens(3.0, 3.0, 2.5, 3.0), index(0, 0, 0, 0), index(1, 1, 2, 3), flags(1, 1),
+        index(0, 0, 1, 0), index(0, 0), 1, lengths(2, 1, 1, 0), std="none",
+    )  # fmt: skip
+    assert_is(credit, 1.0, 1.0, 1.0, -1.0)
+
+
+def test_turns_by_state_refuses_fractions_and_an_episode_without_company() -> None:
+    given = (tokens(1.0), tokens(1.0), index(0))
+    with pytest.raises(SignalError, match=r"state holds float64, so a rounding would part turns .* Give a tensor or"):
+        turns.turns_by_state(*given, tokens(5.0), flags(1), index(0), index(0), 1, lengths(1))
+    with pytest.raises(SignalError, match=r"turns_by_state: episodes \[0\] are alone in their group"):
+        turns.turns_by_state(*given, index(5), flags(1), index(0), index(0), 1, lengths(1))
+
+
+def test_the_state_of_a_turn_comes_as_an_extra_field() -> None:
+    fields = {"turn": [0, 0, 1, 0], "logp_rollout": [-1.0] * 4}
+    given = SignalBatch.from_tokens(
+        [3, 1], reward=[1.0, 0.0], group=[0, 0], extra={"state": index(7, 7, 8, 7)}, **fields
+    )
+    chosen = recipe("reinforce", advantage={"formula": "turns_by_state", "gamma": 0.5, "std": "none"})
+    # R = 1, 0; in state 7, G = 0.5 and 0
+    assert_is(prepare(given, chosen)[0].advantage, 0.75, 0.75, 0.5, -0.75)
+    bare = SignalBatch.from_tokens([3, 1], reward=[1.0, 0.0], group=[0, 0], **fields)
+    with pytest.raises(SignalError, match=r"advantage.turns_by_state: reads \['state'\]"):
+        prepare(bare, chosen)
+    with pytest.raises(SignalError, match="finds the outcome among the token rewards, and whitened ones no longer"):
+        recipe("reinforce", advantage="turns_by_state", whiten_token_rewards=True)
 
 
 def test_turns_end_with_their_sequence() -> None:

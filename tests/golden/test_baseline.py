@@ -79,6 +79,15 @@ def test_normalize_minus_given() -> None:
     assert_is(has_signal, 1, 1)
 
 
+def test_normalize_minus_role_average() -> None:
+    result, has_signal = baseline.minus_role_average(tokens(1.0, 0.0), flags(1, 0), tokens(0.25, -0.5))
+    assert_is(result, 0.75, 0.5)
+    assert_is(has_signal, 1, 1)
+    assert recipe("reinforce", normalize="minus_role_average").normalize.settings == {"decay": 0.95}
+    with pytest.raises(SignalError, match="an average that forgets nothing stays where it starts, at 0"):
+        recipe("reinforce", normalize={"formula": "minus_role_average", "decay": 1.0})
+
+
 def test_normalize_running() -> None:
     result, has_signal = baseline.running(tokens(3.0, 1.0), flags(1, 0), tokens(2.0)[0], tokens(1.5)[0], eps=0.5)
     assert_is(result, 0.5, -0.5)
@@ -189,6 +198,9 @@ def test_several_rewards_come_through_the_door() -> None:
         ({"rewards": REWARDS, "rewards_scored": SCORED[:, :1]}, r"rewards_scored has shape \[5, 1\]"),
         ({"rewards_scored": SCORED}, "there are none"),
         ({"baseline": [0.0, 1.0]}, r"baseline has shape \[2\] for 5 episodes"),
+        ({"role": [0, 1]}, r"role has shape \[2\] for 5 episodes, so it cannot be told whose is whose"),
+        ({"role": [0, 1, -2, 0, 1]}, "role is -2 at episode 2, and a role is named by a number from 0"),
+        ({"role": [0.0, 1.0, 0.5, 0.0, 1.0]}, "role: holds float"),
     ],
 )
 def test_wrong_rewards_are_refused(fields: dict[str, object], says: str) -> None:

@@ -61,6 +61,10 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         "value": (0.5, "value_loss.squared_clipped", {"reach": 0.2}),
         "nll": Term(0.1, on="rewarded"),
     }),
+    "gigpo": (PPO_CLIP, RAW, TOKEN_MEAN, {"advantage": (
+        "advantage.turns_by_state", {"gamma": 0.95, "coef": 1.0, "std": "group", "eps": 1e-6},
+    )}),
+    "role_average": (REINFORCE, ("normalize.minus_role_average", {"decay": 0.95}), TOKEN_MEAN, CURRENT),
     "clip_cov": (
         ("policy_loss.covariance_clipped",
          {"band": (0.8, 1.2), "covariance_low": 1.0, "covariance_high": 5.0, "fraction": 2e-4}, "old"),

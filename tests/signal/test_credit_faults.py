@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mutants.edit import edited
+from mutants.edit import Edit, edited, planted
 
 from trimtab.sentinel import Case, examine
 from trimtab.sentinel.batch.directed import directed
@@ -23,6 +23,7 @@ FAULTS = [
     ("normalize.rescaled_mean", 1, "values != 0", "values > 0.5"),
     ("normalize.running", 0, ".double() - running_mean", ".double() + running_mean"),
     ("normalize.minus_given", 0, "reward - baseline", "reward + baseline"),
+    ("normalize.minus_role_average", 0, "reward - role_average", "role_average - reward"),
     ("normalize.leave_one_out", 1, "group.bounded(", "("),
     ("normalize.leave_one_out", 1, "result, eps", "result, 1e-6"),
     ("normalize.mean_std", 5, "else:\n        result = result - shift", "else:\n        result = result + shift"),
@@ -43,7 +44,12 @@ FAULTS = [
     ("advantage.turn_gae", 0, "turns.segments, gamma * lam)", "turns.segments, gamma)"),
     ("advantage.turn_reward_to_go", 0, "turns.segments, gamma)", "turns.segments, 1.0)"),
     ("advantage.turn_reward_to_go", 1, "votes[episode], group", "torch.ones_like(votes)[episode], group"),
-    ("advantage.turn_reward_to_go", 1, "group.spread(centred, 1)", "group.spread(centred, 0)"),
+    ("advantage.turns_by_state", 0, "turns.segments, gamma)", "turns.segments, 1.0)"),
+    ("advantage.turns_by_state", 0, "state.index_select(0, turns.starts)", "turns.sum(state)"),
+    ("advantage.turns_by_state", 0, "group_of_episode[episode] * num_states + names", "names"),
+    ("advantage.turns_by_state", 0, "group_of_episode[episode] * num_states + names", "group_of_episode[episode]"),
+    ("advantage.turns_by_state", 0, "votes[episode], place", "torch.ones_like(votes)[episode], place"),
+    ("advantage.turns_by_state", 1, "coef * _among", "_among"),
     ("advantage.plus_teacher", 0, "(logp_teacher - logp_old)", "(logp_old - logp_teacher)"),
     ("advantage.plus_teacher", 1, "outcome_coef * to_tokens", "to_tokens"),
     ("advantage.scaled_by_teacher", 0, "torch.sign(whole) * ", ""),
@@ -53,6 +59,15 @@ FAULTS = [
     ("advantage.optimal_token_baseline", 0, "- later", "- later + size"),
     ("advantage.optimal_token_baseline", 0, "torch.where(votes[episode], so_far, 0.0)", "so_far"),
 ]
+
+SHARED = [
+    ("advantage.turn_reward_to_go", 1, "voters.spread(centred, 1)", "voters.spread(centred, 0)"),
+    ("advantage.turns_by_state", 0, "voters.spread(centred, 1)", "voters.spread(centred, 0)"),
+    ("advantage.turns_by_state", 0, "(spread + eps)", "spread"),
+    ("advantage.turns_by_state", 1, 'std == "group"', "True"),
+    ("advantage.turns_by_state", 1, "voters.bounded(scaled)", "scaled"),
+]
+"""The same in what formulas of turns share: signal.turns:_among."""
 
 
 RARE = ("group.bounded(", "torch.where(votes & enough, lead")
@@ -78,7 +93,7 @@ def best_is_silent(case: Case) -> Case:
     return doubled.with_sequences(votes=~silent, reward=reward)
 
 
-@pytest.mark.parametrize(("name", "variant"), sorted({(name, variant) for name, variant, _, _ in FAULTS}))
+@pytest.mark.parametrize(("name", "variant"), sorted({(name, variant) for name, variant, _, _ in FAULTS + SHARED}))
 def test_without_a_fault_every_promise_holds(name: str, variant: int) -> None:
     assert holds(name, variant, None)
 
@@ -92,3 +107,9 @@ def test_a_silent_best_is_as_defined(name: str) -> None:
 @pytest.mark.parametrize(("name", "variant", "old", "new"), FAULTS)
 def test_a_fault_shows(name: str, variant: int, old: str, new: str) -> None:
     assert not holds(name, variant, (old, new))
+
+
+@pytest.mark.parametrize(("name", "variant", "old", "new"), SHARED)
+def test_a_fault_in_what_formulas_share_shows(name: str, variant: int, old: str, new: str) -> None:
+    with planted((Edit("signal.turns:_among", old, new),)):
+        assert not holds(name, variant, None)

@@ -38,6 +38,8 @@ NEEDS = {
     "on_policy_distillation": {LOGP_OLD, ROLLOUT, "logp_teacher"},
     "rlsd": {LOGP_OLD, "logp_teacher"},
     "vapo": {LOGP_OLD, "ended", "value", "value_old"},
+    "gigpo": {LOGP_OLD, "state", "turn"},
+    "role_average": {"role"},
     "clip_cov": {LOGP_OLD},
     "kl_cov": {LOGP_OLD},
     "high_entropy_tokens": {LOGP_OLD, "entropy"},

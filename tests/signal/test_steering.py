@@ -6,6 +6,7 @@ from math import sqrt
 import pytest
 import torch
 
+import trimtab
 from trimtab.errors import SignalError
 from trimtab.signal import SignalBatch, SignalState, prepare, recipe
 
@@ -81,3 +82,71 @@ def test_who_does_not_vote_is_not_remembered_and_a_batch_without_voters_changes_
 def test_rewards_that_never_differed_are_not_divided() -> None:
     prepared, _ = prepare(batch(0.0, [0.1, 0.1]), recipe("reinforce", normalize="running"))
     assert prepared.advantage.tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
+
+
+BY_ROLE = {"formula": "minus_role_average", "decay": 0.5}
+
+
+def played(reward: list[float], role: list[int], **fields: object) -> SignalBatch:
+    """One episode of one token each."""
+    return SignalBatch.from_tokens([1] * len(role), reward=reward, group=[0] * len(role), role=role, **fields)
+
+
+def test_a_role_is_compared_with_what_it_earned_before_this_batch() -> None:
+    # role 0: two voters of mean 2, so 2 * 3/4; role 1: one of 4, so 4 * 1/2. Then 1.5 / 2 + 1 / 2 and 2 / 2 + 1 / 2;
+    # role 2 is new
+    chosen = recipe("reinforce", normalize=BY_ROLE)
+    first, state = prepare(played([1.0, 4.0, 3.0], [0, 1, 0]), chosen)
+    assert first.advantage.tolist() == [1.0, 4.0, 3.0]
+    assert state.memory == {"role_average_0": 1.5, "role_average_1": 2.0}
+    second, state = prepare(played([1.0, 1.0, 5.0], [1, 0, 2]), chosen, state)
+    assert second.advantage.tolist() == [-1.0, -0.5, 5.0]
+    assert state.memory == {"role_average_0": 1.25, "role_average_1": 1.5, "role_average_2": 2.5}
+    assert SignalState.from_data(json.loads(json.dumps(state.as_data()))) == state
+
+
+def test_a_role_without_voters_keeps_its_average() -> None:
+    chosen = recipe("reinforce", normalize=BY_ROLE)
+    before = SignalState(memory={"role_average_0": 1.0, "role_average_7": 2.0, "kl_coef": 3.0})
+    given = played([5.0, 9.0, 9.0], [0, 0, 7], scored=[True, False, False])
+    assert prepare(given, chosen, before)[1].memory == {**before.memory, "role_average_0": 3.0}
+
+
+def test_a_batch_moves_an_average_as_far_as_single_steps_would_whatever_its_order() -> None:
+    chosen = recipe("reinforce", normalize="minus_role_average")
+    alone = SignalState()
+    for _ in range(3):
+        _, alone = prepare(played([0.7], [3]), chosen, alone)
+    _, together = prepare(played([0.7] * 3, [3] * 3), chosen)
+    assert together.memory == pytest.approx(alone.memory, rel=1e-12)
+    assert together.memory["role_average_3"] == pytest.approx(0.7 * (1 - 0.95**3), rel=1e-12)
+    _, one = prepare(played([0.1, 0.7, 2.0, -1.0], [0, 1, 0, 0]), chosen, together)
+    _, other = prepare(played([-1.0, 2.0, 0.7, 0.1], [0, 0, 1, 0]), chosen, together)
+    assert one.memory == pytest.approx(other.memory, rel=1e-12)
+
+
+def test_what_is_remembered_of_a_role_is_the_shaped_reward() -> None:
+    chosen = recipe("reinforce", normalize=BY_ROLE, reward={"formula": "affine", "bias": 1.0, "scale": 2.0})
+    prepared, state = prepare(played([1.0], [0]), chosen, SignalState(memory={"role_average_0": 1.0}))
+    assert prepared.advantage.tolist() == [3.0]
+    assert state.memory == {"role_average_0": 2.5}
+
+
+def test_a_role_that_nobody_reads_and_a_reader_without_roles_are_refused() -> None:
+    with pytest.raises(
+        SignalError, match=r"carries role but recipe 'reinforce' reads none, .* Use normalize.minus_role"
+    ):
+        prepare(played([1.0], [0]), "reinforce")
+    chosen = recipe("reinforce", normalize=BY_ROLE)
+    assert "role" in chosen.needs
+    with pytest.raises(SignalError, match=r"needs role, which the batch does not carry, .* who the policy was in it"):
+        prepare(SignalBatch.from_tokens([1], reward=[1.0], group=[0]), chosen)
+
+
+def test_one_call_knows_no_earlier_batch() -> None:
+    chosen, logp = recipe("reinforce", normalize=BY_ROLE), torch.full((2, 1), -1.0, requires_grad=True)
+    rows = {"mask": [[1], [1]], "reward": [1.0, 0.0], "group": [0, 0], "role": [0, 1]}
+    with pytest.raises(SignalError, match="a call knows of none, so every average would be 0"):
+        trimtab.loss(logp, recipe=chosen, **rows)
+    loss, _ = trimtab.loss(logp, recipe=chosen, advantage=[1.0, 0.0], **rows)
+    assert loss.item() == pytest.approx(0.5)

@@ -19,7 +19,7 @@ from trimtab.train.learner import Learner
 from trimtab.train.logp import token_pass
 from trimtab.train.policy import Policy, frozen_copy, published
 
-UNRECORDED = {"rewards", "baseline", "logp_teacher", "pi_squared"}
+UNRECORDED = {"rewards", "baseline", "logp_teacher", "pi_squared", "state", "role"}
 NAMES = [name for name in names() if not recipe(name).needs & UNRECORDED]
 """Recipes that read nothing that this trainer does not record."""
 

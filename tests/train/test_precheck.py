@@ -67,7 +67,7 @@ def test_a_dashboard_that_is_not_installed_is_refused_first(monkeypatch: pytest.
 
 UNRECORDED = {
     "remax": "baseline", "gdpo": "rewards", "optimal_token_baseline": "pi_squared",
-    "on_policy_distillation": "logp_teacher", "rlsd": "logp_teacher",
+    "on_policy_distillation": "logp_teacher", "rlsd": "logp_teacher", "gigpo": "state", "role_average": "role",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from trimtab.errors import SignalError
-from trimtab.signal.catalogue import NonNegative, formula
+from trimtab.signal.catalogue import NonNegative, Rule, Unit, formula
 from trimtab.signal.layout import EpisodeFlag, EpisodeIndex, PerEpisode, Scalar, places
 from trimtab.signal.normalize import PROMISES, Normalized
 from trimtab.signal.voters import Voters, refuse_lone
@@ -181,3 +181,26 @@ def minus_given(reward: PerEpisode, votes: EpisodeFlag, baseline: PerEpisode) ->
     every return, as in verl.
     """
     return reward - baseline.to(reward.dtype), torch.ones_like(votes)
+
+
+@formula(
+    source="Liu et al. 2025, SPIRAL, arXiv:2506.24119 (role-conditioned advantage estimation)",
+    scope="batch",
+    stage="normalize",
+    promises=PROMISES,
+    known_as=("RAE",),
+    rules=(Rule(lambda given: given["decay"] < 1, "an average that forgets nothing stays where it starts, at 0"),),
+)
+def minus_role_average(
+    reward: PerEpisode, votes: EpisodeFlag, role_average: PerEpisode, *, decay: Unit = 0.95
+) -> Normalized:
+    """The reward minus what its role earned so far in the run: for self-play, each player has a baseline of its own.
+
+    a_i = reward_i - role_average_i,   the average of its role before this batch, 0 at first
+    average' = decay^n * average + (1 - decay^n) * mean of the role's n voters in this batch
+
+    `role` is a field of the batch; the state carries the averages from batch to batch, and `decay` acts there.
+    Differs from the paper: it moves the average after each episode, so it depends on their order. Here, a batch moves
+    it once, as far as n single steps would; the two are equal where the role's rewards are equal.
+    """
+    return reward - role_average.to(reward.dtype), torch.ones_like(votes)

@@ -52,7 +52,7 @@ from trimtab.signal.tensors import as_flags, as_integers, as_tensor
 
 FIELDS = (
     *FLOATS, *INTEGERS, "token_reward", "value_after", "ended", "scored", "length", "sequence_id", "episode",
-    "attention", "rewards", "rewards_scored", "baseline", "observed", "extra",
+    "attention", "rewards", "rewards_scored", "baseline", "role", "source", "observed", "extra",
 )  # fmt: skip
 """Every field a batch can be given besides trainable, reward and group."""
 KNOWN = frozenset(FIELDS)
@@ -107,6 +107,10 @@ class SignalBatch:
     """False where the reward function of a key failed or abstained; all true where the caller does not say."""
     baseline: PerEpisode | None = None
     """A number to compare each episode's reward with: for ReMax, the reward of the greedy answer."""
+    role: EpisodeIndex | None = None
+    """Who the policy was in each episode, a number from 0: for self-play, the player."""
+    source: EpisodeIndex | None = None
+    """Where each episode comes from, a number from 0: an environment, a data set. For metrics."""
 
     dtype: torch.dtype = torch.float32
     """Of every token field with fractions; rewards are held in float64, so that statistics do not round them."""

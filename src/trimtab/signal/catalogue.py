@@ -54,7 +54,7 @@ PAIR = ("logratio", "logp_later", "logp_earlier")
 
 _TOKENS = ("logp_old", "logp_rollout", "logp_ref", "value_old", "position", "turn", "version", "segments")
 _EPISODES = (
-    "votes", "group_of_episode", "num_groups", "length", "ended", "rewards", "rewards_scored", "baseline",
+    "votes", "group_of_episode", "num_groups", "length", "ended", "rewards", "rewards_scored", "baseline", "role",
 )  # fmt: skip
 _AFTER_THE_VOTE = ("advantage", "returns", "trains")
 _NOW = ("logp_current", "entropy")
@@ -64,7 +64,7 @@ _LOSS = (*_STAGE, "keep", "selected")
 INPUTS: dict[str, tuple[str, ...]] = {
     "reward": ("reward", *_EPISODES),
     "kl": (*_TOKENS, "logp_current", "logp_anchor"),
-    "normalize": ("reward", *_EPISODES, "running_mean", "running_std"),
+    "normalize": ("reward", *_EPISODES, "running_mean", "running_std", "role_average"),
     "advantage": (*_TOKENS, *_EPISODES, "outcome", "token_reward", "value_after", "trains", "episode_of_sequence"),
     "importance": _STAGE,
     "keep": _STAGE,

@@ -15,6 +15,9 @@ from trimtab.signal.parts import Part, part
 from trimtab.signal.rules import refuse_senseless
 from trimtab.signal.type_refusal import refuse_types
 
+CARRIED = frozenset({"logp_ref", "value_old", "entropy", "position", "turn", "version", "rewards", "baseline", "role"})
+"""Fields of a batch, or of the model, that formulas name as inputs and a trainer must supply."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -87,7 +90,7 @@ class Recipe:
         pairs = {stage.pair for stage in self._stages()} - {None}
         inputs = {name for p in self.parts() for name in p.formula.inputs}
         wanted = {name for name in inputs if name not in EVERYWHERE}  # extra fields, by their own names
-        wanted |= inputs & {"logp_ref", "value_old", "entropy", "position", "turn", "version", "rewards", "baseline"}
+        wanted |= inputs & CARRIED
         if pairs & {"engine", "total"} or (self.kl and self.kl.anchor == "rollout"):
             wanted.add("logp_rollout")
         if inputs & {"logp_rollout"}:
@@ -104,6 +107,8 @@ class Recipe:
             wanted.add("entropy")
         if self.observed:
             wanted.add("observed")
+        if "role_average" in inputs:
+            wanted.add("role")
         if self.not_ended != "train" or "ended" in inputs:
             wanted.add("ended")
         return frozenset(wanted)

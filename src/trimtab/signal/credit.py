@@ -44,13 +44,13 @@ def _shaped(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> PerEpisod
 
 
 def outcomes_of(
-    batch: SignalBatch, recipe: Recipe, reward: PerEpisode, votes: EpisodeFlag, moments: dict[str, Any]
+    batch: SignalBatch, recipe: Recipe, reward: PerEpisode, votes: EpisodeFlag, so_far: dict[str, Any]
 ) -> tuple[PerEpisode, EpisodeFlag]:
     """Shaped rewards against the voters' baseline and spread, and which episodes got one."""
     levels = batch.levels
     quick = normalized(recipe.normalize, reward, votes, levels.group_of_episode, levels.num_groups)
     if quick is None or not is_fast():
-        quick = run(recipe.normalize, {"reward": reward, **episode_fields(batch, votes), **moments})
+        quick = run(recipe.normalize, {"reward": reward, **episode_fields(batch, votes), **so_far})
     outcome, has_signal = quick
     ended = ended_episodes(batch)
     if recipe.not_ended == "zero" and ended is not None:

@@ -1,4 +1,4 @@
-"""The door for episodes: the only place where several rewards and a baseline of the caller's are read and checked."""
+"""The door for episodes: the only place where a caller's rewards, baselines, roles and sources are read and checked."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -8,14 +8,19 @@ from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.door import LARGEST
-from trimtab.signal.tensors import as_flags, as_tensor
+from trimtab.signal.layout import places
+from trimtab.signal.tensors import as_flags, as_integers, as_tensor
+
+NUMBERED = ("role", "source")
+"""What is named by a number from 0."""
 
 
 def read_episodes(given: Mapping[str, object], scored: Tensor) -> dict[str, Tensor | None]:
-    """What a caller may say of episodes besides their reward: a baseline, several rewards and which are there."""
-    found: dict[str, Tensor | None] = {"baseline": None, "rewards": None, "rewards_scored": None}
+    """What a caller may say of episodes besides their reward: a baseline, a role, a source, several rewards."""
+    found: dict[str, Tensor | None] = dict.fromkeys(("baseline", *NUMBERED, "rewards", "rewards_scored"))
     if given.get("baseline") is not None:
         found["baseline"] = _numbers_per_episode("baseline", given["baseline"], scored, scored)
+    found |= {name: _number_of_each(name, given[name], scored) for name in NUMBERED if given.get(name) is not None}
     several, told = given.get("rewards"), given.get("rewards_scored")
     if several is None:
         if told is not None:
@@ -53,5 +58,22 @@ def _numbers_per_episode(name: str, given: object, scored: Tensor, read: Tensor)
         raise SignalError(
             f"SignalBatch: {name} is {values[tuple(at)].item()} at {at}, so everything it enters would be undefined. "
             "Mark what failed (scored, rewards_scored), or repair what produced it."
+        )
+    return values
+
+
+def _number_of_each(name: str, given: object, scored: Tensor) -> Tensor:
+    """One whole number per episode, 0 or more."""
+    values = as_integers(given, f"SignalBatch: {name}", scored.device)
+    if values.shape != scored.shape:
+        raise SignalError(
+            f"SignalBatch: {name} has shape {list(values.shape)} for {scored.shape[0]} episodes, so it cannot be told "
+            "whose is whose. Give one number per episode."
+        )
+    below = places(values < 0)
+    if below:
+        raise SignalError(
+            f"SignalBatch: {name} is {int(values[below[0]])} at episode {below[0]}, and a {name} is named by a number "
+            "from 0, so it is no name. Count them from 0, and give episodes without one a number of their own."
         )
     return values

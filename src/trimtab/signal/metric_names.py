@@ -27,6 +27,7 @@ _TRAINING = "trainable tokens of sequences that train, before rejection"
 _KEPT = "kept tokens"
 _BATCH = "before votes and rejection: all trainable tokens (engine), those of sequences that train (update, total)"
 
+_SOURCE = "all trainable tokens of its episodes, before votes and rejection"
 _MANY = 'all trainable tokens, with use_metrics("many")'
 
 METRICS = (
@@ -49,6 +50,9 @@ METRICS = (
     MetricSpec("advantage/token_std", "standard deviation (ddof 0) of the advantage", _TRAINING, 0.0),
     MetricSpec("kl_ref/token_mean", "raw KL of old (of current, when it acts in the loss) to the reference", _TRAINING),
     MetricSpec("kl_ref/coef", "coefficient of the KL in this batch, where it is steered to a target", "the batch", 0.0),
+    MetricSpec("logratio_engine_source_*/token_abs_mean", "mean |log-ratio| of the engine, for each source of episodes",
+        _SOURCE, 0.0),
+    MetricSpec("k3_engine_source_*/token_mean", "k3_engine for each source of episodes", _SOURCE, 0.0),
     MetricSpec("logratio_*/token_abs_mean", "mean |log-ratio|: how far the two policies are apart", _BATCH, 0.0),
     MetricSpec("logratio_*/token_abs_max", "largest |log-ratio|", _BATCH, 0.0),
     MetricSpec("chi2_engine/token_mean", "mean ratio^2 - 1, an estimate of the chi-square divergence; it can be "

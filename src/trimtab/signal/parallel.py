@@ -61,7 +61,7 @@ class ProcessGroup:
 
 TOKENS = ("logp_old", "logp_rollout", "logp_ref", "value_old", "token_reward", "position", "turn", "version")
 SEQUENCES = ("length", "ended", "value_after", "observed")
-EPISODES = ("rewards", "rewards_scored", "baseline")
+EPISODES = ("rewards", "rewards_scored", "baseline", "role", "source")
 
 
 def gather(batch: SignalBatch, reducer: Reducer, rank: int) -> tuple[SignalBatch, SequenceIndex]:

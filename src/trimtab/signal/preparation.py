@@ -25,9 +25,18 @@ from trimtab.signal.layout import EpisodeFlag, Keep, PerToken, SequenceFlag
 from trimtab.signal.metric_kind import Mean
 from trimtab.signal.metrics import Metrics
 from trimtab.signal.recipe_door import check_numbers, checked_recipe, read_advantage, refuse_varying
+from trimtab.signal.source import by_source
 from trimtab.signal.stages import conjunction, product, run_stages
 from trimtab.signal.state import SignalState, drift_warning
-from trimtab.signal.steering import next_coef, next_moments, running, steered, steering_metrics
+from trimtab.signal.steering import (
+    next_coef,
+    next_moments,
+    next_role_averages,
+    role_averages,
+    running,
+    steered,
+    steering_metrics,
+)
 from trimtab.signal.supply import available_early, carried, engine_ratio, exact_engine, owners, populations, shares
 from trimtab.signal.tally import Tally
 from trimtab.signal.tensors import quiet
@@ -126,7 +135,9 @@ def prepare(
     kl = kl_of_old(batch, recipe)
     shaped = rewards_with_kl(batch, recipe, kl, votes)
     moments = next_moments(recipe, shaped, votes, known_so_far.memory)
-    outcome, has_signal = outcomes_of(batch, recipe, shaped, votes, running(moments, batch))
+    so_far = running(moments, batch) | role_averages(recipe, batch, known_so_far.memory)
+    outcome, has_signal = outcomes_of(batch, recipe, shaped, votes, so_far)
+    moments |= next_role_averages(recipe, batch, shaped, votes, known_so_far.memory)
     voted = keep & Field(levels.to_sequences(votes), segments, True)
     training = Field(trains, segments, True)
     if advantage is None:
@@ -146,7 +157,9 @@ def prepare(
     if outside is not None:
         entries["out_of_band_groups/group_fraction"] = Mean.fraction(outside)
     stage_metrics(tally, stages, population)
-    entries |= tally.entries() | shaping_metrics(batch, recipe, votes) | by_age(batch, ratios, version)
+    entries |= (
+        tally.entries() | shaping_metrics(batch, recipe, votes) | by_age(batch, ratios, version) | by_source(batch)
+    )
     kept = conjunction(keep, after.keeps)
     entries |= steering_metrics(recipe)
     if are_many_watched():

@@ -20,8 +20,16 @@ ORIGIN = {
     "rewards": "rewards has one row per episode and one column per reward function.",
     "observed": "observed is how many tokens of the environment each sequence holds.",
     "baseline": "baseline is one number per episode, e.g. the reward of a greedy answer to its prompt.",
+    "role": "role is one number per episode, from 0: who the policy was in it.",
 }
 """Where a field a recipe needs comes from."""
+
+READERS = {
+    "rewards": "reward.weighted_sum or normalize.each_key, or give the one reward of each episode as reward",
+    "baseline": "normalize.minus_given, or give the one reward of each episode as reward",
+    "role": "normalize.minus_role_average, or leave role out",
+}
+"""What reads a field of episodes that few formulas do."""
 
 
 def checked_recipe(batch: SignalBatch, recipe: Recipe | str, *, given_advantage: bool) -> Recipe:
@@ -71,7 +79,7 @@ def read_advantage(advantage: PerToken, batch: SignalBatch) -> PerToken:
 def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
     carried = {
         "logp_old", "logp_rollout", "logp_ref", "value_old", "ended", "position", "turn", "version", "rewards",
-        "baseline", "observed",
+        "baseline", "role", "observed",
     }  # fmt: skip
     missing = sorted(name for name in recipe.needs & carried if getattr(batch, name) is None)
     if missing:
@@ -90,14 +98,14 @@ def _check_needs(batch: SignalBatch, recipe: Recipe) -> None:
 
 
 def refuse_unread(batch: SignalBatch, recipe: Recipe) -> None:
-    """A reward or a baseline that no formula reads would be lost."""
+    """A reward, a baseline or a role that no formula reads would be lost."""
     read = {name for one in (*recipe.reward, recipe.normalize, recipe.advantage) for name in one.formula.inputs}
-    lost = [name for name in ("rewards", "baseline") if getattr(batch, name) is not None and name not in read]
+    read |= {"role"} if "role_average" in read else set()
+    lost = [name for name in READERS if getattr(batch, name) is not None and name not in read]
     if lost:
-        reader = {"rewards": "reward.weighted_sum or normalize.each_key", "baseline": "normalize.minus_given"}[lost[0]]
         raise SignalError(
             f"prepare: the batch carries {lost[0]} but recipe {recipe.name!r} reads none, so it would be lost. "
-            f"Use {reader}, or give the one reward of each episode as reward."
+            f"Use {READERS[lost[0]]}."
         )
     if batch.token_reward is not None and "token_reward" not in recipe.advantage.formula.inputs:
         raise SignalError(

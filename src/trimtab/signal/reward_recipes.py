@@ -187,3 +187,29 @@ def vapo() -> Recipe:
         value=Term(coef=0.5, part=part("value_loss.squared_clipped", reach=0.2)),
         nll=Term(coef=0.1, on="rewarded"),
     )
+
+
+@_recipe
+def gigpo() -> Recipe:
+    return Recipe(
+        name="gigpo",
+        summary="Episodes compared in their group, and turns with the turns that began in the same state.",
+        source="Feng et al. 2025, GiGPO, arXiv:2505.10978: discount 0.95, weight 1 for both",
+        loss=ppo(),
+        normalize=part("normalize.raw"),
+        advantage=part("advantage.turns_by_state", gamma=0.95, coef=1.0),
+        weighting=token_mean(),
+    )
+
+
+@_recipe
+def role_average() -> Recipe:
+    return Recipe(
+        name="role_average",
+        summary="The policy gradient against a moving average of each role's rewards, for games with several roles.",
+        source="Liu et al. 2025, SPIRAL (RAE), arXiv:2506.24119: decay 0.95",
+        loss=reinforce(),
+        normalize=part("normalize.minus_role_average", decay=0.95),
+        weighting=token_mean(),
+        old="current",
+    )

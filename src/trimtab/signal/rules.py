@@ -129,6 +129,11 @@ def _refuse_orders(recipe: "Recipe") -> None:
             f"recipe {recipe.name!r}: whiten_token_rewards with {recipe.advantage.formula.name}, which reads no token "
             "rewards, so it would act nowhere. Use advantage.reward_to_go or advantage.gae."
         )
+    if recipe.whiten_token_rewards and "outcome" in recipe.advantage.formula.inputs:
+        raise SignalError(
+            f"recipe {recipe.name!r}: whiten_token_rewards with {recipe.advantage.formula.name}, which finds the "
+            "outcome among the token rewards, and whitened ones no longer hold it. Leave whiten_token_rewards out."
+        )
     if kl and kl.into == "token_reward" and not tokenwise:
         raise SignalError(
             f"recipe {recipe.name!r}: kl.into = 'token_reward' with {recipe.advantage.formula.name}, "

@@ -21,7 +21,7 @@ class SignalState:
     effects: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
     window: int = 20
     memory: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What batches so far led to, by name: a steered coefficient, the moments of rewards."""
+    """What batches so far led to, by name: a steered coefficient, the moments of rewards, the average of each role."""
 
     def as_data(self) -> dict[str, Any]:
         """Plain data; `from_data` is the way back."""

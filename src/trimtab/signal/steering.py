@@ -5,7 +5,9 @@ Everything is a pure function of the state's memory, which is plain numbers by n
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.composition import Recipe
@@ -16,6 +18,8 @@ REACH = 0.2
 """The relative error of a KL counts up to this: Ziegler et al. 2019, arXiv:1909.08593, sec. 2.2."""
 COEF = "kl_coef"
 RUNNING = ("reward_count", "reward_mean", "reward_m2")
+ROLE = "role_average_"
+"""In front of a role's number, the name of its average."""
 
 Memory = Mapping[str, float]
 
@@ -69,3 +73,30 @@ def running(memory: Memory, batch: SignalBatch) -> dict[str, Any]:
     count, mean, m2 = (memory[name] for name in RUNNING)
     spread = (m2 / (count - 1)) ** 0.5 if count > 1 else 0.0
     return {"running_mean": batch.reward.new_tensor(mean), "running_std": batch.reward.new_tensor(spread)}
+
+
+def role_averages(recipe: Recipe, batch: SignalBatch, memory: Memory) -> dict[str, Any]:
+    """The average of each episode's role before this batch; 0 of one that was never seen."""
+    if batch.role is None or "role_average" not in recipe.normalize.formula.inputs:
+        return {"role_average": None}
+    roles, place = torch.unique(batch.role, return_inverse=True)
+    known = [memory.get(f"{ROLE}{role}", 0.0) for role in cast("list[int]", roles.tolist())]
+    return {"role_average": batch.reward.new_tensor(known).index_select(0, place)}
+
+
+def next_role_averages(
+    recipe: Recipe, batch: SignalBatch, reward: PerEpisode, votes: EpisodeFlag, memory: Memory
+) -> dict[str, float]:
+    """The average of each role after this batch; one without voters keeps its own (see normalize.minus_role_average).
+
+    average' = decay^n * average + (1 - decay^n) * mean of the role's n voters
+    """
+    if batch.role is None or "role_average" not in recipe.normalize.formula.inputs:
+        return {}
+    decay, learned = cast("float", recipe.normalize.settings["decay"]), dict[str, float]()
+    for role in cast("list[int]", torch.unique(batch.role[votes]).tolist()):
+        own, name = reward.double()[votes & (batch.role == role)], f"{ROLE}{role}"
+        # Around the lowest, so that the mean of equal rewards is that reward exactly.
+        lowest, share = float(own.min()), decay ** len(own)
+        learned[name] = share * memory.get(name, 0.0) + (1 - share) * (lowest + float((own - lowest).mean()))
+    return learned

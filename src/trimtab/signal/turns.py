@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Num
 from torch import Tensor
 
+from trimtab.errors import SignalError
 from trimtab.signal.advantage import PROMISES, Credit, temporal_errors
 from trimtab.signal.catalogue import NonNegative, Unit, formula
 from trimtab.signal.discount import discounted_sum
+from trimtab.signal.group import renumbered
 from trimtab.signal.layout import (
     EpisodeFlag,
     EpisodeIndex,
@@ -23,7 +26,7 @@ from trimtab.signal.layout import (
     TokenIndex,
 )
 from trimtab.signal.reduce import segment_sum, sequence_tally
-from trimtab.signal.voters import Voters
+from trimtab.signal.voters import Voters, refuse_lone
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,86 @@ def turn_reward_to_go(
         return turns.to_tokens(returns), turns.to_tokens(returns)
     episode = episode_of_sequence.index_select(0, turns.segments.sequence_of_token)
     group = Voters.of("group", votes[episode], group_of_episode[episode], num_groups)
-    centred = returns.double() - group.average(returns.double())
-    spread = group.spread(centred, 1)
-    scaled = group.bounded(torch.where(spread > 0, centred / (spread + eps), centred))
-    advantage = torch.where(group.voters >= 2, scaled, 0.0).to(returns.dtype)
+    advantage = _among(group, returns, "group", eps).to(returns.dtype)
     return turns.to_tokens(advantage), turns.to_tokens(returns)
+
+
+@formula(
+    source="Feng et al. 2025, GiGPO, arXiv:2505.10978",
+    scope="group",
+    stage="advantage",
+    promises=PROMISES,
+    known_as=("GiGPO",),
+)
+def turns_by_state(
+    token_reward: PerToken,
+    outcome: PerSequence,
+    turn: TokenIndex,
+    state: Num[Tensor, " tokens"],
+    votes: EpisodeFlag,
+    episode_of_sequence: SequenceIndex,
+    group_of_episode: EpisodeIndex,
+    num_groups: int,
+    segments: Segments,
+    *,
+    gamma: Unit = 0.95,
+    coef: NonNegative = 1.0,
+    std: Literal["group", "none"] = "group",
+    eps: NonNegative = 1e-6,
+) -> Credit:
+    """The episode against its group, plus each turn against the turns of its group that were taken in the same state.
+
+    A_k = in_group(R) + coef * in_state(G_k),   in_x(v) = (v - mean_x) / (std_x + eps) over the voters of x, ddof 1
+    R = all rewards of the episode,   G_k = r_k + gamma * G_{k+1}
+
+    `state` is an extra field of integers: your name of the state in which a turn was taken, read at its first token.
+    The outcome, which stands at the end of each of an episode's sequences, counts once in R. With std = none, nothing
+    is divided. A state with fewer than two voting turns gives 0, and so does one without a spread. Who does not vote
+    stays between the lowest and the highest voter. It takes the place of a normalisation: use normalize.raw.
+    Settings in use: the paper and ROLL have gamma 0.95 and coef 1.
+    Differs from ROLL: R is compared over episodes and not over turns, so a long one counts once, and states of
+    different groups are never compared. A spread is 0 only where all agree; ROLL takes 1e-6 and below for 0.
+    Undefined when an episode is alone in its group, or state holds fractions (raises).
+    """
+    _refuse_fractions(state)
+    refuse_lone("turns_by_state", group_of_episode, num_groups)
+    turns = Turns.of(turn, segments)
+    episode = episode_of_sequence.index_select(0, turns.segments.sequence_of_token)
+    returns = discounted_sum(turns.sum(token_reward), turns.segments, gamma)
+    rewards = _rewards_of_episodes(token_reward, outcome, episode_of_sequence, len(votes), segments)
+    group = Voters.of("group", votes, group_of_episode, num_groups)
+    names, num_states = renumbered(state.index_select(0, turns.starts))
+    place, num_places = renumbered(group_of_episode[episode] * num_states + names)
+    alike = Voters.of("group", votes[episode], place, num_places)
+    advantage = _among(group, rewards, std, eps)[episode] + coef * _among(alike, returns, std, eps)
+    return turns.to_tokens(advantage.to(returns.dtype)), turns.to_tokens(returns)
+
+
+def _among(voters: Voters, values: Tensor, std: Literal["group", "none"], eps: float) -> Tensor:
+    """Values against the voters' mean, in units of their spread, and held within theirs; 0 with fewer than two."""
+    centred = values.double() - voters.average(values.double())
+    scaled = centred
+    if std == "group":
+        spread = voters.spread(centred, 1)
+        scaled = torch.where(spread > 0, centred / (spread + eps), centred)
+    return torch.where(voters.voters >= 2, voters.bounded(scaled), 0.0)
+
+
+def _rewards_of_episodes(
+    token_reward: PerToken, outcome: PerSequence, owner: SequenceIndex, num_episodes: int, segments: Segments
+) -> Tensor:
+    """What the tokens of each episode earn together. Each of its sequences ends with its outcome, which counts once."""
+    paid = segment_sum(token_reward.double(), owner.index_select(0, segments.sequence_of_token), num_episodes)
+    filled = segments.token_counts > 0
+    ended = (filled.double(), torch.where(filled, outcome.double(), 0.0))
+    ends, outcomes = (segment_sum(values, owner, num_episodes) for values in ended)
+    return paid - outcomes * (1 - 1 / ends.clamp(min=1))
+
+
+def _refuse_fractions(state: Tensor) -> None:
+    if state.dtype.is_floating_point:
+        raise SignalError(
+            f"turns_by_state: state holds {str(state.dtype).removeprefix('torch.')}, so a rounding would part turns "
+            "that were taken in one state. Give a tensor or an array of integers, for example a hash of what the "
+            "policy saw; plain lists are read as floats."
+        )

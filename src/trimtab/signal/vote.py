@@ -33,7 +33,7 @@ def episode_fields(batch: SignalBatch, votes: EpisodeFlag) -> dict[str, Any]:
     return {
         "votes": votes, "group_of_episode": levels.group_of_episode, "num_groups": levels.num_groups,
         "length": episode_lengths(batch), "ended": ended_episodes(batch), "rewards": batch.rewards,
-        "rewards_scored": batch.rewards_scored, "baseline": batch.baseline,
+        "rewards_scored": batch.rewards_scored, "baseline": batch.baseline, "role": batch.role,
     }  # fmt: skip
 
 

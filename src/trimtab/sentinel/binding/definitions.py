@@ -9,12 +9,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from trimtab.sentinel.binding.definitions_kept import KEPT
+from trimtab.sentinel.binding.definitions_turns import TURNS
 from trimtab.sentinel.binding.definitions_weighed import WEIGHED
 from trimtab.sentinel.binding.plain import Answer, Flags, Plain, plain
 from trimtab.sentinel.binding.plain import clamp as _clamp
 from trimtab.sentinel.binding.plain import each as _each
 from trimtab.sentinel.binding.plain import log_ratio as _log_ratio
 from trimtab.sentinel.binding.plain import row_mean as _row_mean
+from trimtab.sentinel.binding.plain import stdev as _stdev
 
 __all__ = ["DEFINITIONS", "Answer", "Plain", "plain"]
 
@@ -106,11 +108,6 @@ def leave_one_out(p: Plain, std: str = "none", eps: float = 1e-6) -> Answer:
         spread = _stdev(others) + eps if std == "others" and len(set(others)) > 1 else 1.0
         out.append((reward - sum(others) / len(others)) / spread if signal[-1] else 0.0)
     return _within_voters(p, out) if std == "others" else out, {"has_signal": signal}
-
-
-def _stdev(values: list[float]) -> float:
-    centre = sum(values) / len(values)
-    return math.sqrt(sum((v - centre) ** 2 for v in values) / (len(values) - 1))
 
 
 def _within_voters(p: Plain, out: list[float]) -> list[float]:
@@ -207,6 +204,11 @@ def running(p: Plain, eps: float) -> Answer:
     return [(r - mean) / (spread + eps) for r in p.reward], {"has_signal": [True] * len(p.reward)}
 
 
+def minus_role_average(p: Plain, decay: float) -> Answer:
+    del decay  # it acts between batches
+    return [r - b for r, b in zip(p.reward, p.role_average, strict=True)], {"has_signal": [True] * len(p.reward)}
+
+
 def minus_given(p: Plain) -> Answer:
     return [r - b for r, b in zip(p.reward, p.baseline, strict=True)], {"has_signal": [True] * len(p.reward)}
 
@@ -268,53 +270,6 @@ def gae_by_length(p: Plain, alpha: float, gamma: float, lam_value: float) -> Ans
 def gae_by_share(p: Plain, share: float, gamma: float) -> Answer:
     advantage = _gae(p, gamma, lambda n: share ** (1 / (n - 1)) if n > 1 else 1.0)
     return advantage, {"returns": [a + v for a, v in zip(advantage, p.value_old, strict=True)]}
-
-
-def _turns(p: Plain, row: list[int]) -> list[list[int]]:
-    """The tokens of a sequence, turn by turn."""
-    turns: list[list[int]] = []
-    for t in row:
-        if turns and p.turn[turns[-1][-1]] == p.turn[t]:
-            turns[-1].append(t)
-        else:
-            turns.append([t])
-    return turns
-
-
-def turn_gae(p: Plain, gamma: float, lam: float) -> Answer:
-    out, returns = [0.0] * len(p.row_of), [0.0] * len(p.row_of)
-    for i, row in enumerate(p.rows):
-        after, running = (0.0 if p.ended[i] else p.value_after[i]), 0.0
-        for turn in reversed(_turns(p, row)):
-            value = p.value_old[turn[0]]
-            running = sum(p.token_reward[t] for t in turn) + gamma * after - value + gamma * lam * running
-            after = value
-            for t in turn:
-                out[t], returns[t] = running, running + value
-    return out, {"returns": returns}
-
-
-def turn_reward_to_go(p: Plain, gamma: float, compared: str, eps: float) -> Answer:
-    returns = [0.0] * len(p.row_of)
-    found: list[tuple[int, list[int]]] = []
-    for i, row in enumerate(p.rows):
-        later = 0.0
-        for turn in reversed(_turns(p, row)):
-            later = sum(p.token_reward[t] for t in turn) + gamma * later
-            found.append((i, turn))
-            for t in turn:
-                returns[t] = later
-    if compared == "none":
-        return returns, {"returns": returns}
-    out = [0.0] * len(returns)
-    for i, turn in found:
-        mates = [returns[other[0]] for j, other in found if p.votes[j] and p.group[j] == p.group[i]]
-        if len(mates) >= 2:
-            spread = _stdev(mates) + eps if len(set(mates)) > 1 else 1.0
-            held = _clamp(returns[turn[0]], (min(mates), max(mates)))
-            for t in turn:
-                out[t] = (held - sum(mates) / len(mates)) / spread
-    return out, {"returns": returns}
 
 
 def plus_teacher(p: Plain, coef: float, outcome_coef: float) -> Answer:
@@ -557,10 +512,10 @@ DEFINITIONS: dict[str, Callable[..., Answer]] = {
     "normalize.over_mean": over_mean, "normalize.length_weighted_mean": length_weighted_mean,
     "normalize.best_minus_second": best_minus_second, "normalize.rescaled_mean": rescaled_mean,
     "normalize.minus_given": minus_given, "normalize.running": running,
+    "normalize.minus_role_average": minus_role_average,
     "normalize.each_key": each_key, "reward.weighted_sum": weighted_sum,
     "advantage.broadcast": broadcast, "advantage.reward_to_go": reward_to_go, "advantage.gae": gae,
     "advantage.gae_by_length": gae_by_length, "advantage.gae_by_share": gae_by_share,
-    "advantage.turn_gae": turn_gae, "advantage.turn_reward_to_go": turn_reward_to_go,
     "advantage.plus_teacher": plus_teacher, "advantage.scaled_by_teacher": scaled_by_teacher,
     "advantage.optimal_token_baseline": optimal_token_baseline,
     "importance.truncated": truncated, "keep.token_band": token_band, "keep.product_band": product_band,
@@ -575,6 +530,6 @@ DEFINITIONS: dict[str, Callable[..., Answer]] = {
     "weighting.token_mean": token_mean, "weighting.sequence_mean_token_mean": sequence_mean_token_mean,
     "weighting.sequence_mean_token_sum": sequence_mean_token_sum, "weighting.constant_divisor": constant_divisor,
     "weighting.token_sum": token_sum,
-    **KEPT, **WEIGHED,
+    **KEPT, **WEIGHED, **TURNS,
 }  # fmt: skip
 """Formula name to definition. A formula without one fails the suite."""

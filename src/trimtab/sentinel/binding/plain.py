@@ -53,6 +53,12 @@ def clamp(x: float, band: tuple[float, float]) -> float:
     return min(max(x, band[0]), band[1])
 
 
+def stdev(values: list[float]) -> float:
+    """Standard deviation with ddof 1."""
+    centre = sum(values) / len(values)
+    return math.sqrt(sum((v - centre) ** 2 for v in values) / (len(values) - 1))
+
+
 def each(p: Plain, value: Callable[[int], float]) -> list[float]:
     return [value(t) for t in range(len(p.row_of))]
 

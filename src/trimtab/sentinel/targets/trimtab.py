@@ -43,6 +43,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "normalize.leave_one_out": [{"std": "none", "eps": 1e-6}, {"std": "others", "eps": 1e-3}],
     "normalize.best_minus_second": [{"std": "group", "eps": 1e-3}, {"std": "none", "eps": 1e-6}],
     "normalize.running": [{"eps": 1e-3}],
+    "normalize.minus_role_average": [{"decay": 0.95}],
     "normalize.rescaled_mean": [{"counted": "varied_groups"}, {"counted": "nonzero_rewards"}],
     "normalize.each_key": [
         {"weights": (1.0, 0.5), "ddof": 1, "eps": 1e-6, "whitened": True},
@@ -59,6 +60,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "advantage.turn_gae": [{"gamma": 0.9, "lam": 0.5}],
     "advantage.turn_reward_to_go": [
         {"gamma": 0.5, "compared": "none", "eps": 1e-6}, {"gamma": 0.9, "compared": "group", "eps": 1e-3},
+    ],
+    "advantage.turns_by_state": [
+        {"gamma": 0.9, "coef": 0.5, "std": "group", "eps": 1e-3},
+        {"gamma": 0.5, "coef": 2.0, "std": "none", "eps": 1e-6},
     ],
     "advantage.plus_teacher": [{"coef": 0.5, "outcome_coef": 1.0}, {"coef": 1.0, "outcome_coef": 0.0}],
     "advantage.scaled_by_teacher": [{"share": 0.4, "band": (0.8, 1.2)}],
@@ -194,7 +199,7 @@ BY_LENGTH = {"credit_flows_back": "its lambda is a function of the length, so a 
 BY_TURN = {"credit_over_trainable": "tool output ends a turn, and a turn is its step of time"}
 OF_THEMSELVES = {
     "advantage.gae_by_length": BY_LENGTH, "advantage.gae_by_share": BY_LENGTH,
-    "advantage.turn_gae": BY_TURN, "advantage.turn_reward_to_go": BY_TURN,
+    "advantage.turn_gae": BY_TURN, "advantage.turn_reward_to_go": BY_TURN, "advantage.turns_by_state": BY_TURN,
 }  # fmt: skip
 """Laws that a formula breaks by its definition."""
 
@@ -235,22 +240,30 @@ def _reads(entry: Formula) -> frozenset[str]:
 
 BEHIND = {
     "rewards": ["reward", "outcome"], "rewards_scored": ["ended"], "baseline": ["outcome"],
-    "logp_teacher": ["logp_ref"], "pi_squared": ["logp_ref"], "turn": [],
+    "role_average": ["outcome"],
+    "logp_teacher": ["logp_ref"], "pi_squared": ["logp_ref"], "turn": [], "state": [],
 }  # fmt: skip
 """Inputs that a case does not hold, and the fields of the case that stand for them."""
 
 
 def _furnished(case: Case) -> Case:
-    """The case with fields that only few formulas read, made of others: a second reward, a teacher, turns."""
+    """The case with fields that only few formulas read, made of others: a second reward, a teacher, turns, states."""
     rows, tokens = case.sequences, case.tokens
     turns = [_turn(kinds, place) for kinds in case.kinds for place in range(len(kinds))]
+    # Two states that every other turn returns to; what stands at later tokens of a turn is nobody's state.
+    states = [
+        turn % 2 if place == 0 or kinds[place - 1] != "a" else 7 + place
+        for kinds in case.kinds
+        for place, turn in enumerate(_turn(kinds, one) for one in range(len(kinds)))
+    ]
     ended = rows["ended"]
     return case.with_sequences(
         rewards=torch.stack([rows["reward"], rows["outcome"]], 1), baseline=rows["outcome"],
+        role_average=rows["outcome"] / 2,
         rewards_scored=torch.stack([torch.ones_like(ended), ended], 1),
     ).with_tokens(
         logp_teacher=tokens["logp_ref"], pi_squared=tokens["logp_ref"].exp(),
-        turn=torch.tensor(turns, dtype=torch.long),
+        turn=torch.tensor(turns, dtype=torch.long), state=torch.tensor(states, dtype=torch.long),
     )  # fmt: skip
 
 
