@@ -30,6 +30,8 @@ class Row:
     """What it is here; empty where it is not."""
     reason: str
     """Why it is not here."""
+    shown: str
+    """The test that shows it: file::function, in this project's tests."""
 
     @property
     def has(self) -> bool:
@@ -41,7 +43,7 @@ class Row:
         return tuple((kind or "formula", name or formula) for kind, name, formula in NAMED.findall(self.ours))
 
     def as_json(self) -> dict[str, object]:
-        told = {"ours": self.ours or None, "reason": self.reason or None}
+        told = {"ours": self.ours or None, "reason": self.reason or None, "shown": self.shown or None}
         return {"id": self.id, "row": self.row, "has": self.has, **told}
 
 
@@ -50,7 +52,7 @@ def coverage() -> tuple[Row, ...]:
     """Every row, in order."""
     with Path(__file__).with_name("coverage.tsv").open(encoding="utf-8", newline="") as held:
         rows = csv.DictReader(held, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return tuple(Row(row["id"], row["row"], row["ours"], row["reason"]) for row in rows)
+        return tuple(Row(row["id"], row["row"], row["ours"], row["reason"], row["shown"]) for row in rows)
 
 
 def coverage_page() -> str:
@@ -67,14 +69,20 @@ def coverage_page() -> str:
     ]
     for letter, title in CATEGORIES.items():
         own = [one for one in rows if one.id.startswith(letter)]
-        lines += ["", f"## {title}: {sum(one.has for one in own)} of {len(own)}", "", "| | row | here | |"]
-        lines += ["|---|---|---|---|", *(_line(one) for one in own)]
+        lines += ["", f"## {title}: {sum(one.has for one in own)} of {len(own)}", "", "| | row | here | shown by | |"]
+        lines += ["|---|---|---|---|---|", *(_line(one) for one in own)]
     return "\n".join(lines) + "\n"
 
 
 def _line(one: Row) -> str:
     ours = f"`{one.ours}`" if one.has else "–"
-    return f"| {one.id} | {_cell(one.row)} | {_cell(ours)} | {_cell(one.reason)} |"
+    return f"| {one.id} | {_cell(one.row)} | {_cell(ours)} | {_test(one.shown)} | {_cell(one.reason)} |"
+
+
+def _test(node: str) -> str:
+    """The test's name, linked to its file."""
+    file, _, name = node.partition("::")
+    return f"[{name}](../{file})" if node else "–"
 
 
 def _cell(text: str) -> str:
