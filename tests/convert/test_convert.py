@@ -208,6 +208,103 @@ def test_nothing_of_a_file_is_executed(tmp_path: Path) -> None:
         _ = convert("areal", unsafe)
 
 
+def given(text: str, tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "given.sh"
+    path.write_text(text)
+    return {one.key: one for one in read(path)}
+
+
+def test_words_without_a_dot_are_options_too(tmp_path: Path) -> None:
+    """hydra takes `group=choice` and `group@place=choice`; before a command, and behind export, it is a variable."""
+    found = given(
+        "mode=fast python3 -m x model_engine=megatron actor@a.actor=own ++a.b=1\nexport low=1 high=2\n"
+        "OWN=(\n  plain=3\n)\n",
+        tmp_path,
+    )
+    assert {key: one.value for key, one in found.items()} == {
+        "model_engine": "megatron", "actor@a.actor": "own", "a.b": 1, "plain": 3,
+    }  # fmt: skip
+
+
+def test_an_empty_variable_has_its_default(tmp_path: Path) -> None:
+    found = given(
+        'SIZE=${SIZE:-}\nMEAN=${LOW:-$HIGH}\n: "${MODE:=token}"\n: "${SIZE:=256}"\nHIGH=2\n'
+        'python x a.size=${SIZE:-512} a.mode=$MODE a.mean=${MEAN} b.json="$SPACED"\n',
+        tmp_path,
+    )
+    assert (found["a.size"].value, found["a.mode"].value, found["a.mean"].value) == (256, "token", 2)
+
+
+BRANCHES = """
+case "$DEVICE" in
+    gpu)
+        SIZE=${SIZE:-512}
+        SAME=1
+        ;;
+    npu)
+        SIZE=${SIZE:-256}
+        SAME=1
+        ;;
+    *)
+        echo unknown
+        ;;
+esac
+LOSS=vanilla
+if [ "$FAST" = 1 ]; then
+    LOSS=gspo
+fi
+python x algorithm.adv_estimator=grpo data.train_batch_size=$SIZE actor_rollout_ref.actor.policy_loss.loss_mode=$LOSS
+"""
+
+
+def test_a_value_that_depends_on_a_branch_is_said_to(tmp_path: Path) -> None:
+    path = tmp_path / "given.sh"
+    path.write_text(BRANCHES)
+    made = convert("verl", path)
+    assert made.train["prompts_per_step"] == 256
+    assert made.recipe.loss.part.formula.name == "policy_loss.geometric_clipped_token"
+    said = [one for one in made.warnings if "one branch" in one]
+    assert said == [
+        "data.train_batch_size = 256 is one branch of the script, in another it is 512. Check it.",
+        "actor_rollout_ref.actor.policy_loss.loss_mode = gspo is one branch of the script, in another it is vanilla. "
+        "Check it.",
+    ]
+
+
+FULLY_ASYNC = "python3 -m x --config-name=fully_async_ppo_trainer algorithm.adv_estimator=grpo data.train_batch_size=0"
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "text", "said"),
+    [
+        ("verl", ".sh", "python x distillation.enabled=True\n", "the loss towards the teacher is not written"),
+        ("verl", ".sh", "python x algorithm.rollout_correction.bypass_mode=True "
+         "algorithm.rollout_correction.loss_type=reinforce\n", "verl's default trainer (use_v1) does not read it"),
+        ("areal", ".yaml", "actor: {kl_ctl: 0.0}\nteacher: {path: x}\n", "loss towards the teacher is not written"),
+        ("verl", ".sh", "python x algorithm.adv_estimator=grpo algorithm.rollout_correction.rollout_rs=token_k1 "
+         "algorithm.rollout_correction.rollout_rs_threshold=2\n", "rejects whole does not count in its group's"),
+        ("skyrl", ".sh", "python x trainer.algorithm.use_kl_loss=true\n", "the KL is weighed as the loss is"),
+        ("skyrl", ".sh", "python x trainer.algorithm.policy_loss_type=kl_cov\n", "there the penalty is summed"),
+        ("openrlhf", ".sh", "python x --algo.advantage.estimator reinforce_baseline\n", "over n - 1 here"),
+        ("openrlhf", ".sh", "python x --algo.advantage.estimator reinforce_baseline --algo.advantage.no_std_norm\n",
+         "still takes the batch's mean off"),
+        ("areal", ".yaml", "actor: {use_decoupled_loss: true, kl_ctl: 0.1}\n", "takes the sampler's log-probs"),
+    ],
+)  # fmt: skip
+def test_what_a_run_file_does_not_say_is_told(name: str, end: str, text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / f"given{end}"
+    path.write_text(text)
+    assert any(said in one for one in convert(name, path).warnings), convert(name, path).warnings
+
+
+def test_the_fully_asynchronous_verl_takes_the_samplers_log_probs(tmp_path: Path) -> None:
+    path = tmp_path / "given.sh"
+    path.write_text(FULLY_ASYNC)
+    made = convert("verl", path)
+    assert (made.recipe.loss.anchor, made.recipe.old) == ("rollout", "absent")
+    assert "prompts_per_step" not in made.train
+
+
 @pytest.mark.parametrize(
     ("framework", "text", "end", "said"),
     [

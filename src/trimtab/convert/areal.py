@@ -14,7 +14,8 @@ def read(options: Options) -> Built:
     cap = options.number("actor.c_clip", None, "cap of policy_loss.dual_clipped", status="changed")
     level = str(options.get("actor.importance_sampling_level", "token", "loss", status="changed"))
     is_decoupled = options.switch("actor.use_decoupled_loss", False, "loss.anchor and correction", status="changed")
-    anchor = "old" if is_decoupled else "rollout"
+    is_recomputed = options.switch("actor.recompute_logprob", False, "loss.anchor and old", status="changed")
+    anchor = "old" if is_decoupled or is_recomputed else "rollout"
     band = (1 - low, 1 + (low if high is None else high))
     if options.switch("actor.use_sapo_loss", False, "policy_loss.soft_gated", status="changed"):
         loss = loss_of("soft_gated", anchor=anchor, temperature_positive=options.number("actor.sapo_tau_pos", 1.0),
@@ -29,28 +30,34 @@ def read(options: Options) -> Built:
         )
     built = Built("AReaL", options, loss, part("weighting.token_mean"), _norm(options, "actor.reward_norm."))
     gamma, lam = options.number("actor.discount", 1.0), options.number("actor.gae_lambda", 1.0)
+    coef = options.number("actor.kl_ctl", 0.1, "kl.coef, into = token_reward", status="changed")
     has_critic = any(key.startswith("critic.") for key in options.given)
     if has_critic:
         built.advantage = part("advantage.gae", gamma=gamma, lam=lam)
         built.fields["value"] = Term(
             coef=1.0, part=part("value_loss.squared_clipped", reach=options.number("critic.value_eps_clip", 0.2))
         )
-    elif gamma != 1.0:
-        built.advantage = part("advantage.reward_to_go", gamma=gamma)
-    if not has_critic:
-        options.inert("actor.gae_lambda", "there is no critic")
-    if not is_decoupled:
+    elif gamma * lam != 1.0 or coef:
+        # AReaL's GAE with values of 0: rewards and penalties of tokens add up from here on, discounted by both.
+        built.advantage = part("advantage.reward_to_go", gamma=gamma * lam)
+        if lam != 1.0:
+            options.tell("actor.gae_lambda", "changed", "advantage.reward_to_go, gamma = discount x gae_lambda")
+    if anchor == "rollout":
         built.fields["old"] = "absent"
     _advantage_norm(options, built)
     _rewards(options, built)
-    coef = options.number("actor.kl_ctl", 0.1, "kl.coef, into = token_reward", status="changed")
     kind = str(options.get("actor.kl_estimator", "k1", "kl", status="changed"))
     if not coef:
         options.inert("actor.kl_estimator", "kl_ctl is 0")
-    into = "token_reward" if built.advantage.formula.name != "advantage.broadcast" else "sequence_reward"
-    built.fields["kl"] = kl_of(options, "actor.kl_estimator", kind, coef, into)
+    built.fields["kl"] = kl_of(options, "actor.kl_estimator", kind, coef, "token_reward")
+    if coef and is_decoupled:
+        options.warn("actor.kl_ctl: AReaL takes the sampler's log-probs for this KL, here it is logp_old. Check it.")
     _corrections(options, built, is_decoupled=is_decoupled)
-    _ = options.get("actor.recompute_logprob", None, 'old = "recompute"', status="changed")
+    taught = [key for key in options.given if key.startswith("teacher.")]
+    for key in taught:
+        options.tell(key, "no equivalent", "the loss towards a teacher is not written")
+    if taught:
+        options.warn("teacher: the loss towards the teacher is not written. See advantage.plus_teacher.")
     common(
         built,
         {
@@ -70,13 +77,18 @@ def read(options: Options) -> Built:
     return built
 
 
+def _level(options: Options, key: str, note: str) -> str:
+    """batch is the default, and null is a level of its own: none."""
+    one = options.given.get(key)
+    found = options.get(key, "batch", note, status="changed")
+    return "none" if one is not None and one.value is None else str(found)
+
+
 def _norm(options: Options, start: str) -> Part:
     """AReaL's NormConfig of rewards."""
     if not any(key.startswith(start) for key in options.given):
         return part("normalize.raw")
-    mean, std = (
-        options.get(f"{start}{one}_level", "batch", "normalize", status="changed") or "none" for one in ("mean", "std")
-    )
+    mean, std = (_level(options, f"{start}{one}_level", "normalize") for one in ("mean", "std"))
     eps = options.number(f"{start}eps", 1e-5, "normalize.mean_std, eps", status="changed")
     ddof = 1 if options.switch(f"{start}std_unbiased", True, "ddof", status="changed") else 0
     _ = options.get(f"{start}group_size", None, "a group is a prompt", status="changed")
@@ -87,18 +99,18 @@ def _norm(options: Options, start: str) -> Part:
                 f"Check it."
             )
         return part("normalize.leave_one_out")
-    return group(str(std), eps=eps, mean=str(mean), ddof=ddof)
+    return group(std, eps=eps, mean=mean, ddof=ddof)
 
 
 def _advantage_norm(options: Options, built: Built) -> None:
     start = "actor.adv_norm."
     if not any(key.startswith(start) for key in options.given):
         return
-    mean, std = (options.get(f"{start}{one}_level", "batch", "whiten", status="changed") for one in ("mean", "std"))
+    mean, std = (_level(options, f"{start}{one}_level", "whiten") for one in ("mean", "std"))
     for one in ("eps", "std_unbiased", "group_size", "mean_leave1out"):
         _ = options.get(start + one, None, "whiten", status="changed")
     built.fields["whiten"] = mean == std == "batch"
-    if mean == "batch" and std in (None, "none", "null"):
+    if mean == "batch" and std == "none":
         options.warn("adv_norm with a mean and no spread has no equivalent: not written. Check it.")
     elif not built.fields["whiten"]:
         options.warn(f"adv_norm at levels {mean}, {std} has no equivalent: not written. Check it.")
@@ -141,8 +153,7 @@ def _corrections(options: Options, built: Built, *, is_decoupled: bool) -> None:
             options.inert(key, "use_decoupled_loss is off")
         return
     if not any(key.startswith(start) for key in options.given):
-        built.correct(engine("importance.truncated", level="token", band=(0.0, float("inf"))))
-        return
+        return  # without the block AReaL does not weigh by old/rollout either
     metric, level = (
         str(options.get(f"{start}metric", "ratio", "correction", status="changed")),
         str(options.get(f"{start}level", "token", "correction", status="changed")),

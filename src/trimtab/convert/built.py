@@ -52,6 +52,10 @@ def estimator(options: Options, key: str, built: Built, name: str, *, std: Part,
             built.normalize = std
         case "dr_grpo":
             built.normalize = group("none")
+        case "gpg":
+            built.normalize = part("normalize.rescaled_mean", counted="nonzero_rewards")
+        case "maxrl":
+            built.normalize = part("normalize.over_mean")
         case "rloo" | "rloo_vectorized":
             built.normalize = part("normalize.leave_one_out")
         case "reinforce_plus_plus" | "reinforce++":

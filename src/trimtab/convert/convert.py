@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.config import parse_run
+from trimtab.convert.given import Given
 from trimtab.convert.options import Options, Status, Told
-from trimtab.convert.source import Given, read
+from trimtab.convert.source import read
 from trimtab.convert.table import as_toml, signal_table
 from trimtab.errors import ConfigError, TrimtabError, unknown_name
 from trimtab.signal import Recipe
@@ -94,10 +95,22 @@ def convert(framework: str, source: str | Path = "", flags: tuple[str, ...] = ()
         raise
     except TrimtabError as error:
         raise ConfigError(f"convert: these options together are not a signal that runs here. {error}") from error
+    _tell_votes(options, made, called)
     train = {key: value for key, value in built.train.items() if value is not None}
     told = Converted(called, made, train, tuple(options.told.values()), tuple(dict.fromkeys(options.warnings)))
     _ = parse_run({"recipe": BASE, "signal": signal_table(made), "train": train}, "convert")
     return told
+
+
+def _tell_votes(options: Options, made: Recipe, called: str) -> None:
+    """Our one difference in the order of things that no option names."""
+    if made.normalize.formula.name != "normalize.raw" and any(
+        stage.part.formula.stage == "keep" for stage in made.stages_before_the_vote.values()
+    ):
+        options.warn(
+            f"an answer that a correction rejects whole does not count in its group's baseline here; in {called} it "
+            "does."
+        )
 
 
 def _tell_repeated(options: Options, found: list[Given]) -> None:
@@ -107,3 +120,7 @@ def _tell_repeated(options: Options, found: list[Given]) -> None:
             options.warn(
                 f"{key} is given {len(values)} times, as {', '.join(map(str, values[:4]))}: the last one counts."
             )
+    for one in {one.key: one for one in found}.values():
+        if one.depends:
+            other = "" if one.other is None else f", in another it is {one.other}"
+            options.warn(f"{one.key} = {one.value} is one branch of the script{other}. Check it.")

@@ -22,7 +22,9 @@ def read(options: Options) -> Built:
         options.inert("actor.dual_clip", "policy_loss_type = gspo has no dual clip")
     else:
         loss = loss_of("clipped", band=band) if cap is None else loss_of("dual_clipped", band=band, cap=cap)
-    weighting = part("weighting.sequence_mean_token_mean" if kind == "gspo" else "weighting.token_mean")
+    agg = str(options.get("actor.loss_agg_mode", "token-mean", "weighting", status="changed"))
+    by_sequence = kind == "gspo" or agg == "seq-mean-token-mean"
+    weighting = part("weighting.sequence_mean_token_mean" if by_sequence else "weighting.token_mean")
     built = Built("OpenRLHF", options, loss, weighting, part("normalize.raw"))
     name = str(options.get("algo.advantage.estimator", "gae", "normalize and advantage", status="changed"))
     gamma, lam = options.number("algo.advantage.gamma", 1.0), options.number("algo.advantage.lambd", 1.0)
@@ -30,7 +32,15 @@ def read(options: Options) -> Built:
     if name != "gae":
         options.inert("algo.advantage.lambd", f"estimator = {name} has no lambda")
     if options.switch("algo.advantage.no_std_norm", False, "whiten, or std = none", status="changed"):
+        if built.fields.get("whiten"):
+            options.warn(
+                "algo.advantage.no_std_norm: OpenRLHF still takes the batch's mean off. Not written. Check it."
+            )
         built.fields["whiten"] = False
+    elif built.fields.get("whiten"):
+        options.warn(
+            f"estimator = {name}: advantages are whitened, by the spread over n tokens in OpenRLHF and over n - 1 here."
+        )
     if built.fields.get("value"):
         reach = options.number("critic.value_clip", 0.5, "value_loss.squared_clipped, reach", status="changed")
         built.fields["value"] = Term(coef=1.0, part=part("value_loss.squared_clipped", reach=reach))
@@ -82,7 +92,13 @@ def _terms(options: Options, built: Built, name: str) -> None:
     if coef == 0:
         options.inert("algo.kl.use_loss", "algo.kl.init_coef is 0")
         options.inert("algo.kl.estimator", "algo.kl.init_coef is 0")
-    into = "loss" if in_loss else "token_reward" if name in ("gae", "reinforce") else "sequence_reward"
+    into = "loss" if in_loss else "token_reward"
+    if coef and not in_loss and built.advantage.formula.name == "advantage.broadcast":
+        built.advantage = part("advantage.reward_to_go", gamma=1.0)  # the penalties from each token on
+    if in_loss and built.weighting.formula.name != "weighting.token_mean":
+        options.warn(
+            "algo.kl.use_loss: OpenRLHF weighs its KL by tokens always. Here the KL is weighed as the loss is."
+        )
     built.fields["kl"] = kl_of(options, "algo.kl.estimator", kind, coef, into)
     entropy = options.number("actor.entropy_coef", 0.0, "entropy.coef")
     built.fields["entropy"] = Term(coef=entropy) if entropy else None

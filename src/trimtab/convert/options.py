@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from trimtab.convert.source import Given
+from trimtab.convert.given import Given
 from trimtab.errors import ConfigError
 
 Status = Literal["kept", "changed", "no equivalent", "outside", "unknown"]

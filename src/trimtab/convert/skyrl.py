@@ -3,7 +3,7 @@
 from trimtab.config.correction import OffPolicyCorrection
 from trimtab.convert.built import Built, common, divided, estimator, group, kl_of, loss_of
 from trimtab.convert.options import Options
-from trimtab.signal import Term, part
+from trimtab.signal import Stage, Term, part
 
 ALGORITHM = "trainer.algorithm."
 CORRECTION = f"{ALGORITHM}off_policy_correction."
@@ -12,6 +12,7 @@ MEANS = {
     "sequence_mean": "weighting.sequence_mean_token_mean",
     "seq_mean_token_sum_norm": "weighting.constant_divisor",
     "token_sum": "weighting.token_sum",
+    "prompt_mean": "weighting.prompt_mean",
 }
 
 
@@ -96,10 +97,16 @@ def _loss(options: Options, band: tuple[float, float]):
                 "covariance_clipped", band=band, fraction=options.number(f"{ALGORITHM}clip_cov.clip_ratio", 2e-4)
             )
         case "kl_cov":
+            options.warn(
+                "policy_loss_type = kl_cov: SkyRL divides the advantages by the tokens and not the penalty, so there "
+                "the penalty is summed. Here both are divided. Check ppo_kl_coef."
+            )
             return loss_of(
                 "covariance_penalised", fraction=options.number(f"{ALGORITHM}kl_cov.kl_cov_frac", 0.2),
                 coef=options.number(f"{ALGORITHM}kl_cov.ppo_kl_coef", 1.0),
             )  # fmt: skip
+        case "rollout_is":  # its own ratio, to the sampler, is a correction of `reinforce`
+            return loss_of("reinforce", anchor=None)
         case "importance_sampling":
             return loss_of("clipped", band=(0.0, float("inf")))
         case "cross_entropy":
@@ -137,6 +144,11 @@ def _terms(options: Options, built: Built, name: str) -> None:
         )
     if in_loss:
         built.fields["kl"] = kl_of(options, f"{ALGORITHM}kl_estimator_type", kind, coef, "loss")
+        if built.weighting.formula.name != "weighting.sequence_mean_token_mean":
+            options.warn(
+                "use_kl_loss: SkyRL takes the mean of the KL over each sequence first, whatever loss_reduction says. "
+                "Here the KL is weighed as the loss is."
+            )
     elif in_reward:
         into = "token_reward" if name in ("gae", "reinforce++") else "sequence_reward"
         built.fields["kl"] = kl_of(options, f"{ALGORITHM}kl_estimator_type", kind, coef, into)
@@ -159,5 +171,20 @@ def _corrected(options: Options, built: Built) -> None:
         block.setdefault("tis_ratio_type", "token")
         cap = options.number(f"{ALGORITHM}tis_imp_ratio_cap", 2.0, "band", status="changed")
         block.setdefault("token_tis_ratio_clip_high", cap)
-    if block:
-        built.correct(*OffPolicyCorrection(**block).stages())
+    stages = OffPolicyCorrection(**block).stages() if block else ()
+    built.correct(*stages)
+    if options.get(f"{ALGORITHM}policy_loss_type", "regular") == "rollout_is":
+        _own_ratio(options, built, has_engine=any(one.part.formula.stage == "importance" for one in stages))
+        built.fields["old"] = "recompute" if stages else "absent"
+
+
+def _own_ratio(options: Options, built: Built, *, has_engine: bool) -> None:
+    """rollout_is: each token's current/rollout inside the band weighs its log-prob, outside it weighs nothing."""
+    low, high = (options.number(f"{ALGORITHM}eps_clip_{side}", 0.2) for side in ("low", "high"))
+    free = part("importance.truncated", level="token", band=(0.0, float("inf")))
+    band = part("keep.token_band", band=(max(0.0, 1 - low), 1 + high))
+    built.correct(Stage(band, ratio="total"), Stage(free, ratio="total"))
+    if has_engine:
+        built.fields["allow_double_count"] = True
+        options.warn("policy_loss_type = rollout_is weighs by current/rollout, and off_policy_correction by old/rollout"
+                     " once more: written as it is there, with allow_double_count. Check it.")  # fmt: skip

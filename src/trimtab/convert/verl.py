@@ -1,26 +1,22 @@
 """verl's options (0.9.1) in our names."""
 
-from trimtab.convert.built import Built, common, divided, engine, estimator, group, kl_of, loss_of
-from trimtab.convert.options import Options
-from trimtab.errors import AdapterError
-from trimtab.signal import Term, part
+from typing import Any
 
-ACTOR = "actor_rollout_ref.actor."
+from trimtab.convert.built import Built, common, divided, engine, estimator, group, kl_of, loss_of
+from trimtab.convert.given import Given
+from trimtab.convert.options import Options
+from trimtab.convert.verl_loss import ACTOR, OWN_MEAN, policy_loss, reach, weighting
+from trimtab.errors import AdapterError
+from trimtab.signal import Stage, Term, part
+
 ROLLOUT = "actor_rollout_ref.rollout."
 CORRECTION = "algorithm.rollout_correction."
-MEANS = {
-    "token-mean": "weighting.token_mean",
-    "seq-mean-token-mean": "weighting.sequence_mean_token_mean",
-    "seq-mean-token-sum": "weighting.sequence_mean_token_sum",
-    "token-sum": "weighting.token_sum",
-    "seq-mean-token-sum-norm": "weighting.constant_divisor",
-}
 
 
 def read(options: Options) -> Built:
     """What these options train with."""
     width = options.get("data.max_response_length", 512, "train.max_new_tokens")
-    built = Built("verl", options, _loss(options), _weighting(options, width), part("normalize.raw"))
+    built = Built("verl", options, policy_loss(options), weighting(options, width), part("normalize.raw"))
     gamma = options.number("algorithm.gamma", 1.0)
     lam = options.number("algorithm.lam", 1.0)
     name = str(options.get("algorithm.adv_estimator", "gae", "normalize and advantage", status="changed"))
@@ -46,8 +42,14 @@ def read(options: Options) -> Built:
             options.get("algorithm.filter_groups.max_num_gen_batches", 0, "train.dynamic_sampling") or 10
         )
         _ = options.get("algorithm.filter_groups.metric", None, "groups are compared by their reward", status="changed")
+    mode = str(options.get(f"{ACTOR}policy_loss.loss_mode", "vanilla"))
+    agg = str(options.get(f"{ACTOR}loss_agg_mode", "token-mean"))
+    if mode in OWN_MEAN and (built.fields.get("kl") or built.fields["entropy"]) and agg != "seq-mean-token-mean":
+        options.warn(f"loss_mode = {mode} takes its mean over sequences, and verl weighs the KL and the entropy by "
+                     f"loss_agg_mode = {agg}. Here all are weighed by sequences. Check the coefficients.")  # fmt: skip
     _corrected(options, built)
     _overlong(options, built)
+    _distilled(options)
     built.train["max_new_tokens"] = width
     common(
         built,
@@ -69,69 +71,11 @@ def read(options: Options) -> Built:
     )
     if steps:
         built.train["updates_per_batch"] = steps
+    if built.train.get("prompts_per_step", 1) <= 0:  # the fully asynchronous trainer takes answers as they come
+        _ = built.train.pop("prompts_per_step"), built.train.pop("updates_per_batch", None)
+        options.tell("data.train_batch_size", "outside", "0: the asynchronous trainer takes answers as they come")
     options.rest(dotted=True)
     return built
-
-
-def _loss(options: Options):
-    mode = str(options.get(f"{ACTOR}policy_loss.loss_mode", "vanilla", "loss", status="changed"))
-    both = options.number(f"{ACTOR}clip_ratio", 0.2, "band", status="changed")
-    low = options.number(f"{ACTOR}clip_ratio_low", None, "band", status="changed")
-    high = options.number(f"{ACTOR}clip_ratio_high", None, "band", status="changed")
-    if low is not None and high is not None:
-        options.inert(f"{ACTOR}clip_ratio", "clip_ratio_low and clip_ratio_high are both set")
-    low, high = both if low is None else low, both if high is None else high
-    cap = options.number(f"{ACTOR}clip_ratio_c", 3.0, "cap of policy_loss.dual_clipped", status="changed")
-    if mode != "vanilla":
-        options.inert(f"{ACTOR}clip_ratio_c", f"loss_mode = {mode} has no dual clip")
-    match mode:
-        case "vanilla":
-            return loss_of("dual_clipped", band=(1 - low, 1 + high), cap=cap)
-        case "gspo":
-            return loss_of("geometric_clipped_token", band=(1 - low, 1 + high))
-        case "cispo":
-            return loss_of("clipped_importance", band=(max(0.0, 1 - low), 1 + high))
-        case "gpg":
-            return loss_of("reinforce", anchor=None)
-        case "sapo":
-            return loss_of(
-                "soft_gated",
-                temperature_positive=options.number(f"{ACTOR}tau_pos", 1.0, "temperature_positive"),
-                temperature_negative=options.number(f"{ACTOR}tau_neg", 1.05, "temperature_negative"),
-            )
-        case "clip_cov":
-            inner = f"{ACTOR}policy_loss."
-            return loss_of(
-                "covariance_clipped", band=(1 - low, 1 + high), fraction=options.number(f"{inner}clip_cov_ratio", 2e-4),
-                covariance_low=float(options.number(f"{inner}clip_cov_lb", 1.0)),
-                covariance_high=float(options.number(f"{inner}clip_cov_ub", 5.0)),
-            )  # fmt: skip
-        case "kl_cov":
-            inner = f"{ACTOR}policy_loss."
-            return loss_of(
-                "covariance_penalised", fraction=options.number(f"{inner}kl_cov_ratio", 2e-4),
-                coef=options.number(f"{inner}ppo_kl_coef", 0.1),
-            )  # fmt: skip
-        case _:
-            options.tell(
-                f"{ACTOR}policy_loss.loss_mode", "no equivalent", "policy_loss.dual_clipped is written instead"
-            )
-            options.warn(
-                f"loss_mode = {mode} has no equivalent in this converter: verl's default loss is written. Check it."
-            )
-            return loss_of("dual_clipped", band=(1 - low, 1 + high), cap=cap)
-
-
-def _weighting(options: Options, width: int):
-    mode = str(options.get(f"{ACTOR}loss_agg_mode", "token-mean", "weighting", status="changed"))
-    if mode not in MEANS:
-        options.tell(f"{ACTOR}loss_agg_mode", "no equivalent", "weighting.token_mean is written instead")
-        options.warn(f"loss_agg_mode = {mode} is not known here: token_mean is written. Check it.")
-        return part("weighting.token_mean")
-    scale = options.number(f"{ACTOR}loss_scale_factor", None, "divisor of weighting.constant_divisor", status="changed")
-    if mode == "seq-mean-token-sum-norm":
-        return part(MEANS[mode], divisor=float(scale or width))
-    return part(MEANS[mode])
 
 
 def _kl(options: Options, built: Built, name: str) -> None:
@@ -168,6 +112,8 @@ def _corrected(options: Options, built: Built) -> None:
     from trimtab.integrations.verl import own_correction
 
     keys = {key.removeprefix(CORRECTION): one for key, one in options.given.items() if key.startswith(CORRECTION)}
+    if _is_apart(options) and "bypass_mode" not in keys:
+        keys["bypass_mode"] = Given("bypass_mode", True)  # the default of those trainers' own files
     if not keys:
         return
     for key in keys:
@@ -178,15 +124,7 @@ def _corrected(options: Options, built: Built) -> None:
     if asked.get("rollout_rs") is None:
         options.inert(f"{CORRECTION}rollout_rs_threshold", "rollout_rs is not set")
     if asked.get("bypass_mode"):
-        built.loss = (
-            loss_of(
-                built.loss.part.formula.name.removeprefix("policy_loss."), anchor="rollout", **built.loss.part.settings
-            )
-            if built.loss.anchor
-            else built.loss
-        )
-        built.fields["old"] = "absent"
-        options.tell(f"{CORRECTION}bypass_mode", "changed", 'loss.anchor = "rollout", old = "absent"')
+        _bypassed(options, built, asked)
         return
     bound = str(asked.get("rollout_is_threshold", ""))
     if asked.get("rollout_is") and "_" in bound:
@@ -200,10 +138,70 @@ def _corrected(options: Options, built: Built) -> None:
         try:
             built.correct(*own_correction(asked).correction)
         except AdapterError as error:
-            for key in keys:
-                options.told.pop(CORRECTION + key, None)
-                options.tell(CORRECTION + key, "no equivalent", str(error))
-            options.warn(f"rollout_correction: {error} No correction is written.")
+            _refused(options, asked, error)
+
+
+def _is_apart(options: Options) -> bool:
+    """Whether one of the trainers runs that sample on machines of their own."""
+    return str(options.get("config_name", "")).startswith(("fully_async", "one_step_off"))
+
+
+def _bypassed(options: Options, built: Built, asked: dict[str, Any]) -> None:
+    """Without a logp_old of the trainer: the ratio is current/rollout. How the rest is read depends on the trainer."""
+    built.fields["old"] = "absent"
+    options.tell(f"{CORRECTION}bypass_mode", "changed", 'loss.anchor = "rollout", old = "absent"')
+    if _is_apart(options) or not options.switch("trainer.use_v1", True, "how bypass_mode is read", status="changed"):
+        _bypassed_with_correction(options, built, asked)
+        return
+    if built.loss.anchor:
+        built.loss = Stage(built.loss.part, anchor="rollout")
+    for key in asked:
+        if key != "bypass_mode":
+            options.inert(f"{CORRECTION}{key}", "with bypass_mode, verl's default trainer (use_v1) does not read it")
+
+
+def _bypassed_with_correction(options: Options, built: Built, asked: dict[str, Any]) -> None:
+    """The other trainers put a loss of its own in the place of loss_mode: loss_type, with correction by its ratio."""
+    from trimtab.integrations.verl import own_correction
+
+    options.inert(f"{ACTOR}policy_loss.loss_mode", "bypass_mode has a loss of its own: loss_type")
+    if asked.get("loss_type") == "reinforce":
+        built.loss = loss_of("reinforce", anchor=None)
+        for key in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"):
+            options.inert(f"{ACTOR}{key}", "loss_type = reinforce does not clip")
+    else:
+        low, high = reach(options)
+        cap = options.number(f"{ACTOR}clip_ratio_c", 3.0)
+        built.loss = loss_of("dual_clipped", anchor="rollout", band=(1 - low, 1 + high), cap=cap)
+        asked = {**asked, "rollout_is": None}
+        for key in ("rollout_is", "rollout_is_threshold"):
+            options.inert(f"{CORRECTION}{key}", "in bypass_mode the ratio of the loss corrects already")
+    if asked.get("rollout_is") or asked.get("rollout_rs"):
+        try:
+            built.correct(*(Stage(one.part, ratio="total") for one in own_correction(asked).correction))
+        except AdapterError as error:
+            _refused(options, asked, error)
+
+
+def _refused(options: Options, asked: dict[str, Any], error: AdapterError) -> None:
+    for key in asked:
+        _ = options.told.pop(CORRECTION + key, None)
+        options.tell(CORRECTION + key, "no equivalent", str(error))
+    options.warn(f"rollout_correction: {error} No correction is written.")
+
+
+def _distilled(options: Options) -> None:
+    """A teacher in the loss has no equivalent in this converter."""
+    start = "distillation."
+    keys = [key for key in options.given if key.startswith(start)]
+    is_on = options.switch(f"{start}enabled", False, status="no equivalent")
+    for key in keys:
+        if not is_on:
+            options.inert(key, "distillation.enabled is off")
+        else:
+            options.tell(key, "no equivalent", "distillation is not written")
+    if is_on:
+        options.warn("distillation.enabled: the loss towards the teacher is not written. See advantage.plus_teacher.")
 
 
 def _overlong(options: Options, built: Built) -> None:
