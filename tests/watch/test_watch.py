@@ -1,6 +1,7 @@
 """The watch: each finding has a planted fault and a healthy twin; ranks merge exactly; nothing waits for a device."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,14 @@ def test_a_correction_that_does_nothing(changes: bool, found: set[str], tmp_path
 
 @pytest.mark.parametrize(("growth", "found"), [(0.02, {"engine_frozen"}), (0.0, set[str]())])
 def test_a_sampler_that_is_never_updated(growth: float, found: set[str], tmp_path: Path):
-    assert names(tmp_path, *(fields(seed, noise=0.005 + growth * seed) for seed in range(10))) == found
+    assert names(tmp_path, *(fields(seed, noise=0.005 + growth * seed) for seed in range(18))) == found
+
+
+@pytest.mark.parametrize("age", [lambda step: step % 8, lambda step: min(step, 8)], ids=["renewed", "ramping up"])
+def test_a_sampler_that_is_renewed_now_and_then_or_comes_to_rest_is_no_finding(
+    age: Callable[[int], int], tmp_path: Path
+):
+    assert names(tmp_path, *(fields(step, noise=0.005 + 0.02 * age(step)) for step in range(24))) == set()
 
 
 def test_rows_lost_and_duplicated(tmp_path: Path):

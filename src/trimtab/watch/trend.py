@@ -15,16 +15,23 @@ GROWN = 3.0
 """A drift that has grown by less may be the sampler's rounding on another part of the task."""
 SEEN = 2e-3
 """Mean |log-ratio| below which a growing drift does no harm."""
+STILL, RISING = 1.25, 2.0
+"""How much larger it is in the last third of the looks than in the middle one: as a factor, and in standard errors."""
+SPAN = 16
+"""Steps over which a drift has to grow: a sampler that is renewed every few steps, or whose staleness is still ramping
+up, has fallen back or come to rest by then."""
 STEPS, LOOKS = 16, 4
 """Optimiser steps, and steps watched whole among them, after which an option without effect counts as inert."""
+
+Gap = tuple[int, float, float, float]
+"""A look: step, number of sequences, and mean and standard error of their |old - rollout| per token."""
 
 
 @dataclass
 class Trend:
     """What is kept of earlier steps."""
 
-    gaps: list[tuple[int, float, float, float]] = field(default_factory=list[tuple[int, float, float, float]])
-    """Step, number of sequences, and mean and standard error of their |old - rollout| per token."""
+    gaps: list[Gap] = field(default_factory=list[Gap])
     effects: dict[str, list[tuple[int, float]]] = field(default_factory=dict[str, list[tuple[int, float]]])
 
     def observe(self, step: int, numbers: Mapping[str, float], where: str) -> list[Said]:
@@ -39,14 +46,15 @@ class Trend:
 
     def _frozen(self, where: str) -> Iterator[Said]:
         """Does the drift grow from the first look to the last, and has it not stopped growing?"""
-        if len(self.gaps) < LOOKS:
+        if len(self.gaps) < LOOKS or self.gaps[-1][0] - self.gaps[0][0] < SPAN:
             return
-        first, middle, last = self.gaps[0], self.gaps[len(self.gaps) // 2], self.gaps[-1]
-        if last[2] < SEEN or last[2] < GROWN * first[2]:
+        first, last, third = self.gaps[0], self.gaps[-1], len(self.gaps) // 3
+        middle, end = _mean(self.gaps[third : len(self.gaps) - third]), _mean(self.gaps[len(self.gaps) - third :])
+        if end[2] < SEEN or end[2] < GROWN * first[2]:
             return
-        is_sure = _sigmas(first, last) > SIGMAS and _sigmas(middle, last) > 0
+        is_growing = end[2] > STILL * middle[2] and _sigmas(middle, end) > RISING
         rises = sum(_sigmas(a, b) > -3.0 for a, b in zip(self.gaps, self.gaps[1:], strict=False))
-        if is_sure and rises == len(self.gaps) - 1:
+        if _sigmas(first, end) > SIGMAS and is_growing and rises == len(self.gaps) - 1:
             yield (
                 "engine_frozen",
                 sentence(
@@ -79,6 +87,12 @@ def _switched_on(numbers: Mapping[str, float]) -> list[str]:
     ]
 
 
-def _sigmas(before: tuple[int, float, float, float], after: tuple[int, float, float, float]) -> float:
+def _sigmas(before: Gap, after: Gap) -> float:
     error = math.hypot(before[3], after[3])
     return (after[2] - before[2]) / error if error > 0 else math.copysign(math.inf, after[2] - before[2])
+
+
+def _mean(gaps: list[Gap]) -> Gap:
+    """Several looks as one."""
+    n, error = sum(gap[1] for gap in gaps), math.hypot(*(gap[3] for gap in gaps)) / len(gaps)
+    return gaps[-1][0], n, sum(gap[2] for gap in gaps) / len(gaps), error
