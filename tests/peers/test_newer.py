@@ -113,7 +113,7 @@ def test_further_kl_penalties_of_verl_agree(verl: Peer, name: str, seed: int) ->
 # ---------------------------------------------------------------------------------------------------- verl: advantages
 
 
-def credited(verl: Peer, batch: Padded, name: str, **given: Any) -> Tensor:
+def credited(verl: Peer, batch: Padded, name: str, /, **given: Any) -> Tensor:
     """verl's advantages at the tokens that train."""
     result, _ = verl.call(
         f"{ALGOS}:compute_{name}_advantage", token_level_rewards=batch.token_reward, response_mask=batch.mask,
@@ -127,7 +127,7 @@ def test_remax_of_verl_agrees(verl: Peer, seed: int) -> None:
     batch = padded(seed)
     greedy = batch.value[:, 0]
     theirs = credited(verl, batch, "remax_outcome", reward_baselines=greedy)
-    outcome, _ = normalize.minus_given(batch.reward, EVERYONE, greedy)
+    outcome, _ = part("normalize.minus_given")({"reward": batch.reward, "votes": EVERYONE, "baseline": greedy})
     assert_agree(Flat.of(batch.mask)(spread_out(outcome, batch)), theirs, tolerance=FLOAT64)
 
 
