@@ -1,4 +1,4 @@
-"""Runs in the child process: formulas of OpenRLHF and TRL that are methods, as functions of plain tensors."""
+"""Runs in the child process: formulas of OpenRLHF, AReaL and TRL that are methods or give objects, as functions of plain tensors."""
 
 import os
 from collections import defaultdict
@@ -31,6 +31,14 @@ def openrlhf_advantage(rewards, action_mask, estimator, samples):
         rewards=rewards, index=[*range(len(rewards))], kl=torch.zeros_like(action_mask), action_mask=action_mask, info={}
     )
     return made.compute_advantages_and_returns([batch])[0].advantages
+
+
+def areal_rejection(proximal, behaviour, mask, metric, agg, upper):
+    """The tokens that AReaL's rejection by sequence leaves."""
+    from areal.utils.functional.functional import apply_rejection_sampling
+
+    config = SimpleNamespace(metric=metric, level="sequence", agg=agg, action="mask", lower=None, upper=upper)
+    return apply_rejection_sampling(proximal, behaviour, mask, None, config).loss_mask
 
 
 class Alone:

@@ -1,9 +1,9 @@
 """The formulas that came later, against verl 0.9.1 and SkyRL 0.3.0: same numbers where they define the same thing."""
 
 from dataclasses import replace
+from math import exp
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.peers import test_skyrl, test_verl
@@ -66,7 +66,7 @@ def test_gmpo_of_verl_agrees(verl: Peer, seed: int) -> None:
     result, metrics = test_verl.theirs(
         verl, batch, "geo_mean", "token-mean", clip_ratio_low=0.2, clip_ratio_high=0.3, clip_ratio=0.4
     )
-    settings = {"band": (np.exp(-0.2).item(), np.exp(0.3).item())}
+    settings = {"band": (exp(-0.2), exp(0.3))}
     mine = ours(batch, "policy_loss.geometric_of_clipped", "weighting.sequence_mean_token_mean", **settings)
     assert_agree(mine, result, tolerance=COUNT_EPS)
     assert metrics["actor/pg_clipfrac"] > 0
@@ -222,6 +222,27 @@ def test_divergence_limits_of_verl_agree(verl: Peer, measure: str, total: str, l
     )  # fmt: skip
     settings = {"limit": limit, "measure": measure, "total": total}
     keep = kept(batch, "keep.divergence", batch.old, batch.rollout, **settings)
+    assert_agree(Flat.of(batch.mask).back(keep.double()), mask, tolerance=0)
+
+
+K2 = (0.5, exp(-1), exp(1))
+"""d^2 / 2 is at most 0.5 where d is between -1 and 1."""
+BANDS = {
+    "token_k2": ("keep.token_band", {"band": K2[1:]}),
+    "seq_max_k2": ("keep.veto", {"low": K2[1], "high": K2[2]}),
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("option", BANDS)
+def test_limits_of_verl_on_one_token_are_bands(verl: Peer, option: str, seed: int) -> None:
+    formula, settings = BANDS[option]
+    batch = padded(seed, spread=0.9)
+    mask, _ = verl.call(
+        f"{ROLLOUT}:compute_rollout_rejection_mask", log_ratio=batch.old - batch.rollout, response_mask=batch.mask,
+        rollout_rs=option, rollout_rs_threshold=str(K2[0]),
+    )  # fmt: skip
+    keep = kept(batch, formula, batch.old, batch.rollout, **settings)
     assert_agree(Flat.of(batch.mask).back(keep.double()), mask, tolerance=0)
 
 

@@ -1,7 +1,6 @@
 """Where the formulas that came later differ on purpose: both numbers, side by side. docs/peers.md says why."""
 
-from dataclasses import replace
-from math import exp, log
+from math import e, exp, log
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from tests.peers import test_newer_others, test_verl
 from tests.peers.padded import Flat, ours
 from tests.peers.peer import Peer
 from tests.peers.test_differences import alone, row, small
-from tests.peers.test_newer import kept
 from tests.peers.test_newer_others import AREAL, AREAL_ACTOR, in_trl
 from tests.peers.test_skyrl import LOSSES
 from tests.peers.test_verl import ALGOS, ROLLOUT
@@ -18,7 +16,7 @@ from torch import Tensor
 
 import trimtab
 from trimtab.errors import SignalError
-from trimtab.signal import correction, kl, normalize, part
+from trimtab.signal import kl, part
 from trimtab.signal.layout import Segments
 
 ONE = torch.tensor([0, 0])
@@ -38,7 +36,7 @@ def test_verl_dppo_counts_a_token_without_an_advantage_as_rejected(verl: Peer) -
     # advantage 0 and a probability that fell from 0.5 to 0.1: they apply the rule of negative advantages
     batch = small(row(1), current=row(log(0.1)), old=row(log(0.5)))
     _, metrics = test_verl.theirs(verl, batch, "dppo_tv", "token-mean", clip_ratio_low=0.2, clip_ratio_high=0.2)
-    assert metrics["actor/pg_clipfrac"] == 1.0
+    assert metrics["actor/pg_clipfrac"] == pytest.approx(1.0, abs=1e-7)
     keep, _ = part("keep.probability_band")(
         {"logp_later": batch.current[0], "logp_earlier": batch.old[0], "advantage": batch.advantage[0]}
     )
@@ -169,17 +167,17 @@ def test_openrlhf_holds_probabilities_away_from_0_and_1(others: Peer) -> None:
     assert keep.tolist() == [False]
 
 
-def test_openrlhf_counts_a_row_without_tokens_as_filtered_or_not(others: Peer) -> None:
-    # one rejected row and one empty row: they report 1/2, we the rows that train
+def test_openrlhf_counts_a_row_without_tokens_as_filtered(others: Peer) -> None:
+    # one row that survives, and one empty row whose mean is 0 / 0: they report 1/2, we count rows with tokens
     mask = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
-    batch = small(mask, old=mask * log(0.9), rollout=mask * log(0.5), current=mask * log(0.9))
+    batch = small(mask, old=mask * log(0.5), rollout=mask * log(0.5), current=mask * log(0.5))
     _, filtered = test_newer_others.in_openrlhf(others, batch, "seq", "tv", 0.2)
     assert filtered.item() == 0.5
-    keep, seen = part("keep.total_variation", limit=0.2)(
+    _, seen = part("keep.total_variation", limit=0.2)(
         {"logp_later": batch.old[0], "logp_earlier": batch.rollout[0],
-         "segments": Segments.from_counts(torch.tensor([1]), 1)}
+         "segments": Segments.from_counts(torch.tensor([1, 0]), 1)}
     )  # fmt: skip
-    assert (keep.tolist(), seen["over_high_sequences"].tolist()) == ([False], [True])
+    assert seen["over_high_sequences"].tolist() == [False, False]
 
 
 def test_openrlhf_holds_every_kl_estimate_at_10(others: Peer) -> None:
@@ -217,6 +215,18 @@ def test_areal_m2po_rejects_at_its_limit(others: Peer) -> None:
     )  # fmt: skip
     keep, _ = part("keep.second_moment", limit=1.0)({"logratio": row(1, 1)[0], "token_key": torch.arange(2)})
     assert (mask.tolist(), keep.tolist()) == ([[False, True]], [True, True])
+
+
+def test_areal_k3_is_that_of_the_inverse_ratio(others: Peer) -> None:
+    # old/rollout = e: e - 2 here, 1 / e there, the estimate for samples of the old policy
+    mask = others.call(
+        "methods:areal_rejection", proximal=row(0), behaviour=row(-1), mask=row(1), metric="kl_k3", agg="mean", upper=0.5
+    )
+    keep, _ = part("keep.divergence", limit=0.5, measure="k3")(
+        {"logratio": row(1)[0], "segments": Segments.from_counts(torch.tensor([1]), 1)}
+    )
+    assert 1 / e < 0.5 < e - 2
+    assert (mask.tolist(), keep.tolist()) == ([[1.0]], [False])
 
 
 def test_areal_takes_the_mean_of_advantages_that_vary(others: Peer) -> None:

@@ -109,6 +109,20 @@ def test_m2po_of_areal_agrees(others: Peer, limit: float, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("metric", "agg", "limit"), [("k2", "sum", 0.2), ("k2", "mean", 0.04), ("k3", "mean", 0.04)])
+def test_divergence_limits_of_areal_agree(others: Peer, metric: str, agg: str, limit: float, seed: int) -> None:
+    """Its k3 is that of rollout/old."""
+    batch = padded(seed)
+    mask = others.call(
+        "methods:areal_rejection", proximal=batch.old, behaviour=batch.rollout, mask=batch.mask, metric=f"kl_{metric}",
+        agg=agg, upper=limit,
+    )  # fmt: skip
+    ends = (batch.rollout, batch.old) if metric == "k3" else (batch.old, batch.rollout)
+    keep = kept(batch, "keep.divergence", *ends, limit=limit, measure=metric, total=agg)
+    assert_agree(Flat.of(batch.mask).back(keep.double()), mask, tolerance=0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_sapo_of_areal_on_the_sequence_agrees(others: Peer, seed: int) -> None:
     batch = by_row(padded(seed))
     (loss, _), gradient = others.call(
