@@ -1,4 +1,4 @@
-"""Runs in the child process: formulas of OpenRLHF, AReaL and TRL that are methods or give objects, as functions of plain tensors."""
+"""Runs in the child process: methods of OpenRLHF, AReaL and TRL as functions of plain tensors."""
 
 import os
 from collections import defaultdict
@@ -26,9 +26,17 @@ def openrlhf_advantage(rewards, action_mask, estimator, samples):
         reward=SimpleNamespace(clip_range=None),
     )  # fmt: skip
     made = theirs.RemoteExperienceMaker.__new__(theirs.RemoteExperienceMaker)
-    made.strategy, made.advantage_estimator, made.kl_ctl = SimpleNamespace(args=args), estimator, SimpleNamespace(value=0)
+    made.strategy, made.advantage_estimator, made.kl_ctl = (
+        SimpleNamespace(args=args),
+        estimator,
+        SimpleNamespace(value=0),
+    )
     batch = SimpleNamespace(
-        rewards=rewards, index=[*range(len(rewards))], kl=torch.zeros_like(action_mask), action_mask=action_mask, info={}
+        rewards=rewards,
+        index=[*range(len(rewards))],
+        kl=torch.zeros_like(action_mask),
+        action_mask=action_mask,
+        info={},
     )
     return made.compute_advantages_and_returns([batch])[0].advantages
 

@@ -220,7 +220,13 @@ def test_areal_m2po_rejects_at_its_limit(others: Peer) -> None:
 def test_areal_k3_is_that_of_the_inverse_ratio(others: Peer) -> None:
     # old/rollout = e: e - 2 here, 1 / e there, the estimate for samples of the old policy
     mask = others.call(
-        "methods:areal_rejection", proximal=row(0), behaviour=row(-1), mask=row(1), metric="kl_k3", agg="mean", upper=0.5
+        "methods:areal_rejection",
+        proximal=row(0),
+        behaviour=row(-1),
+        mask=row(1),
+        metric="kl_k3",
+        agg="mean",
+        upper=0.5,
     )
     keep, _ = part("keep.divergence", limit=0.5, measure="k3")(
         {"logratio": row(1)[0], "segments": Segments.from_counts(torch.tensor([1]), 1)}
@@ -262,14 +268,10 @@ def test_trl_vespo_bounds_tokens_before_it_sums_them(others: Peer) -> None:
 def test_trl_vespo_gives_a_sequence_up_for_one_rejected_token(others: Peer) -> None:
     # two tokens at ratio 1, the second with importance 0
     arguments = {"advantages": row(1), "log_ratio_per_token": row(0, 0), "mask": row(1, 1)}
-    weight = others.call(
-        "methods:trl_mask", name="get_gamma_weights", importance_sampling_ratio=row(1, 0), **arguments
-    )
+    weight = others.call("methods:trl_mask", name="get_gamma_weights", importance_sampling_ratio=row(1, 0), **arguments)
     assert weight.item() < 1e-14
     batch = small(row(1, 1), current=row(-1, -1), old=row(-1, -1), advantage=row(1, 1))
-    mine, _ = ours(
-        batch, "policy_loss.gamma_weighted", "weighting.token_mean", keep=torch.tensor([True, False])
-    )
+    mine, _ = ours(batch, "policy_loss.gamma_weighted", "weighting.token_mean", keep=torch.tensor([True, False]))
     assert mine.item() == 0.5
 
 

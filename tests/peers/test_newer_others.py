@@ -201,7 +201,9 @@ def test_further_losses_of_trl_agree(others: Peer, name: str, seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("level", "formula"), [("token", "importance_weighted_k3"), ("sequence", "geometric_weighted_k3")])
+@pytest.mark.parametrize(
+    ("level", "formula"), [("token", "importance_weighted_k3"), ("sequence", "geometric_weighted_k3")]
+)
 def test_the_corrected_kl_of_trl_agrees(others: Peer, level: str, formula: str, seed: int) -> None:
     """Without advantages, TRL's loss is its KL."""
     batch = replace(padded(seed), advantage=torch.zeros(6, 9, dtype=torch.float64))
