@@ -38,7 +38,7 @@ def kept(batch: Padded, formula: str, later: Tensor, earlier: Tensor, **settings
     return keep
 
 
-# ---------------------------------------------------------------------------------------------------------------- losses
+# --------------------------------------------------------------------------------------------------------------- losses
 
 PENALTY = {"policy_loss": Peer.new("verl.workers.config:PolicyLossConfig", dro_beta=0.3)}
 WITHOUT_RATIO = {
@@ -109,7 +109,7 @@ def test_further_kl_penalties_of_verl_agree(verl: Peer, name: str, seed: int) ->
     assert_agree((estimate.detach(), leaf.grad), (flat(result), flat(gradient["logprob"])), tolerance=FLOAT64)
 
 
-# ------------------------------------------------------------------------------------------------------------ advantages
+# ----------------------------------------------------------------------------------------------------------- advantages
 
 
 def credited(verl: Peer, batch: Padded, name: str, /, **given: Any) -> Tensor:
@@ -209,7 +209,7 @@ def test_the_optimal_token_baseline_of_verl_agrees(verl: Peer, name: str, holes:
     assert_agree(optimal_token_baseline(batch, squares), theirs, tolerance=FLOAT64)
 
 
-# ----------------------------------------------------------------------------------------------------------- corrections
+# ---------------------------------------------------------------------------------------------------------- corrections
 
 
 @pytest.mark.parametrize("seed", SEEDS)
