@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.peers.padded import SEEDS, Flat, Padded, assert_agree, ours, padded
 from tests.peers.peer import Peer
-from tests.peers.test_newer import EVERYONE, UNBOUNDED, by_row, kept
+from tests.peers.test_newer import EVERYONE, FAR, UNBOUNDED, by_row, kept
 from tests.peers.test_verl import spread_out
 from torch import Tensor
 
@@ -34,11 +34,11 @@ def in_openrlhf(others: Peer, batch: Padded, level: str, gating: str, limit: flo
     return (loss, gradient["log_probs"]), filtered
 
 
-GATES = {
-    ("token", "binary_kl"): ("keep.binary_kl", {"by_sign": False, "limit": 0.002}),
-    ("seq", "binary_kl"): ("keep.binary_kl", {"level": "sequence", "by_sign": False, "limit": 0.004}),
-    ("token", "tv"): ("keep.probability_band", {"by_sign": False, "low": 0.02, "high": 0.02}),
-    ("seq", "tv"): ("keep.total_variation", {"limit": 0.023}),
+GATES: dict[tuple[str, str], Any] = {
+    ("token", "binary_kl"): ("keep.binary_kl", {"by_sign": False, "limit": 0.04}),
+    ("seq", "binary_kl"): ("keep.binary_kl", {"level": "sequence", "by_sign": False, "limit": 0.045}),
+    ("token", "tv"): ("keep.probability_band", {"by_sign": False, "low": 0.06, "high": 0.06}),
+    ("seq", "tv"): ("keep.total_variation", {"limit": 0.06}),
 }
 
 
@@ -47,7 +47,7 @@ GATES = {
 def test_the_gates_of_openrlhf_agree(others: Peer, level: str, gating: str, seed: int) -> None:
     """What survives keeps its unbounded ratio to the sampler."""
     formula, settings = GATES[level, gating]
-    batch = padded(seed)
+    batch = padded(seed, spread=FAR)
     limit = settings.get("limit", settings.get("low"))
     result, filtered = in_openrlhf(others, batch, level, gating, limit)
     keep = kept(batch, formula, batch.old, batch.rollout, **settings)
@@ -63,7 +63,7 @@ def test_the_gates_of_openrlhf_agree(others: Peer, level: str, gating: str, seed
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("value", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("anchored", [True, False])
-def test_the_unbiased_kl_of_openrlhf_agrees(others: Peer, anchored: bool, value: str, seed: int) -> None:
+def test_the_unbiased_kl_of_openrlhf_agrees(others: Peer, anchored: bool, value: Any, seed: int) -> None:
     batch = padded(seed)
     old = {"log_probs_old": batch.old} if anchored else {}
     result, gradient = others.call(
@@ -109,10 +109,10 @@ def test_m2po_of_areal_agrees(others: Peer, limit: float, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("metric", "agg", "limit"), [("k2", "sum", 0.2), ("k2", "mean", 0.04), ("k3", "mean", 0.04)])
+@pytest.mark.parametrize(("metric", "agg", "limit"), [("k2", "sum", 1.0), ("k2", "mean", 0.35), ("k3", "mean", 0.35)])
 def test_divergence_limits_of_areal_agree(others: Peer, metric: str, agg: str, limit: float, seed: int) -> None:
     """Its k3 is that of rollout/old."""
-    batch = padded(seed)
+    batch = padded(seed, spread=FAR)
     mask = others.call(
         "methods:areal_rejection", proximal=batch.old, behaviour=batch.rollout, mask=batch.mask, metric=f"kl_{metric}",
         agg=agg, upper=limit,
@@ -183,7 +183,7 @@ def in_trl(others: Peer, batch: Padded, *, gmpo: bool = False, entropy: Tensor |
 
 
 SEQUENCE_SUM, SEQUENCE_MEAN = "weighting.sequence_mean_token_sum", "weighting.sequence_mean_token_mean"
-LOSSES = {
+LOSSES: dict[str, Any] = {
     "vespo": ({}, "policy_loss.gamma_weighted", "weighting.token_mean", {}),
     "luspo": ({"importance_sampling_level": "sequence"}, "policy_loss.geometric_clipped", SEQUENCE_SUM,
               {"band": (0.8, 1.28)}),

@@ -1,18 +1,19 @@
 """The formulas that came later, against SkyRL 0.3.0: same numbers and gradients where it defines the same thing."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from tests.peers.padded import SEEDS, Flat, assert_agree, ours, padded
 from tests.peers.peer import Peer
-from tests.peers.test_newer import EVERYONE, FLOAT32, FLOAT64, REGIONS, UNBOUNDED, kept
+from tests.peers.test_newer import EVERYONE, FAR, FLOAT32, FLOAT64, REGIONS, UNBOUNDED, kept
 from tests.peers.test_skyrl import CONFIG, LOSSES, theirs
 from tests.peers.test_verl import spread_out
 
 from trimtab.signal import part
 
-DPPO = {"binary_tv": REGIONS["dppo_tv"], "binary_kl": REGIONS["dppo_kl"]}
+DPPO: dict[str, Any] = {"binary_tv": REGIONS["dppo_tv"], "binary_kl": REGIONS["dppo_kl"]}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -20,7 +21,7 @@ DPPO = {"binary_tv": REGIONS["dppo_tv"], "binary_kl": REGIONS["dppo_kl"]}
 def test_dppo_of_skyrl_agrees(skyrl: Peer, name: str, seed: int) -> None:
     """The sampler is the anchor, and the gradient goes through the ratio."""
     formula, settings, limit = DPPO[name]
-    batch = padded(seed)
+    batch = padded(seed, spread=FAR)
     config = Peer.new(f"{CONFIG}:DPPOConfig", dppo_type=name, delta_low=limit, delta_high=limit)
     result, metrics = theirs(skyrl, batch, "dppo_policy_loss", dppo=config)
     keep = kept(batch, formula, batch.current, batch.rollout, **settings)
