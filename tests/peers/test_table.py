@@ -8,7 +8,10 @@ import trimtab
 
 HERE = Path(__file__).parent
 PAGE = (HERE.parents[1] / "docs" / "peers.md").read_text(encoding="utf-8")
-COMPARISONS = ("test_skyrl.py", "test_verl.py", "test_differences.py")
+COMPARISONS = (
+    "test_skyrl.py", "test_verl.py", "test_differences.py", "test_newer.py", "test_newer_skyrl.py",
+    "test_newer_others.py", "test_newer_differences.py",
+)  # fmt: skip
 
 # Tests about the comparison itself, not about a peer.
 OF_THE_COMPARISON = {"test_skyrl.py::test_every_correction_compared_here_does_something"}

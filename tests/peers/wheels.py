@@ -2,7 +2,10 @@
 
 from trimtab.sentinel.examination.wheels import Wheel, WheelError, cache, locked, unpack
 
-__all__ = ["SKYRL", "VERL", "Wheel", "WheelError", "cache", "unpack"]
+__all__ = ["AREAL", "OPENRLHF", "SKYRL", "TRL", "VERL", "Wheel", "WheelError", "cache", "unpack"]
 
+AREAL = locked()["areal"]
+OPENRLHF = locked()["openrlhf"]
 SKYRL = locked()["skyrl"]
+TRL = locked()["trl"]
 VERL = locked()["verl"]

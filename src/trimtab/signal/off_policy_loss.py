@@ -47,7 +47,8 @@ def geometric_of_clipped(
 
     geometric_clipped clips the mean, this one what goes into it: a clipped token loses its own gradient only.
     Settings in use: 0.4 both ways in log-ratios, (0.67, 1.49).
-    Differs from TRL: there a rejected sequence has a mean of 0 and still trains with ratio 1 (TRL #6095).
+    Differs from verl and TRL: a sequence without kept tokens is no sequence. There it is counted in the mean, and in
+    TRL it adds -A_t, the loss at ratio 1, without a gradient.
     Undefined when the advantage or the importance varies inside a sequence (the pipeline refuses).
     """
     low, high = log(band[0]) if band[0] > 0 else -inf, log(band[1]) if band[1] < inf else inf

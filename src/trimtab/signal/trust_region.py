@@ -169,6 +169,7 @@ def divergence(
     exp_distance is 1 where policies agree, so its limit is above 1, and one far token decides for its sequence.
     Settings in use: k3 with a mean of 0.01 in verl. ratio_distance estimates twice the total variation
     (open-instruct). A limit on one token, or on the largest of a sequence, is a band: keep.token_band, keep.veto.
+    Differs from AReaL: its k3 takes -d, which is right for samples of the later policy, and the earlier one sampled.
     """
     exponential = bounded_exp(logratio)
     values = {
@@ -215,9 +216,9 @@ def second_moment(logratio: PerToken, token_key: TokenIndex, *, limit: Positive)
 
     keep = the most tokens, nearest first, with mean of logratio_t^2 <= limit; equally far ones by `token_key`
 
-    At least one token stays. Settings in use: AReaL has no default; the ratio is `total`.
+    At least one token stays. Settings in use: AReaL has no default. The ratio is `total`; AReaL's is `engine`.
     Differs from AReaL: over the whole update, not per micro-batch, so the gradient does not depend on the split
-    (AReaL #1546). On `engine` it looks at the whole batch.
+    (AReaL #1546); and a mean of exactly the limit is kept. On `engine` it looks at the whole batch.
     """
     squares = logratio.square()
     count = torch.arange(1, squares.shape[0] + 1, device=squares.device)
@@ -240,8 +241,8 @@ def high_entropy(entropy: PerToken, *, fraction: Unit = 0.2) -> tuple[Keep, Obse
 
     At least one token stays; of equal ones all do.
     Settings in use: 0.2 in the paper; TRL's top_entropy_quantile is the same fraction, 1 by default.
-    Differs from TRL: over the whole update, not per micro-batch. Whether rejected tokens count in the denominator is
-    the weighting's choice, `over`.
+    Differs from TRL: over the whole update, not per micro-batch; and TRL interpolates its quantile, so it may keep one
+    token more. Whether rejected tokens count in the denominator is the weighting's choice, `over`.
     """
     if not entropy.numel():
         return torch.ones_like(entropy, dtype=torch.bool), {"under_low_tokens": torch.zeros_like(entropy).bool()}
