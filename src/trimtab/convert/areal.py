@@ -2,9 +2,13 @@
 
 from typing import Any
 
-from trimtab.convert.built import Built, common, engine, group, kl_of, loss_of
+from trimtab.convert.areal_correction import correct, credit
+from trimtab.convert.built import Built, common, group, kl_of, loss_of
 from trimtab.convert.options import Options
-from trimtab.signal import Part, Stage, Term, part
+from trimtab.signal import Part, part
+
+NARROW = 1e-9
+"""Less than single precision can tell from 1."""
 
 
 def read(options: Options) -> Built:
@@ -14,10 +18,15 @@ def read(options: Options) -> Built:
     cap = options.number("actor.c_clip", None, "cap of policy_loss.dual_clipped", status="changed")
     level = str(options.get("actor.importance_sampling_level", "token", "loss", status="changed"))
     is_decoupled = options.switch("actor.use_decoupled_loss", False, "loss.anchor and correction", status="changed")
-    anchor = "old" if is_decoupled else "rollout"
-    band = (1 - low, 1 + (low if high is None else high))
+    is_recomputed = options.switch("actor.recompute_logprob", False, "loss.anchor = old", status="changed")
+    anchor = "old" if is_decoupled or is_recomputed else "rollout"
+    band = (max(0.0, 1 - low), 1 + (low if high is None else high))
+    if band == (1.0, 1.0):
+        band = (1 - NARROW, 1 + NARROW)
+        options.differs("actor.eps_clip", f"band; {NARROW:g} to each side of 1, because one point is no band")
     if options.switch("actor.use_sapo_loss", False, "policy_loss.soft_gated", status="changed"):
-        loss = loss_of("soft_gated", anchor=anchor, temperature_positive=options.number("actor.sapo_tau_pos", 1.0),
+        name = "geometric_soft_gated" if level == "sequence" else "soft_gated"
+        loss = loss_of(name, anchor=anchor, temperature_positive=options.number("actor.sapo_tau_pos", 1.0),
                        temperature_negative=options.number("actor.sapo_tau_neg", 1.05))  # fmt: skip
     elif level == "sequence":
         loss = loss_of("geometric_clipped", anchor=anchor, band=band)
@@ -28,29 +37,19 @@ def read(options: Options) -> Built:
             else loss_of("dual_clipped", anchor=anchor, band=band, cap=cap)
         )
     built = Built("AReaL", options, loss, part("weighting.token_mean"), _norm(options, "actor.reward_norm."))
-    gamma, lam = options.number("actor.discount", 1.0), options.number("actor.gae_lambda", 1.0)
-    has_critic = any(key.startswith("critic.") for key in options.given)
-    if has_critic:
-        built.advantage = part("advantage.gae", gamma=gamma, lam=lam)
-        built.fields["value"] = Term(
-            coef=1.0, part=part("value_loss.squared_clipped", reach=options.number("critic.value_eps_clip", 0.2))
-        )
-    elif gamma != 1.0:
-        built.advantage = part("advantage.reward_to_go", gamma=gamma)
-    if not has_critic:
-        options.inert("actor.gae_lambda", "there is no critic")
-    if not is_decoupled:
+    coef = options.number("actor.kl_ctl", 0.1, "kl.coef, into = token_reward", status="changed")
+    credit(options, built, has_kl=bool(coef))
+    if anchor == "rollout":
         built.fields["old"] = "absent"
     _advantage_norm(options, built)
     _rewards(options, built)
-    coef = options.number("actor.kl_ctl", 0.1, "kl.coef, into = token_reward", status="changed")
     kind = str(options.get("actor.kl_estimator", "k1", "kl", status="changed"))
     if not coef:
         options.inert("actor.kl_estimator", "kl_ctl is 0")
-    into = "token_reward" if built.advantage.formula.name != "advantage.broadcast" else "sequence_reward"
-    built.fields["kl"] = kl_of(options, "actor.kl_estimator", kind, coef, into)
-    _corrections(options, built, is_decoupled=is_decoupled)
-    _ = options.get("actor.recompute_logprob", None, 'old = "recompute"', status="changed")
+    if anchor == "rollout" and coef:
+        options.differs("actor.kl_ctl", "kl.coef, into = token_reward; theirs is of the sampler's log-probs")
+    built.fields["kl"] = kl_of(options, "actor.kl_estimator", kind, coef, "token_reward")
+    correct(options, built, is_decoupled=is_decoupled)
     common(
         built,
         {
@@ -74,31 +73,39 @@ def _norm(options: Options, start: str) -> Part:
     """AReaL's NormConfig of rewards."""
     if not any(key.startswith(start) for key in options.given):
         return part("normalize.raw")
-    mean, std = (
-        options.get(f"{start}{one}_level", "batch", "normalize", status="changed") or "none" for one in ("mean", "std")
-    )
+    mean, std = (_level(options, f"{start}{one}_level", "normalize") for one in ("mean", "std"))
     eps = options.number(f"{start}eps", 1e-5, "normalize.mean_std, eps", status="changed")
     ddof = 1 if options.switch(f"{start}std_unbiased", True, "ddof", status="changed") else 0
     _ = options.get(f"{start}group_size", None, "a group is a prompt", status="changed")
     if options.switch(f"{start}mean_leave1out", False, "normalize.leave_one_out", status="changed"):
+        if std == "none" and mean == "group":
+            return part("normalize.leave_one_out")
         if std != "none":
-            options.warn(
-                f"{start}mean_leave1out with a spread has no equivalent: leave_one_out without a scale is written. "
-                f"Check it."
-            )
-        return part("normalize.leave_one_out")
-    return group(str(std), eps=eps, mean=str(mean), ddof=ddof)
+            # Its spread is around the means of the others too: both grow by n / (n - 1), and the quotient is the same.
+            options.differs(f"{start}mean_leave1out", "nothing: divided by a spread around the same means it cancels")
+        else:
+            options.lost(f"{start}mean_leave1out", "the mean is of all",
+                         f"{start}mean_leave1out over a {mean} has no equivalent: not written. Check it.")  # fmt: skip
+    if std != "none" and std != mean:
+        options.differs(f"{start}std_level", "normalize.mean_std, std; around its own mean, theirs around mean_level's")
+    return group(std, eps=eps, mean=mean, ddof=ddof)
+
+
+def _level(options: Options, key: str, note: str) -> str:
+    """A level of a NormConfig: by default it is the batch, and null says that there is none."""
+    found = options.get(key, "batch", note, status="changed")
+    return "none" if options.has(key) and options.given[key].value is None else str(found)
 
 
 def _advantage_norm(options: Options, built: Built) -> None:
     start = "actor.adv_norm."
     if not any(key.startswith(start) for key in options.given):
         return
-    mean, std = (options.get(f"{start}{one}_level", "batch", "whiten", status="changed") for one in ("mean", "std"))
+    mean, std = (_level(options, f"{start}{one}_level", "whiten") for one in ("mean", "std"))
     for one in ("eps", "std_unbiased", "group_size", "mean_leave1out"):
         _ = options.get(start + one, None, "whiten", status="changed")
     built.fields["whiten"] = mean == std == "batch"
-    if mean == "batch" and std in (None, "none", "null"):
+    if mean == "batch" and std == "none":
         options.warn("adv_norm with a mean and no spread has no equivalent: not written. Check it.")
     elif not built.fields["whiten"]:
         options.warn(f"adv_norm at levels {mean}, {std} has no equivalent: not written. Check it.")
@@ -123,46 +130,3 @@ def _rewards(options: Options, built: Built) -> None:
     built.fields["reward"] = tuple(shaping)
     if options.switch("actor.mask_no_eos_with_zero", False, "not_ended = zero", status="changed"):
         built.fields["not_ended"] = "zero"
-
-
-def _corrections(options: Options, built: Built, *, is_decoupled: bool) -> None:
-    start = "actor.rejection_sampling."
-    if options.get("actor.prox_logp_method", "recompute", 'old = "recompute"', status="changed") not in (
-        "recompute",
-        None,
-    ):
-        options.tell("actor.prox_logp_method", "no equivalent", "logp_old is recomputed")
-        options.warn("actor.prox_logp_method other than recompute: logp_old is recomputed here.")
-    if options.number("actor.m2_threshold", None, "keep.second_moment, limit", status="changed") is not None:
-        limit = float(options.number("actor.m2_threshold", None))
-        built.correct(Stage(part("keep.second_moment", limit=limit), ratio="engine"))
-    if not is_decoupled:
-        for key in [key for key in options.given if key.startswith(start)]:
-            options.inert(key, "use_decoupled_loss is off")
-        return
-    if not any(key.startswith(start) for key in options.given):
-        built.correct(engine("importance.truncated", level="token", band=(0.0, float("inf"))))
-        return
-    metric, level = (
-        str(options.get(f"{start}metric", "ratio", "correction", status="changed")),
-        str(options.get(f"{start}level", "token", "correction", status="changed")),
-    )
-    action = str(options.get(f"{start}action", "mask", "correction", status="changed"))
-    _ = options.get(f"{start}agg", "mean", "correction", status="changed")
-    low, high = (
-        options.number(f"{start}lower", 0.0, "band", status="changed"),
-        options.number(f"{start}upper", 5.0, "band", status="changed"),
-    )
-    band = (float(low or 0.0), float(high))
-    free = engine("importance.truncated", level="token", band=(0.0, float("inf")))
-    if metric == "ratio" and action == "clamp":
-        built.correct(engine("importance.truncated", level="token" if level == "token" else "geometric", band=band))
-    elif metric == "ratio":
-        built.correct(engine("keep.token_band" if level == "token" else "keep.geometric_band", band=band), free)
-    else:
-        options.tell(f"{start}metric", "no equivalent", "the ratio itself is truncated instead")
-        options.warn(
-            f"rejection_sampling.metric = {metric} has no equivalent in this converter: no rejection is written. "
-            f"Check it."
-        )
-        built.correct(free)
