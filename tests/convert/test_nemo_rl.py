@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.convert.converting import converted, stages, told
 
-from trimtab.signal import kl, part
+from trimtab.signal import Term, kl, part
 
 LOSS, AT = "loss_fn.", "grpo.adv_estimator."
 WITHOUT = f"{LOSS}reference_policy_kl_penalty=0"
@@ -105,3 +105,10 @@ def test_unfinished_answers() -> None:
     found = converted("nemo_rl", *flags)
     assert found.recipe.reward == (part("reward.not_ended_scale", factor=0.5),)
     assert told(found, f"{start}overlong_buffer_length")[1] == "inert: stop_properly_penalty_coef is set"
+
+
+def test_the_likelihood_of_rewarded_answers(tmp_path: Path) -> None:
+    found = converted("nemo_rl", WITHOUT, f"{LOSS}positive_example_nll_weight=0.1", folder=tmp_path)
+    assert found.recipe.nll == Term(coef=0.1, on="rewarded")
+    assert "theirs a micro-batch's" in told(found, f"{LOSS}positive_example_nll_weight")[1]
+    assert converted("nemo_rl", WITHOUT).recipe.nll is None

@@ -3,7 +3,7 @@
 from trimtab.convert.built import KLS, Built, common, engine, kl_of, loss_of
 from trimtab.convert.nemo_credit import advantage
 from trimtab.convert.options import Options
-from trimtab.signal import KL, part
+from trimtab.signal import KL, Term, part
 
 
 def read(options: Options) -> Built:
@@ -88,8 +88,11 @@ def _terms(options: Options, built: Built) -> None:
             options.differs("loss_fn.use_kl_in_reward", "kl, into = sequence_reward; theirs is each token's own")
     elif coef:
         built.fields["kl"] = _in_loss(options, built, kind, float(coef), is_weighed=is_weighed)
-    if options.number("loss_fn.positive_example_nll_weight", 0.0, status="no equivalent"):
-        options.warn("positive_example_nll_weight has no equivalent in this converter.")
+    key = "loss_fn.positive_example_nll_weight"
+    if weight := options.number(key, 0.0, "nll, on = rewarded", status="changed"):
+        built.fields["nll"] = Term(coef=float(weight), on="rewarded")
+        more = "" if built.weighting.formula.name == "weighting.token_mean" else "; theirs is a mean over tokens always"
+        options.differs(key, f"nll, on = rewarded; its tokens are the optimiser step's, theirs a micro-batch's{more}")
 
 
 def _in_loss(options: Options, built: Built, kind: str, coef: float, *, is_weighed: bool) -> KL | None:
