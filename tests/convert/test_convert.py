@@ -140,7 +140,7 @@ def test_verl_in_our_words(tmp_path: Path) -> None:
 def test_the_others_in_our_words(tmp_path: Path) -> None:
     slime = converted("slime", tmp_path).recipe
     assert slime.loss.part == part("policy_loss.clipped", band=(0.8, 1.28))
-    assert slime.weighting.formula.name == "weighting.sequence_mean_token_mean"
+    assert slime.weighting.formula.name == "weighting.episode_mean"
     assert converted("slime", tmp_path).train["updates_per_batch"] == 2
     openrlhf = converted("openrlhf", tmp_path)
     assert openrlhf.recipe.loss.part == part("policy_loss.clipped", band=(0.8, 1.27))

@@ -47,6 +47,31 @@ actor:
     mean_level: group
     std_level: null
 """
+REJECTED = (
+    f"{ROLLOUT}.rollout_rs=token_k1 {ROLLOUT}.rollout_rs_threshold=0.65_2.0 {ACTOR}.use_kl_loss=True "
+    f"{ACTOR}.kl_loss_coef=0.1 {ACTOR}.entropy_coeff=0.01"
+)
+LEFT_OUT = """
+actor:
+  kl_ctl: 0.0
+  reward_norm:
+    mean_level: group
+    mean_leave1out: true
+    std_level: group
+    eps: 1.0e-9
+"""
+
+
+def rejecting(metric: str, level: str, agg: str, upper: float) -> str:
+    """AReaL with a rejection."""
+    return f"""
+actor:
+  use_decoupled_loss: true
+  kl_ctl: 0.0
+  rejection_sampling: {{metric: {metric}, level: {level}, agg: {agg}, upper: {upper}}}
+"""
+
+
 RECOMPUTED = """
 actor:
   eps_clip: 0.2
@@ -73,6 +98,52 @@ MADE = {
     "verl: GMPO": (
         "verl", f"{MAIN}=gpg {ACTOR}.policy_loss.loss_mode=geo_mean {ACTOR}.clip_ratio_low=0.4 "
         f"{ACTOR}.clip_ratio_high=0.4",
+    ),
+    "verl: a rejection, a KL and an entropy": ("verl", f"{MAIN}=grpo {REJECTED}"),
+    "verl: a rejection before V1": ("verl", f"{MAIN}=grpo {REJECTED} trainer.use_v1=False"),
+    "verl: a rejection, by sequences": ("verl", f"{MAIN}=grpo {REJECTED} {ACTOR}.loss_agg_mode=seq-mean-token-mean"),
+    "verl: bypass, DPPO": (
+        "verl", f"{MAIN}=grpo {ROLLOUT}.bypass_mode=True {ACTOR}.policy_loss.loss_mode=dppo_tv "
+        f"{ACTOR}.clip_ratio_low=0.02 {ACTOR}.clip_ratio_high=0.02",
+    ),
+    "verl: OPO, DRO": ("verl", f"{MAIN}=opo {ACTOR}.policy_loss.loss_mode=dro {ACTOR}.policy_loss.dro_beta=0.2"),
+    "verl: DPPO by its KL": (
+        "verl", f"{MAIN}=grpo {ACTOR}.policy_loss.loss_mode=dppo_kl {ACTOR}.clip_ratio_low=0.01 "
+        f"{ACTOR}.clip_ratio_high=0.01 {ACTOR}.clip_ratio_c=1.1",
+    ),
+    "verl: IcePop": ("verl", f"{MAIN}=grpo {ROLLOUT}.rollout_is=token {ROLLOUT}.rollout_is_threshold=0.5_1.5"),
+    "verl: weights with a mean of 1": (
+        "verl", f"{MAIN}=grpo {ROLLOUT}.rollout_is=token {ROLLOUT}.rollout_is_threshold=1.2 "
+        f"{ROLLOUT}.rollout_is_batch_normalize=True",
+    ),
+    "verl: a KL with the gradient of k2": (
+        "verl", f"{MAIN}=grpo {ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_coef=0.1 {ACTOR}.kl_loss_type=k3+",
+    ),
+    "verl: Pass@k": ("verl", f"{MAIN}=grpo_passk"),
+    "SkyRL: DPPO": ("skyrl", f"{ALGORITHM}.policy_loss_type=dppo trainer.algorithm.dppo.delta_high=0.02"),
+    "SkyRL: DPPO by its KL": (
+        "skyrl", f"{ALGORITHM}.policy_loss_type=dppo trainer.algorithm.dppo.dppo_type=binary_kl "
+        "trainer.algorithm.dppo.delta_low=0.01 trainer.algorithm.dppo.delta_high=0.01",
+    ),
+    "SkyRL: CISPO": ("skyrl", f"{ALGORITHM}.policy_loss_type=cispo trainer.algorithm.cispo.cispo_eps_clip_low=0.1"),
+    "SkyRL: a mask of tokens": (
+        "skyrl", f"{ALGORITHM}.off_policy_correction.token_mask_is_threshold_low=0.5 "
+        "trainer.algorithm.off_policy_correction.token_mask_is_threshold_high=1.5",
+    ),
+    "SkyRL: rollout_is, weighed once more": (
+        "skyrl", f"{ALGORITHM}.policy_loss_type=rollout_is "
+        "trainer.algorithm.off_policy_correction.tis_ratio_type=token",
+    ),
+    "AReaL: a spread around the others' mean": ("areal", LEFT_OUT),
+    **{
+        f"AReaL: {metric} of {level}, {agg}": ("areal", rejecting(metric, level, agg, upper))
+        for metric, level, agg, upper in (
+            ("ratio", "sequence", "sum", 1.5), ("ratio", "sequence", "max", 1.3), ("kl_k1", "token", "mean", 0.1),
+            ("kl_k2", "sequence", "mean", 0.06), ("kl_k2", "token", "mean", 0.02), ("kl_k3", "token", "mean", 0.02),
+        )
+    },
+    "OpenRLHF: a KL in the loss": (
+        "openrlhf", f"{OPENRLHF} rloo --algo.kl.init_coef 0.1 --algo.kl.use_loss --algo.kl.estimator k3",
     ),
     "SkyRL: rollout_is": ("skyrl", f"{ALGORITHM}.policy_loss_type=rollout_is"),
     "SkyRL: a mean by prompt": ("skyrl", f"{ALGORITHM}.loss_reduction=prompt_mean"),

@@ -124,10 +124,10 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         "advantage": GAE, "whiten": True, "value": WIDE_CRITIC, "kl": ("kl.k1", 0.01, "token_reward", None),
     }),
     "skyrl_defaults": (PPO_CLIP, GROUP, TOKEN_MEAN, {"kl": ("kl.k3", 0.001, "loss", None)}),
-    "slime_defaults": (PPO_CLIP, GROUP, SEQUENCE_MEAN, {}),
+    "slime_defaults": (PPO_CLIP, GROUP, ("weighting.episode_mean", {"over": "all"}), {}),
     "nemo_rl_defaults": (
-        PPO_CLIP, ("normalize.leave_one_out", {"std": "none", "eps": 1e-6}), TOKEN_MEAN,
-        {"kl": ("kl.k3", 0.01, "loss", None)},
+        PPO_CLIP, ("normalize.leave_one_out", {"std": "others", "eps": 1e-6}), TOKEN_MEAN,
+        {"kl": ("kl.k2_gradient", 0.01, "loss", None)},
     ),
     "prime_rl_defaults": (UNCLIPPED, GROUP_MEAN, TOKEN_MEAN, {
         "correction": [BAND], "kl": ("kl.anchor_square", 0.001, "loss", "rollout"), "filter_constant_groups": True,

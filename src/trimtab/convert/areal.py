@@ -2,9 +2,13 @@
 
 from typing import Any
 
-from trimtab.convert.built import Built, common, engine, group, kl_of, loss_of
+from trimtab.convert.areal_correction import correct, credit
+from trimtab.convert.built import Built, common, group, kl_of, loss_of
 from trimtab.convert.options import Options
-from trimtab.signal import Part, Stage, Term, part
+from trimtab.signal import Part, part
+
+NARROW = 1e-9
+"""Less than single precision can tell from 1."""
 
 
 def read(options: Options) -> Built:
@@ -14,11 +18,15 @@ def read(options: Options) -> Built:
     cap = options.number("actor.c_clip", None, "cap of policy_loss.dual_clipped", status="changed")
     level = str(options.get("actor.importance_sampling_level", "token", "loss", status="changed"))
     is_decoupled = options.switch("actor.use_decoupled_loss", False, "loss.anchor and correction", status="changed")
-    is_recomputed = options.switch("actor.recompute_logprob", False, "loss.anchor and old", status="changed")
+    is_recomputed = options.switch("actor.recompute_logprob", False, "loss.anchor = old", status="changed")
     anchor = "old" if is_decoupled or is_recomputed else "rollout"
-    band = (1 - low, 1 + (low if high is None else high))
+    band = (max(0.0, 1 - low), 1 + (low if high is None else high))
+    if band == (1.0, 1.0):
+        band = (1 - NARROW, 1 + NARROW)
+        options.differs("actor.eps_clip", f"band; {NARROW:g} to each side of 1, because one point is no band")
     if options.switch("actor.use_sapo_loss", False, "policy_loss.soft_gated", status="changed"):
-        loss = loss_of("soft_gated", anchor=anchor, temperature_positive=options.number("actor.sapo_tau_pos", 1.0),
+        name = "geometric_soft_gated" if level == "sequence" else "soft_gated"
+        loss = loss_of(name, anchor=anchor, temperature_positive=options.number("actor.sapo_tau_pos", 1.0),
                        temperature_negative=options.number("actor.sapo_tau_neg", 1.05))  # fmt: skip
     elif level == "sequence":
         loss = loss_of("geometric_clipped", anchor=anchor, band=band)
@@ -29,19 +37,8 @@ def read(options: Options) -> Built:
             else loss_of("dual_clipped", anchor=anchor, band=band, cap=cap)
         )
     built = Built("AReaL", options, loss, part("weighting.token_mean"), _norm(options, "actor.reward_norm."))
-    gamma, lam = options.number("actor.discount", 1.0), options.number("actor.gae_lambda", 1.0)
     coef = options.number("actor.kl_ctl", 0.1, "kl.coef, into = token_reward", status="changed")
-    has_critic = any(key.startswith("critic.") for key in options.given)
-    if has_critic:
-        built.advantage = part("advantage.gae", gamma=gamma, lam=lam)
-        built.fields["value"] = Term(
-            coef=1.0, part=part("value_loss.squared_clipped", reach=options.number("critic.value_eps_clip", 0.2))
-        )
-    elif gamma * lam != 1.0 or coef:
-        # AReaL's GAE with values of 0: rewards and penalties of tokens add up from here on, discounted by both.
-        built.advantage = part("advantage.reward_to_go", gamma=gamma * lam)
-        if lam != 1.0:
-            options.tell("actor.gae_lambda", "changed", "advantage.reward_to_go, gamma = discount x gae_lambda")
+    credit(options, built, has_kl=bool(coef))
     if anchor == "rollout":
         built.fields["old"] = "absent"
     _advantage_norm(options, built)
@@ -50,9 +47,9 @@ def read(options: Options) -> Built:
     if not coef:
         options.inert("actor.kl_estimator", "kl_ctl is 0")
     built.fields["kl"] = kl_of(options, "actor.kl_estimator", kind, coef, "token_reward")
-    if coef and is_decoupled:
+    if coef and (is_decoupled or not is_recomputed):
         options.warn("actor.kl_ctl: AReaL takes the sampler's log-probs for this KL, here it is logp_old. Check it.")
-    _corrections(options, built, is_decoupled=is_decoupled)
+    correct(options, built, is_decoupled=is_decoupled)
     taught = [key for key in options.given if key.startswith("teacher.")]
     for key in taught:
         options.tell(key, "no equivalent", "the loss towards a teacher is not written")
@@ -77,13 +74,6 @@ def read(options: Options) -> Built:
     return built
 
 
-def _level(options: Options, key: str, note: str) -> str:
-    """batch is the default, and null is a level of its own: none."""
-    one = options.given.get(key)
-    found = options.get(key, "batch", note, status="changed")
-    return "none" if one is not None and one.value is None else str(found)
-
-
 def _norm(options: Options, start: str) -> Part:
     """AReaL's NormConfig of rewards."""
     if not any(key.startswith(start) for key in options.given):
@@ -93,13 +83,23 @@ def _norm(options: Options, start: str) -> Part:
     ddof = 1 if options.switch(f"{start}std_unbiased", True, "ddof", status="changed") else 0
     _ = options.get(f"{start}group_size", None, "a group is a prompt", status="changed")
     if options.switch(f"{start}mean_leave1out", False, "normalize.leave_one_out", status="changed"):
+        if std == "none" and mean == "group":
+            return part("normalize.leave_one_out")
         if std != "none":
-            options.warn(
-                f"{start}mean_leave1out with a spread has no equivalent: leave_one_out without a scale is written. "
-                f"Check it."
-            )
-        return part("normalize.leave_one_out")
+            # Its spread is around the means of the others too: both grow by n / (n - 1), and the quotient is the same.
+            options.differs(f"{start}mean_leave1out", "nothing: divided by a spread around the same means it cancels")
+        else:
+            options.lost(f"{start}mean_leave1out", "the mean is of all",
+                         f"{start}mean_leave1out over a {mean} has no equivalent: not written. Check it.")  # fmt: skip
+    if std != "none" and std != mean:
+        options.differs(f"{start}std_level", "normalize.mean_std, std; around its own mean, theirs around mean_level's")
     return group(std, eps=eps, mean=mean, ddof=ddof)
+
+
+def _level(options: Options, key: str, note: str) -> str:
+    """A level of a NormConfig: by default it is the batch, and null says that there is none."""
+    found = options.get(key, "batch", note, status="changed")
+    return "none" if options.has(key) and options.given[key].value is None else str(found)
 
 
 def _advantage_norm(options: Options, built: Built) -> None:
@@ -135,45 +135,3 @@ def _rewards(options: Options, built: Built) -> None:
     built.fields["reward"] = tuple(shaping)
     if options.switch("actor.mask_no_eos_with_zero", False, "not_ended = zero", status="changed"):
         built.fields["not_ended"] = "zero"
-
-
-def _corrections(options: Options, built: Built, *, is_decoupled: bool) -> None:
-    start = "actor.rejection_sampling."
-    if options.get("actor.prox_logp_method", "recompute", 'old = "recompute"', status="changed") not in (
-        "recompute",
-        None,
-    ):
-        options.tell("actor.prox_logp_method", "no equivalent", "logp_old is recomputed")
-        options.warn("actor.prox_logp_method other than recompute: logp_old is recomputed here.")
-    if options.number("actor.m2_threshold", None, "keep.second_moment, limit", status="changed") is not None:
-        limit = float(options.number("actor.m2_threshold", None))
-        built.correct(Stage(part("keep.second_moment", limit=limit), ratio="engine"))
-    if not is_decoupled:
-        for key in [key for key in options.given if key.startswith(start)]:
-            options.inert(key, "use_decoupled_loss is off")
-        return
-    if not any(key.startswith(start) for key in options.given):
-        return  # without the block AReaL does not weigh by old/rollout either
-    metric, level = (
-        str(options.get(f"{start}metric", "ratio", "correction", status="changed")),
-        str(options.get(f"{start}level", "token", "correction", status="changed")),
-    )
-    action = str(options.get(f"{start}action", "mask", "correction", status="changed"))
-    _ = options.get(f"{start}agg", "mean", "correction", status="changed")
-    low, high = (
-        options.number(f"{start}lower", 0.0, "band", status="changed"),
-        options.number(f"{start}upper", 5.0, "band", status="changed"),
-    )
-    band = (float(low or 0.0), float(high))
-    free = engine("importance.truncated", level="token", band=(0.0, float("inf")))
-    if metric == "ratio" and action == "clamp":
-        built.correct(engine("importance.truncated", level="token" if level == "token" else "geometric", band=band))
-    elif metric == "ratio":
-        built.correct(engine("keep.token_band" if level == "token" else "keep.geometric_band", band=band), free)
-    else:
-        options.tell(f"{start}metric", "no equivalent", "the ratio itself is truncated instead")
-        options.warn(
-            f"rejection_sampling.metric = {metric} has no equivalent in this converter: no rejection is written. "
-            f"Check it."
-        )
-        built.correct(free)

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab.convert.options import Options
-from trimtab.signal import KL, Part, Recipe, Stage, Term, part
+from trimtab.signal import KL, Part, Recipe, Stage, part
 
-KLS = {"k1": "kl.k1", "kl": "kl.k1", "k2": "kl.k2", "mse": "kl.k2", "k3": "kl.k3", "low_var_kl": "kl.k3"}
+KLS = {"k1": "kl.k1", "kl": "kl.k1", "k2": "kl.k2", "mse": "kl.k2", "k3": "kl.k3", "low_var_kl": "kl.k3",
+       "abs": "kl.absolute"}  # fmt: skip
 
 
 @dataclass
@@ -23,10 +24,19 @@ class Built:
     train: dict[str, Any] = field(default_factory=dict)
 
     def recipe(self) -> Recipe:
+        fields: dict[str, Any] = {**self.fields, **({"old": "recompute"} if self._reads_old else {})}
         return Recipe(
             name=self.name, loss=self.loss, weighting=self.weighting, normalize=self.normalize,
-            advantage=self.advantage, **self.fields,
+            advantage=self.advantage, **fields,
         )  # fmt: skip
+
+    @property
+    def _reads_old(self) -> bool:
+        """Whether an old policy that is said to be absent is read all the same."""
+        kl: KL | None = self.fields.get("kl")
+        stages: tuple[Stage, ...] = (self.loss, *self.fields.get("correction", ()))
+        of_kl = kl is not None and (kl.into != "loss" or kl.anchor == "old")
+        return self.fields.get("old") == "absent" and (of_kl or any(one.pair in ("engine", "update") for one in stages))
 
     def correct(self, *stages: Stage) -> None:
         self.fields["correction"] = (*self.fields.get("correction", ()), *stages)
@@ -45,49 +55,30 @@ def group(std: str = "group", *, eps: float = 1e-6, mean: str = "group", ddof: i
     return part("normalize.mean_std", mean=mean, std=std, ddof=ddof, eps=eps)
 
 
-def estimator(options: Options, key: str, built: Built, name: str, *, std: Part, gamma: float, lam: float) -> None:
-    """Baseline and credit by the name of an estimator."""
-    match name:
-        case "grpo" | "group_norm" | "gspo" | "cispo" | "grpo_vectorized":
-            built.normalize = std
-        case "dr_grpo":
-            built.normalize = group("none")
-        case "gpg":
-            built.normalize = part("normalize.rescaled_mean", counted="nonzero_rewards")
-        case "maxrl":
-            built.normalize = part("normalize.over_mean")
-        case "rloo" | "rloo_vectorized":
-            built.normalize = part("normalize.leave_one_out")
-        case "reinforce_plus_plus" | "reinforce++":
-            built.normalize, built.advantage = part("normalize.raw"), part("advantage.reward_to_go", gamma=gamma)
-            built.fields["whiten"] = True
-        case "reinforce_plus_plus_baseline" | "reinforce_baseline":
-            built.normalize, built.fields["whiten"] = group("none"), True
-        case "flash_reinforce":
-            built.normalize = group("none", mean="batch")
-        case "reinforce":
-            built.normalize, built.advantage = part("normalize.raw"), part("advantage.reward_to_go", gamma=gamma)
-            built.fields["whiten"] = options.framework == "openrlhf"
-        case "gae" | "ppo":
-            built.normalize, built.advantage = part("normalize.raw"), part("advantage.gae", gamma=gamma, lam=lam)
-            built.fields["value"] = Term(coef=1.0, part=part("value_loss.squared_clipped"))
-            built.fields["whiten"] = options.framework in ("verl", "skyrl", "openrlhf")
-        case _:
-            built.normalize = part("normalize.raw")
-            options.tell(key, "no equivalent", "no baseline is written here; choose one of normalize")
-            options.warn(f"{key} = {name} has no equivalent in this converter, so no baseline is written. Choose one.")
-
-
 def kl_of(options: Options, key: str, estimate: str, coef: float, into: str, **more: Any) -> KL | None:
-    """A KL by the name of its estimator; None without a coefficient, or without an equivalent."""
+    """A KL by the name of its estimator; None without a coefficient. A `+` takes the gradient of k2 (verl)."""
     if not coef:
         return None
-    if estimate not in KLS:
-        options.tell(key, "no equivalent", "there are k1, k2 and k3")
-        options.warn(f"{key} = {estimate} has no equivalent, so k3 is written. Check it.")
-    if estimate == "low_var_kl":
-        options.tell(key, "changed", "kl.k3; theirs bounds the result to ±10, ours the exponent to ±20")
-    return KL(part(KLS.get(estimate, "kl.k3")), coef=float(coef), into=into, **more)  # pyright: ignore[reportArgumentType]
+    base = estimate.removesuffix("+")
+    if base not in KLS:
+        options.lost(
+            key, "there are k1, k2, k3 and abs", f"{key} = {estimate} has no equivalent, so k3 is written. Check it."
+        )
+    name = KLS.get(base, "kl.k3")
+    if base == "low_var_kl":
+        options.differs(key, "kl.k3; theirs bounds the result to ±10, ours the exponent to ±20")
+    made = part(name)
+    if estimate.endswith("+") and into == "loss" and name != "kl.k2":
+        made = part("kl.k2_gradient", value="k3" if base == "abs" else name.removeprefix("kl."))
+        options.differs(key, "kl.k2_gradient" + ("; the number that is logged is that of k3" if base == "abs" else ""))
+    return KL(made, coef=float(coef), into=into, **more)  # pyright: ignore[reportArgumentType]
+
+
+def counting(weighting: Part, over: str) -> Part:
+    """The weighting with its denominator over all tokens, or over the kept ones; token_sum has none."""
+    if "over" not in weighting.formula.settings:
+        return weighting
+    return part(weighting.formula.name, **{**weighting.settings, "over": over})
 
 
 def common(built: Built, keys: dict[str, str]) -> None:

@@ -30,6 +30,14 @@ HEADS: dict[Status, str] = {
 BASE = "reinforce"
 """Every field is written out, so the recipe underneath decides nothing."""
 
+UNSUPPLIED = {
+    "rewards": "several rewards per episode",
+    "baseline": "a baseline per episode",
+    "logp_teacher": "a teacher's log-probs, in extra",
+    "pi_squared": "the sum of squared probabilities per token, in extra",
+}
+"""What formulas read and no run has by itself."""
+
 
 @dataclass(frozen=True)
 class Converted:
@@ -96,6 +104,7 @@ def convert(framework: str, source: str | Path = "", flags: tuple[str, ...] = ()
     except TrimtabError as error:
         raise ConfigError(f"convert: these options together are not a signal that runs here. {error}") from error
     _tell_votes(options, made, called)
+    _tell_unsupplied(options, made)
     train = {key: value for key, value in built.train.items() if value is not None}
     told = Converted(called, made, train, tuple(options.told.values()), tuple(dict.fromkeys(options.warnings)))
     _ = parse_run({"recipe": BASE, "signal": signal_table(made), "train": train}, "convert")
@@ -111,6 +120,17 @@ def _tell_votes(options: Options, made: Recipe, called: str) -> None:
             f"an answer that a correction rejects whole does not count in its group's baseline here; in {called} it "
             "does."
         )
+
+
+def _tell_unsupplied(options: Options, made: Recipe) -> None:
+    """Say what the recipe reads and a run cannot have: the recipe is theirs, and its batches have to be yours."""
+    read_ = {name for one in made.parts() for name in one.formula.inputs}
+    for name, what in UNSUPPLIED.items():
+        if name in read_:
+            options.warn(
+                f"The recipe reads {name}, {what}, and a batch of `trimtab train` has none, so a run is refused. "
+                "Use the recipe where your own batches carry it."
+            )
 
 
 def _tell_repeated(options: Options, found: list[Given]) -> None:

@@ -2,9 +2,13 @@
 
 from typing import cast
 
-from trimtab.convert.built import Built, common, divided, engine, estimator, group, kl_of, loss_of
+from trimtab.convert.built import Built, common, divided, engine, group, kl_of, loss_of
+from trimtab.convert.estimators import estimator
 from trimtab.convert.options import Options
-from trimtab.signal import Term, part
+from trimtab.errors import ConfigError
+from trimtab.signal import KL, Part, Stage, Term, part
+
+FREE = (0.0, float("inf"))
 
 
 def read(options: Options) -> Built:
@@ -22,10 +26,7 @@ def read(options: Options) -> Built:
         options.inert("actor.dual_clip", "policy_loss_type = gspo has no dual clip")
     else:
         loss = loss_of("clipped", band=band) if cap is None else loss_of("dual_clipped", band=band, cap=cap)
-    agg = str(options.get("actor.loss_agg_mode", "token-mean", "weighting", status="changed"))
-    by_sequence = kind == "gspo" or agg == "seq-mean-token-mean"
-    weighting = part("weighting.sequence_mean_token_mean" if by_sequence else "weighting.token_mean")
-    built = Built("OpenRLHF", options, loss, weighting, part("normalize.raw"))
+    built = Built("OpenRLHF", options, loss, _weighting(options, kind), part("normalize.raw"))
     name = str(options.get("algo.advantage.estimator", "gae", "normalize and advantage", status="changed"))
     gamma, lam = options.number("algo.advantage.gamma", 1.0), options.number("algo.advantage.lambd", 1.0)
     estimator(options, "algo.advantage.estimator", built, name, std=group("group", eps=1e-9), gamma=gamma, lam=lam)
@@ -78,30 +79,61 @@ def read(options: Options) -> Built:
     return built
 
 
+def _weighting(options: Options, kind: str) -> Part:
+    mode = str(options.get("actor.loss_agg_mode", "token-mean", "weighting", status="changed"))
+    if kind == "gspo" and mode == "token-mean":
+        options.inert("actor.loss_agg_mode", "policy_loss_type = gspo averages sequences")
+    by_sequence = kind == "gspo" or mode == "seq-mean-token-mean"
+    return part("weighting.sequence_mean_token_mean" if by_sequence else "weighting.token_mean")
+
+
 def _terms(options: Options, built: Built, name: str) -> None:
     coef = options.number("algo.kl.init_coef", 0.01, "kl.coef")
     kind = str(options.get("algo.kl.estimator", "k1", "kl", status="changed"))
     in_loss = options.switch("algo.kl.use_loss", False, "kl, into = loss", status="changed")
-    if options.get("algo.kl.target", None, "a fixed coefficient") is not None:
-        options.tell("algo.kl.target", "no equivalent", "the coefficient stays as it starts")
-        options.warn("algo.kl.target: the coefficient changes there and stays here.")
-    else:
-        options.inert("algo.kl.horizon", "algo.kl.target is not set")
-    if options.switch("algo.kl.unbiased_gradient", False, status="no equivalent"):
-        options.warn("algo.kl.unbiased_gradient has no equivalent in this converter.")
+    steering = _steering(options, coef, in_loss=in_loss)
+    is_unbiased = options.switch(
+        "algo.kl.unbiased_gradient", False, "kl.importance_weighted_k2_gradient", status="changed"
+    )
     if coef == 0:
         options.inert("algo.kl.use_loss", "algo.kl.init_coef is 0")
         options.inert("algo.kl.estimator", "algo.kl.init_coef is 0")
-    into = "loss" if in_loss else "token_reward"
-    if coef and not in_loss and built.advantage.formula.name == "advantage.broadcast":
-        built.advantage = part("advantage.reward_to_go", gamma=1.0)  # the penalties from each token on
-    if in_loss and built.weighting.formula.name != "weighting.token_mean":
+    if is_unbiased and (coef == 0 or not in_loss):
+        options.inert("algo.kl.unbiased_gradient", "there is no KL in the loss")
+    written = kl_of(options, "algo.kl.estimator", kind, coef, "loss" if in_loss else "token_reward", **steering)
+    if written and in_loss and is_unbiased:
+        value = written.part.formula.name.removeprefix("kl.")
+        weighted = part("kl.importance_weighted_k2_gradient", value=value, cap=10.0)
+        written = KL(weighted, coef=written.coef, into="loss", anchor="old")
+    if written and not in_loss and built.advantage.formula.name == "advantage.broadcast":
+        # Their KL is taken from each token after the answers were compared, and added up to the end.
+        built.advantage = part("advantage.reward_to_go", gamma=1.0)
+    if written and in_loss and built.weighting.formula.name != "weighting.token_mean":
         options.warn(
             "algo.kl.use_loss: OpenRLHF weighs its KL by tokens always. Here the KL is weighed as the loss is."
         )
-    built.fields["kl"] = kl_of(options, "algo.kl.estimator", kind, coef, into)
+    built.fields["kl"] = written
     entropy = options.number("actor.entropy_coef", 0.0, "entropy.coef")
     built.fields["entropy"] = Term(coef=entropy) if entropy else None
+
+
+def _steering(options: Options, coef: float, *, in_loss: bool) -> dict[str, float]:
+    """The target and the horizon of an adaptive coefficient."""
+    target = options.number("algo.kl.target", None, "kl.target")
+    horizon = options.number("algo.kl.horizon", 10_000, "kl.horizon")
+    if target is None or not coef:
+        options.inert("algo.kl.horizon", "algo.kl.target is not set" if target is None else "algo.kl.init_coef is 0")
+        options.inert("algo.kl.target", "algo.kl.init_coef is 0")
+        return {}
+    if in_loss:
+        options.tell("algo.kl.horizon", "no equivalent", "as algo.kl.target")
+        options.lost(
+            "algo.kl.target", "only a KL in the reward is steered; the coefficient stays as it starts",
+            "algo.kl.target with algo.kl.use_loss: the coefficient changes there and stays here.",
+        )  # fmt: skip
+        return {}
+    options.differs("algo.kl.target", "kl.target; the KL of a batch is a mean over its tokens")
+    return {"target": float(target), "horizon": float(horizon)}
 
 
 def _corrections(options: Options, built: Built) -> None:
@@ -124,17 +156,38 @@ def _corrections(options: Options, built: Built) -> None:
         if len(bounds) > 1
         else (0.0, bounds[0])
     )
-    free = engine("importance.truncated", level="token", band=(0.0, float("inf")))
+    if built.loss.part.formula.name == "policy_loss.geometric_clipped":
+        # GSPO reads none of it: its ratio is that to the sampler as soon as a level is set.
+        built.loss = Stage(built.loss.part, anchor="rollout")
+        options.differs(f"{start}level", "loss.anchor = rollout")
+        for key in ("mode", "gating", "threshold"):
+            options.inert(start + key, "policy_loss_type = gspo has the sampler in its ratio instead")
+        return
+    band = (float(low), float(high))
     if gating == "ratio" and mode == "clip":
-        built.correct(engine("importance.truncated", level="token", band=(float(low), float(high))))
-    elif gating == "ratio":
-        built.correct(
-            engine("keep.token_band" if level == "token" else "keep.geometric_band", band=(float(low), float(high))),
-            free,
-        )
-    else:
-        formula = {"binary_kl": "keep.binary_kl", "tv": "keep.total_variation"}[gating]
-        built.correct(engine(formula, level="token" if level == "token" else "sequence", limit=float(high)), free)
+        built.correct(engine("importance.truncated", level="token", band=band))
+        return
+    built.correct(_gate(options, level, gating, band), engine("importance.truncated", level="token", band=FREE))
+
+
+def _gate(options: Options, level: str, gating: str, band: tuple[float, float]) -> Stage:
+    """What is dropped: by its ratio, or by a divergence, which is bounded from above alone."""
+    key, limit, is_token = "algo.advantage.is_correction_gating", band[1], level == "token"
+    if gating == "ratio":
+        return engine("keep.token_band" if is_token else "keep.geometric_band", band=band)
+    if gating == "binary_kl":
+        options.differs(key, "keep.binary_kl; probabilities are bounded inside the logarithm of the rest alone")
+        return engine(
+            "keep.binary_kl", limit=limit, level="token" if is_token else "sequence", by_sign=False,
+            direction="earlier_to_later", eps=1e-6,
+        )  # fmt: skip
+    if gating != "tv":
+        raise ConfigError(f"convert: {key} = {gating!r} is not known; OpenRLHF 0.11.2 has ratio, binary_kl and tv.")
+    if is_token:
+        options.differs(key, "keep.probability_band, by_sign = false")
+        return engine("keep.probability_band", low=limit, high=limit, by_sign=False)
+    options.differs(key, "keep.total_variation")
+    return engine("keep.total_variation", limit=limit)
 
 
 def _rewards(options: Options, built: Built) -> None:
@@ -150,17 +203,16 @@ def _rewards(options: Options, built: Built) -> None:
     if coef is not None and coef >= 0:
         shaping.append(part("reward.not_ended_scale", factor=float(coef)))
     elif coef is not None:
-        options.tell("reward.stop_properly_penalty_coef", "no equivalent", "a negative number sets the reward to it")
-        options.warn(
-            "reward.stop_properly_penalty_coef below 0 sets the reward of unfinished answers: not written. Check it."
-        )
+        options.differs("reward.stop_properly_penalty_coef", "reward.not_ended_constant")
+        shaping.append(part("reward.not_ended_constant", value=float(coef)))
     built.fields["reward"] = tuple(shaping)
-    if options.switch("algo.dynamic_filtering_enable", False, "filter_constant_groups", status="changed"):
-        built.fields["filter_constant_groups"], built.train["dynamic_sampling"] = True, 10
-        options.tell(
-            "algo.dynamic_filtering_range",
-            "changed",
-            "groups that are all alike are dropped; theirs is a range of means",
-        )
-    else:
+    band = options.get("algo.dynamic_filtering_range", [0.0, 1.0], "group_mean_band", status="changed")
+    if not options.switch("algo.dynamic_filtering_enable", False, "group_mean_band", status="changed"):
         options.inert("algo.dynamic_filtering_range", "algo.dynamic_filtering_enable is off")
+        return
+    low, high = cast("list[float]", band)
+    built.fields["group_mean_band"], built.train["dynamic_sampling"] = (float(low), float(high)), 10
+    options.differs(
+        "algo.dynamic_filtering_enable",
+        "group_mean_band; train.dynamic_sampling replaces groups that are all alike, and not others outside the band",
+    )

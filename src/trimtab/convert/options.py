@@ -65,9 +65,20 @@ class Options:
         return key in self.given
 
     def tell(self, key: str, status: Status, note: str = "") -> None:
-        """Say what became of an option that was given; the first word stands."""
-        if key in self.given and (key not in self.told or self.told[key].status == "kept"):
+        """Say what became of an option that was given. The first word stands; that it is lost is always said."""
+        told = self.told.get(key)
+        if key in self.given and (told is None or told.status == "kept" or status == "no equivalent"):
             self.told[key] = Told(self.given[key], status, note)
+
+    def differs(self, key: str, note: str) -> None:
+        """Say where what is written differs from what this option does there."""
+        if key in self.given and self.told.get(key, Told(self.given[key], "kept")).status in ("kept", "changed"):
+            self.told[key] = Told(self.given[key], "changed", note)
+
+    def lost(self, key: str, note: str, warning: str) -> None:
+        """Say that an option has no equivalent here, also at the top of the file."""
+        self.tell(key, "no equivalent", note)
+        self.warn(warning)
 
     def inert(self, key: str, why: str) -> None:
         """An option that is set and does nothing."""

@@ -2,7 +2,7 @@
 
 from trimtab.convert.built import Built, common, group, loss_of
 from trimtab.convert.options import Options
-from trimtab.signal import Stage, part
+from trimtab.signal import KL, Stage, part
 
 
 def read(options: Options) -> Built:
@@ -36,28 +36,27 @@ def read(options: Options) -> Built:
         options.tell(f"{at}type", "no equivalent", "a loss of yours: docs/concepts.md says how to write one here")
         options.warn(f"{at}type = {kind} is a loss of yours: the plain ratio is written. Check it.")
     if kind in ("default", "ipo") and tau:
-        options.tell(f"{at}kl_tau", "no equivalent", "the squared distance to the sampler is not written")
-        options.warn(
-            f"{at}kl_tau = {tau:g}: prime-rl adds tau x (log current/rollout)² on every token. It is not written "
-            f"here. Check it."
-        )
-    if advantage != 1.0:
-        options.tell(f"{at}adv_tau", "no equivalent", "scale rewards with reward.affine")
-        options.warn(f"{at}adv_tau = {advantage:g} multiplies the advantage: not written. Check it.")
-    _ = options.get("orchestrator.advantage.type", None, "normalize", status="changed")
-    built.fields["filter_constant_groups"] = options.switch(
-        "orchestrator.filter_zero_advantages", True, "filter_constant_groups", status="changed"
+        options.differs(f"{at}kl_tau", "kl.anchor_square, anchor = rollout, on all tokens")
+        built.fields["kl"] = KL(part("kl.anchor_square"), coef=float(tau), into="loss", anchor="rollout", on="all")
+    _advantage(options, built)
+    _scaled(options, built, f"{at}adv_tau", float(advantage))
+    built.fields["filter_constant_groups"] = (
+        options.switch("orchestrator.filter_zero_advantages", True, "filter_constant_groups", status="changed")
+        and built.advantage.formula.name == "advantage.broadcast"
     )
     common(
         built,
         {
             "orchestrator.batch_size": "prompts_per_step",
             "orchestrator.rollouts_per_example": "samples_per_prompt",
+            "orchestrator.group_size": "samples_per_prompt",
             "batch_size": "prompts_per_step",
             "rollouts_per_example": "samples_per_prompt",
             "orchestrator.sampling.max_tokens": "max_new_tokens",
             "orchestrator.sampling.max_completion_tokens": "max_new_tokens",
             "orchestrator.sampling.temperature": "temperature",
+            "orchestrator.train.sampling.max_completion_tokens": "max_new_tokens",
+            "orchestrator.train.sampling.temperature": "temperature",
             "trainer.optim.lr": "lr",
             "optim.lr": "lr",
             "trainer.optim.max_norm": "grad_clip",
@@ -74,7 +73,64 @@ def read(options: Options) -> Built:
         for key in ("orchestrator.batch_size", "batch_size"):
             if key in options.told:
                 options.told[key] = type(options.told[key])(
-                    options.given[key], "changed", "train.prompts_per_step = it / rollouts_per_example"
+                    options.given[key], "changed", "train.prompts_per_step = it / answers to a prompt"
                 )
     options.rest()
     return built
+
+
+def _advantage(options: Options, built: Built) -> None:
+    """The algorithm's credit: GRPO's, MaxRL's, or that of a teacher."""
+    at = "orchestrator.algo."
+    kind = str(options.get(f"{at}type", options.get("orchestrator.advantage.type", "grpo", "normalize",
+                                                    status="changed"), "normalize", status="changed"))  # fmt: skip
+    if kind == "max_rl":
+        built.normalize = part("normalize.over_mean")
+        options.differs(f"{at}type", "normalize.over_mean; it refuses rewards below 0, where theirs gives 0")
+    elif kind == "opd":
+        _distilled(options, built)
+    elif kind not in ("grpo", "default"):
+        key = f"{at}type" if options.has(f"{at}type") else "orchestrator.advantage.type"
+        options.lost(
+            key, "normalize.mean_std without a spread is written instead",
+            f"{key} = {kind} has no equivalent in this converter: GRPO's advantage is written. Check it.",
+        )  # fmt: skip
+    penalty = f"{at}length_penalty."
+    if kind in ("grpo", "default") and any(key.startswith(penalty) for key in options.given):
+        _ = options.get(f"{penalty}type", "linear", "reward.relative_length", status="changed")
+        factor, *others = (
+            options.number(f"{penalty}num_{of}_weight", usual, "reward.relative_length, factor", status="changed")
+            for of, usual in (("output_tokens", 0.25), ("input_tokens", 0.1), ("turns", 0.1))
+        )
+        built.fields["reward"] = (part("reward.relative_length", factor=float(factor)),)
+        if any(others):
+            options.warn(
+                f"{penalty[:-1]}: reward.relative_length counts the tokens that were written. The shares of input "
+                "tokens and turns are not written. Check it."
+            )
+
+
+def _distilled(options: Options, built: Built) -> None:
+    """The teacher's log-prob over the student's is the whole advantage; trainer.loss is not read."""
+    built.normalize = part("normalize.raw")
+    built.advantage = part("advantage.plus_teacher", coef=1.0, outcome_coef=0.0)
+    built.fields |= {
+        "old": "recompute",
+        "correction": (Stage(part("keep.probability_band", low=0.2, high=1.0, by_sign=False), ratio="total"),),
+        "kl": KL(part("kl.anchor_square"), coef=1e-3, into="loss", anchor="rollout"),
+    }
+    options.differs("orchestrator.algo.type", "advantage.plus_teacher; over the old policy, not the current one")
+    for key in [one for one in options.given if one.startswith(("trainer.loss.", "loss."))]:
+        options.inert(key, "algo.type = opd has a loss of its own")
+
+
+def _scaled(options: Options, built: Built, key: str, factor: float) -> None:
+    """The advantage times a factor is the reward times it, where the reward is centred and not divided."""
+    if factor == 1.0 or built.advantage.formula.name == "advantage.plus_teacher":
+        return
+    if built.normalize.formula.name == "normalize.mean_std" and built.advantage.formula.name == "advantage.broadcast":
+        built.fields["reward"] = (*built.fields.get("reward", ()), part("reward.affine", scale=factor))
+        options.differs(key, "reward.affine, scale; the mean is subtracted and nothing is divided, so it is the same")
+    else:
+        options.lost(key, "the advantage has no factor here, and a reward's factor is divided out",
+                     f"{key} = {factor:g} multiplies the advantage: not written. Check it.")  # fmt: skip

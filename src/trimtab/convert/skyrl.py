@@ -1,7 +1,8 @@
 """SkyRL's options (0.3) in our names."""
 
 from trimtab.config.correction import OffPolicyCorrection
-from trimtab.convert.built import Built, common, divided, estimator, group, kl_of, loss_of
+from trimtab.convert.built import Built, common, divided, group, kl_of, loss_of
+from trimtab.convert.estimators import estimator
 from trimtab.convert.options import Options
 from trimtab.signal import Stage, Term, part
 
@@ -21,9 +22,11 @@ def read(options: Options) -> Built:
     low = options.number(f"{ALGORITHM}eps_clip_low", 0.2, "band", status="changed")
     high = options.number(f"{ALGORITHM}eps_clip_high", 0.2, "band", status="changed")
     width = options.get("generator.sampling_params.max_generate_length", 1024, "train.max_new_tokens")
-    built = Built(
-        "SkyRL", options, _loss(options, (1 - low, 1 + high)), _weighting(options, width), part("normalize.raw")
-    )
+    loss, keep = _loss(options, (1 - low, 1 + high))
+    built = Built("SkyRL", options, loss, _weighting(options, width), part("normalize.raw"))
+    built.correct(*keep)
+    if keep:
+        built.fields["old"] = "absent"  # rollout_is and dppo read the sampler alone
     name = str(options.get(f"{ALGORITHM}advantage_estimator", "grpo", "normalize and advantage", status="changed"))
     std = "group" if options.switch(f"{ALGORITHM}grpo_norm_by_std", True, "normalize.mean_std, std") else "none"
     gamma, lam = options.number(f"{ALGORITHM}gamma", 1.0), options.number(f"{ALGORITHM}lambd", 1.0)
@@ -71,60 +74,93 @@ def read(options: Options) -> Built:
     return built
 
 
-def _loss(options: Options, band: tuple[float, float]):
-    kind = str(options.get(f"{ALGORITHM}policy_loss_type", "regular", "loss", status="changed"))
+def _loss(options: Options, band: tuple[float, float]) -> tuple[Stage, tuple[Stage, ...]]:
+    """The loss by its type, and what it drops by itself."""
+    key = f"{ALGORITHM}policy_loss_type"
+    kind = str(options.get(key, "regular", "loss", status="changed"))
     cap = options.number(f"{ALGORITHM}clip_ratio_c", 3.0, "cap of policy_loss.dual_clipped", status="changed")
     if kind != "dual_clip":
         options.inert(f"{ALGORITHM}clip_ratio_c", f"policy_loss_type = {kind} has no dual clip")
     match kind:
         case "regular":
-            return loss_of("clipped", band=band)
+            return loss_of("clipped", band=band), ()
         case "dual_clip":
-            return loss_of("dual_clipped", band=band, cap=cap)
+            return loss_of("dual_clipped", band=band, cap=cap), ()
         case "gspo":
-            return loss_of("geometric_clipped_token", band=band)
+            return loss_of("geometric_clipped_token", band=band), ()
         case "cispo":
             low = options.number(f"{ALGORITHM}cispo.cispo_eps_clip_low", 0.0, "band", status="changed")
             high = options.number(f"{ALGORITHM}cispo.cispo_eps_clip_high", 5.0, "band", status="changed")
-            return loss_of("clipped_importance", band=(max(0.0, 1 - low) if low else 0.0, 1 + high))
+            anchor = str(options.get(f"{ALGORITHM}cispo.cispo_anchor", "old", "loss.anchor"))
+            return loss_of("clipped_importance", anchor=anchor, band=(max(0.0, 1 - low), 1 + high)), ()
         case "sapo":
             return loss_of(
                 "soft_gated", temperature_positive=options.number(f"{ALGORITHM}sapo.tau_pos", 1.0),
                 temperature_negative=options.number(f"{ALGORITHM}sapo.tau_neg", 1.05),
-            )  # fmt: skip
-        case "clip_cov":
-            return loss_of(
-                "covariance_clipped", band=band, fraction=options.number(f"{ALGORITHM}clip_cov.clip_ratio", 2e-4)
-            )
-        case "kl_cov":
-            options.warn(
-                "policy_loss_type = kl_cov: SkyRL divides the advantages by the tokens and not the penalty, so there "
-                "the penalty is summed. Here both are divided. Check ppo_kl_coef."
-            )
-            return loss_of(
-                "covariance_penalised", fraction=options.number(f"{ALGORITHM}kl_cov.kl_cov_frac", 0.2),
-                coef=options.number(f"{ALGORITHM}kl_cov.ppo_kl_coef", 1.0),
-            )  # fmt: skip
-        case "rollout_is":  # its own ratio, to the sampler, is a correction of `reinforce`
-            return loss_of("reinforce", anchor=None)
+            ), ()  # fmt: skip
+        case "clip_cov" | "kl_cov":
+            return _covariance(options, kind, band), ()
+        case "rollout_is":
+            options.differs(key, "policy_loss.clipped_importance, keep.token_band; the ends of the band are in it")
+            keep = Stage(part("keep.token_band", band=(max(0.0, band[0]), band[1])), ratio="total")
+            return loss_of("clipped_importance", anchor="rollout", band=(0.0, float("inf"))), (keep,)
+        case "dppo":
+            return loss_of("clipped", anchor="rollout", band=(0.0, float("inf"))), (_near(options),)
         case "importance_sampling":
-            return loss_of("clipped", band=(0.0, float("inf")))
+            return loss_of("clipped", band=(0.0, float("inf"))), ()
         case "cross_entropy":
-            return loss_of("cross_entropy", anchor=None)
+            return loss_of("cross_entropy", anchor=None), ()
         case _:
-            options.tell(f"{ALGORITHM}policy_loss_type", "no equivalent", "policy_loss.clipped is written instead")
-            options.warn(
-                f"policy_loss_type = {kind} has no equivalent in this converter: the PPO clip is written. Check it."
-            )
-            return loss_of("clipped", band=band)
+            options.lost(
+                key, "policy_loss.clipped is written instead",
+                f"policy_loss_type = {kind} has no equivalent in this converter: the PPO clip is written. Check it.",
+            )  # fmt: skip
+            return loss_of("clipped", band=band), ()
+
+
+def _covariance(options: Options, kind: str, band: tuple[float, float]) -> Stage:
+    if kind == "kl_cov":
+        options.warn(
+            "policy_loss_type = kl_cov: SkyRL divides the advantages by the tokens and not the penalty, so there "
+            "the penalty is summed. Here both are divided. Check ppo_kl_coef."
+        )
+        return loss_of(
+            "covariance_penalised", fraction=options.number(f"{ALGORITHM}kl_cov.kl_cov_frac", 0.2),
+            coef=options.number(f"{ALGORITHM}kl_cov.ppo_kl_coef", 1.0),
+        )  # fmt: skip
+    at = f"{ALGORITHM}clip_cov."
+    return loss_of(
+        "covariance_clipped", band=band, fraction=options.number(f"{at}clip_ratio", 2e-4),
+        covariance_low=float(options.number(f"{at}clip_cov_lb", 1.0)),
+        covariance_high=float(options.number(f"{at}clip_cov_ub", 5.0)),
+    )  # fmt: skip
+
+
+def _near(options: Options) -> Stage:
+    """DPPO's trust region around the sampler."""
+    at = f"{ALGORITHM}dppo."
+    kind = str(options.get(f"{at}dppo_type", "binary_tv", "keep.probability_band or keep.binary_kl", status="changed"))
+    low, high = (float(options.number(f"{at}delta_{side}", 0.2, "keep", status="changed")) for side in ("low", "high"))
+    if kind == "binary_tv":
+        return Stage(part("keep.probability_band", low=low, high=high, by_sign=True), ratio="total")
+    if low != high:
+        options.warn(
+            f"dppo_type = binary_kl with delta_low = {low:g} and delta_high = {high:g}: keep.binary_kl has one limit "
+            f"for both signs, and {max(low, high):g} is written. Check it."
+        )
+    limit = max(low, high)
+    return Stage(part("keep.binary_kl", limit=limit, level="token", by_sign=True, eps=1e-8), ratio="total")
 
 
 def _weighting(options: Options, width: int):
     mode = str(options.get(f"{ALGORITHM}loss_reduction", "token_mean", "weighting", status="changed"))
     longest = options.get(f"{ALGORITHM}max_seq_len", None, "divisor", status="changed")
     if mode not in MEANS:
-        options.tell(f"{ALGORITHM}loss_reduction", "no equivalent", "weighting.token_mean is written instead")
-        options.warn(f"loss_reduction = {mode} has no equivalent: token_mean over the step is written. Check it.")
+        why = ", because it depends on how a step is cut" if mode == "token_mean_legacy" else ""
+        options.lost(
+            f"{ALGORITHM}loss_reduction", f"weighting.token_mean is written instead{why}",
+            f"loss_reduction = {mode} has no equivalent{why}: token_mean over the step is written. Check it.",
+        )  # fmt: skip
         return part("weighting.token_mean")
     return part(MEANS[mode], divisor=float(longest or width)) if mode.endswith("norm") else part(MEANS[mode])
 
@@ -151,13 +187,31 @@ def _terms(options: Options, built: Built, name: str) -> None:
             )
     elif in_reward:
         into = "token_reward" if name in ("gae", "reinforce++") else "sequence_reward"
-        built.fields["kl"] = kl_of(options, f"{ALGORITHM}kl_estimator_type", kind, coef, into)
+        built.fields["kl"] = kl_of(
+            options, f"{ALGORITHM}kl_estimator_type", kind, coef, into, **_steering(options, is_on=bool(coef))
+        )
+    if not (in_reward and not in_loss):
+        _ = _steering(options, is_on=False)
     on = options.switch(f"{ALGORITHM}use_entropy_loss", False, "entropy", status="changed")
     entropy = options.number(f"{ALGORITHM}entropy_loss_coef", 0.01, "entropy.coef")
     if on:
         built.fields["entropy"] = Term(coef=entropy)
     else:
         options.inert(f"{ALGORITHM}entropy_loss_coef", "use_entropy_loss is off")
+
+
+def _steering(options: Options, *, is_on: bool) -> dict[str, float]:
+    """The target and the horizon of an adaptive coefficient."""
+    at = f"{ALGORITHM}kl_ctrl."
+    is_adaptive = str(options.get(f"{at}type", "fixed", "a fixed coefficient")) == "adaptive"
+    target = options.number(f"{at}kl_target", 0.1, "kl.target")
+    horizon = options.number(f"{at}horizon", 10_000, "kl.horizon")
+    if is_adaptive and is_on:
+        options.differs(f"{at}type", "kl.target and kl.horizon; the KL is a mean over tokens")
+        return {"target": float(target), "horizon": float(horizon)}
+    for word in ("kl_target", "horizon", *(["type"] if is_adaptive else [])):
+        options.inert(at + word, "no KL in the reward is written" if is_adaptive else "kl_ctrl.type is fixed")
+    return {}
 
 
 def _corrected(options: Options, built: Built) -> None:
@@ -171,20 +225,16 @@ def _corrected(options: Options, built: Built) -> None:
         block.setdefault("tis_ratio_type", "token")
         cap = options.number(f"{ALGORITHM}tis_imp_ratio_cap", 2.0, "band", status="changed")
         block.setdefault("token_tis_ratio_clip_high", cap)
-    stages = OffPolicyCorrection(**block).stages() if block else ()
-    built.correct(*stages)
-    if options.get(f"{ALGORITHM}policy_loss_type", "regular") == "rollout_is":
-        _own_ratio(options, built, has_engine=any(one.part.formula.stage == "importance" for one in stages))
-        built.fields["old"] = "recompute" if stages else "absent"
-
-
-def _own_ratio(options: Options, built: Built, *, has_engine: bool) -> None:
-    """rollout_is: each token's current/rollout inside the band weighs its log-prob, outside it weighs nothing."""
-    low, high = (options.number(f"{ALGORITHM}eps_clip_{side}", 0.2) for side in ("low", "high"))
-    free = part("importance.truncated", level="token", band=(0.0, float("inf")))
-    band = part("keep.token_band", band=(max(0.0, 1 - low), 1 + high))
-    built.correct(Stage(band, ratio="total"), Stage(free, ratio="total"))
-    if has_engine:
+    ends = [block.pop(f"token_mask_is_threshold_{side}", None) for side in ("low", "high")]
+    if block:
+        built.correct(*OffPolicyCorrection(**block).stages())
+    if ends != [None, None]:
+        low, high = ends
+        band = (float(low or 0.0), float("inf") if high is None else float(high))
+        built.correct(Stage(part("keep.token_band", band=band), ratio="engine"))
+    if built.loss.spends & {factor for stage in built.fields.get("correction", ()) for factor in stage.spends}:
         built.fields["allow_double_count"] = True
-        options.warn("policy_loss_type = rollout_is weighs by current/rollout, and off_policy_correction by old/rollout"
-                     " once more: written as it is there, with allow_double_count. Check it.")  # fmt: skip
+        options.warn(
+            "The loss compares with the sampler, and the correction carries old/rollout once more: that factor counts "
+            "twice, there too. allow_double_count is written. Drop one of them."
+        )

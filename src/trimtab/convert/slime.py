@@ -1,6 +1,9 @@
 """slime's and miles' flags in our names."""
 
-from trimtab.convert.built import Built, common, divided, engine, estimator, group, kl_of, loss_of
+from dataclasses import replace
+
+from trimtab.convert.built import Built, common, counting, divided, engine, group, kl_of, loss_of
+from trimtab.convert.estimators import estimator
 from trimtab.convert.options import Options
 from trimtab.signal import Stage, Term, part
 
@@ -13,7 +16,7 @@ def read(options: Options) -> Built:
     band = (1 - low, 1 + (low if high is None else high))
     name = str(options.get("advantage_estimator", "grpo", "normalize, advantage and loss", status="changed"))
     is_token = options.switch("calculate_per_token_loss", False, "weighting.token_mean", status="changed")
-    weighting = part("weighting.token_mean" if is_token else "weighting.sequence_mean_token_mean")
+    weighting = part("weighting.token_mean" if is_token else "weighting.episode_mean")
     loss = loss_of("clipped", band=band) if cap is None else loss_of("dual_clipped", band=band, cap=cap)
     if name == "gspo":
         loss = loss_of("geometric_clipped", band=band)
@@ -33,6 +36,7 @@ def read(options: Options) -> Built:
         built.fields["whiten"] = True
     if name != "ppo":
         options.inert("lambd", f"advantage_estimator = {name} has no lambda")
+    _teacher(options, built)
     _terms(options, built, name)
     _corrections(options, built)
     if "check_reward_nonzero_std" in str(
@@ -80,24 +84,62 @@ def _terms(options: Options, built: Built, name: str) -> None:
             "kl_coef and use_kl_loss are both on: the same distance is paid twice. Only the one in the loss is written."
         )
     if in_loss and loss_coef:
-        if options.switch("use_unbiased_kl", False, "kl.importance_weighted_k3, anchor = old", status="changed"):
-            built.fields["kl"] = kl_of(options, "kl_loss_type", "k3", loss_coef, "loss")
-            options.warn("use_unbiased_kl weighs the KL by current/old: written as plain k3. Check it.")
-        else:
-            built.fields["kl"] = kl_of(options, "kl_loss_type", kind, loss_coef, "loss")
+        written = kl_of(options, "kl_loss_type", kind, loss_coef, "loss")
+        is_weighted = options.switch("use_unbiased_kl", False, "kl.importance_weighted_k…", status="changed")
+        if written and is_weighted:
+            weighted = part(f"kl.importance_weighted_{written.part.formula.name.removeprefix('kl.')}")
+            written = replace(written, part=weighted, anchor="old")
+        built.fields["kl"] = written
+    elif coef and name in ("grpo", "gspo", "cispo"):
+        options.inert("kl_coef", f"advantage_estimator = {name} does not read it")
     elif coef:
-        built.fields["kl"] = kl_of(
-            options,
-            "kl_loss_type",
-            kind,
-            coef,
-            "token_reward" if name in ("ppo", "reinforce_plus_plus") else "sequence_reward",
-        )
+        is_to_go = name in ("ppo", "reinforce_plus_plus")
+        into = "token_reward" if is_to_go else "sequence_reward"
+        built.fields["kl"] = kl_of(options, "kl_loss_type", kind, coef, into)
+        if not is_to_go:
+            options.differs("kl_coef", "kl.coef; their penalty is each token's own, ours the sequence's sum before the "
+                            "group's mean is taken")  # fmt: skip
+    if not in_loss or not loss_coef:
+        options.inert("use_unbiased_kl", "there is no KL in the loss")
     entropy = options.number("entropy_coef", 0.0, "entropy.coef")
     built.fields["entropy"] = Term(coef=entropy) if entropy else None
     if built.fields.get("value"):
         reach = options.number("value_clip", 0.2, "value_loss.squared_clipped, reach", status="changed")
         built.fields["value"] = Term(coef=1.0, part=part("value_loss.squared_clipped", reach=reach))
+
+
+def _teacher(options: Options, built: Built) -> None:
+    """On-policy distillation: the teacher's log-prob over the student's, added to the advantage."""
+    coef = options.number("opd_kl_coef", 1.0, "advantage.plus_teacher, coef", status="changed")
+    for key in ("opd_type", "opd_teacher_load", "opd_teacher_ckpt_step"):
+        _ = options.get(key, None, "extra = {logp_teacher: …} of your batches", status="changed")
+    if not options.switch("use_opd", False, "advantage.plus_teacher", status="changed"):
+        for key in ("opd_kl_coef", "opd_type"):
+            options.inert(key, "use_opd is not set")
+    elif built.advantage.formula.name == "advantage.broadcast":
+        built.advantage = part("advantage.plus_teacher", coef=float(coef), outcome_coef=1.0)
+    else:
+        options.lost(
+            "use_opd", f"advantage.plus_teacher has no place beside {built.advantage.formula.name}",
+            f"use_opd with {built.advantage.formula.name}: the teacher is not written. Check it.",
+        )  # fmt: skip
+
+
+def _resumed(options: Options, built: Built) -> None:
+    """What was sampled before a rollout was resumed trains nobody and is not counted."""
+    key = "mask_offpolicy_in_partial_rollout"
+    if not options.switch(key, False, "keep.recent_version", status="changed"):
+        return
+    if not options.switch("partial_rollout", False, "a rollout that is resumed", status="changed"):
+        options.inert(key, "partial_rollout is not set")
+        return
+    built.correct(Stage(part("keep.recent_version", lag=0, newest="sequence")))
+    built.weighting = counting(built.weighting, "kept")
+    for name in ("kl", "entropy", "value"):
+        held = built.fields.get(name)
+        if held is not None and getattr(held, "into", "loss") == "loss":
+            built.fields[name] = replace(held, on="kept")
+    options.differs(key, "keep.recent_version, newest = sequence; other rejections then leave the denominators too")
 
 
 def _corrections(options: Options, built: Built) -> None:
@@ -132,4 +174,5 @@ def _corrections(options: Options, built: Built) -> None:
     if options.switch("use_rollout_logprobs", False, 'loss.anchor = "rollout"', status="changed") and built.loss.anchor:
         built.loss = Stage(built.loss.part, anchor="rollout")
         built.fields["old"] = "absent"
+    _resumed(options, built)
     _ = options.get("get_mismatch_metrics", None, "every metric is there", status="changed")

@@ -108,14 +108,14 @@ def _from_python(text: str, path: Path) -> list[Given]:
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if called.endswith(("Config", "Arguments")) and called not in ("LoraConfig", "BitsAndBytesConfig"):
             found += [Given(one.arg, _literal(one.value, names), one.value.lineno) for one in node.keywords if one.arg]
+            found += [Given("trainer", called, node.lineno)] if called == "GMPOConfig" else []
     if not found:
         raise ConfigError(f"convert: {path} calls no …Config(…) with options, so there is nothing to read.")
     return found
 
 
 def _literal(node: ast.AST, names: Mapping[str, ast.AST]) -> Any:
-    if isinstance(node, ast.Name) and node.id in names:
-        node = names[node.id]
+    node = names.get(node.id, node) if isinstance(node, ast.Name) else node
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):

@@ -12,8 +12,10 @@ def signal_table(recipe: Recipe) -> dict[str, Any]:
         "reward": [_part(one) for one in recipe.reward] or "none",
         "not_ended": recipe.not_ended,
         "filter_constant_groups": recipe.filter_constant_groups,
+        "group_mean_band": "none" if recipe.group_mean_band is None else [*recipe.group_mean_band],
         "normalize": _part(recipe.normalize),
         "advantage": _part(recipe.advantage),
+        "whiten_token_rewards": recipe.whiten_token_rewards,
         "whiten": recipe.whiten,
         "clip_advantage": "none" if recipe.clip_advantage is None else recipe.clip_advantage,
         "correction": [_stage(one) for one in recipe.correction] or "none",
@@ -41,7 +43,8 @@ def _stage(one: Stage) -> dict[str, Any]:
 
 def _kl(one: KL) -> dict[str, Any]:
     pair = {} if one.anchor is None else {"anchor": one.anchor}
-    return {**_part(one.part), "coef": one.coef, "into": one.into, "on": one.on, **pair}
+    steering = {} if one.target is None else {"target": one.target, "horizon": one.horizon}
+    return {**_part(one.part), "coef": one.coef, "into": one.into, "on": one.on, **pair, **steering}
 
 
 def _term(one: Term) -> dict[str, Any]:

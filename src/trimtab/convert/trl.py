@@ -2,35 +2,21 @@
 
 from typing import Any
 
-from trimtab.convert.built import Built, common, engine, group, loss_of
+from trimtab.convert.built import Built, common, counting, engine, group
+from trimtab.convert.estimators import each_key
 from trimtab.convert.options import Options
-from trimtab.signal import KL, Part, Stage, Term, part
-
-MEANS = {
-    "grpo": "weighting.sequence_mean_token_mean",
-    "sapo": "weighting.sequence_mean_token_mean",
-    "bnpo": "weighting.token_mean",
-    "dapo": "weighting.token_mean",
-    "cispo": "weighting.token_mean",
-    "vespo": "weighting.token_mean",
-    "dr_grpo": "weighting.constant_divisor",
-    "luspo": "weighting.sequence_mean_token_sum",
-}
+from trimtab.convert.trl_loss import is_gmpo_trainer, loss_and_keep, weighting_of
+from trimtab.signal import KL, Stage, Term, part
 
 
 def read(options: Options) -> Built:
     """What these options train with."""
     width = options.get("max_completion_length", 256, "train.max_new_tokens")
     kind = str(options.get("loss_type", "dapo", "loss and weighting", status="changed"))
-    std = options.get("scale_rewards", "group", "normalize.mean_std, std", status="changed")
-    level = ("group" if std else "none") if isinstance(std, bool) else str(std)
-    built = Built("TRL", options, _loss(options, kind), _weighting(options, kind, width), group(level, eps=1e-4))
-    if (
-        options.get("multi_objective_aggregation", "sum_then_normalize", "rewards are summed first")
-        != "sum_then_normalize"
-    ):
-        options.tell("multi_objective_aggregation", "no equivalent", "rewards are summed first")
-        options.warn("multi_objective_aggregation = normalize_then_sum: rewards are summed first here. Check it.")
+    loss, keep = loss_and_keep(options, kind)
+    built = Built("TRL", options, loss, weighting_of(options, kind, width), part("normalize.raw"))
+    built.correct(*keep)
+    _advantage(options, built)
     _terms(options, built)
     if options.switch("mask_truncated_completions", False, "not_ended = suppress", status="changed"):
         built.fields["not_ended"] = "suppress"
@@ -55,65 +41,61 @@ def read(options: Options) -> Built:
     return built
 
 
-def _loss(options: Options, kind: str) -> Stage:
-    low = options.number("epsilon", 0.2, "band", status="changed")
-    high = options.number("epsilon_high", None, "band", status="changed")
-    delta = options.number("delta", None, "cap of policy_loss.dual_clipped", status="changed")
-    level = options.get("importance_sampling_level", "token", "loss", status="changed")
-    band = (1 - low, 1 + (low if high is None else high))
-    if kind == "cispo":
-        options.inert("epsilon", "loss_type = cispo reads epsilon_high alone, as an absolute bound")
-        return loss_of("clipped_importance", band=(0.0, float(low if high is None else high)))
-    if kind == "sapo":
-        for key in ("epsilon", "epsilon_high", "delta"):
-            options.inert(key, "loss_type = sapo does not clip")
-        return loss_of(
-            "soft_gated", temperature_positive=options.number("sapo_temperature_pos", 1.0),
-            temperature_negative=options.number("sapo_temperature_neg", 1.05),
-        )  # fmt: skip
-    if kind == "vespo":
-        names = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
-        for key, usual in names.items():
-            if options.number(key, usual) != usual:
-                options.tell(key, "no equivalent", "the published constants are written")
-                options.warn(f"{key}: the published constants are written. Check it.")
-        return loss_of("gamma_weighted")
-    if level == "sequence":
-        return loss_of("geometric_clipped", band=band)
-    return loss_of("clipped", band=band) if delta is None else loss_of("dual_clipped", band=band, cap=delta)
-
-
-def _weighting(options: Options, kind: str, width: int) -> Part:
-    if kind not in MEANS:
-        options.tell("loss_type", "no equivalent", "weighting.token_mean is written")
-        options.warn(f"loss_type = {kind} is not known here: dapo's is written. Check it.")
-        return part("weighting.token_mean")
-    if kind == "bnpo":
-        options.warn(
-            "loss_type = bnpo divides by the tokens of each micro-batch, so it depends on how a step is cut. "
-            "token_mean over the step is written."
-        )
-    return part(MEANS[kind], divisor=float(width)) if kind == "dr_grpo" else part(MEANS[kind])
+def _advantage(options: Options, built: Built) -> None:
+    std = options.get("scale_rewards", "group", "normalize.mean_std, std", status="changed")
+    level = ("group" if std else "none") if isinstance(std, bool) else str(std)
+    key = "multi_objective_aggregation"
+    if options.get(key, "sum_then_normalize", "rewards are summed first") != "normalize_then_sum":
+        built.normalize = group(level, eps=1e-4)
+        return
+    options.inert("scale_rewards", "multi_objective_aggregation = normalize_then_sum has a scale of its own")
+    weights = options.get("reward_weights", None, "normalize.each_key, weights", status="changed")
+    said = "whitening adds 1e-8 to the variance, theirs 1e-4 to the spread"
+    each_key(options, key, built, weights, None, eps=1e-4, said=said)
 
 
 def _terms(options: Options, built: Built) -> None:
     beta = options.number("beta", 0.0, "kl.coef")
     is_weighted = options.switch("use_bias_correction_kl", True, "kl.importance_weighted_k3", status="changed")
-    if beta:
-        formula = part("kl.importance_weighted_k3" if is_weighted else "kl.k3")
-        built.fields["kl"] = KL(formula, coef=float(beta), into="loss", anchor="old" if is_weighted else None)
+    is_gmpo = is_gmpo_trainer(options)
+    if beta and is_weighted and not is_gmpo:
+        by_sequence = options.get("importance_sampling_level", "token", status="changed") == "sequence"
+        name = "kl.geometric_weighted_k3" if by_sequence else "kl.importance_weighted_k3"
+        options.differs("use_bias_correction_kl", name)
+        built.fields["kl"] = KL(part(name), coef=float(beta), into="loss", anchor="old")
     else:
-        options.inert("use_bias_correction_kl", "beta is 0")
+        options.inert("use_bias_correction_kl", "the GMPO trainer has the plain k3" if is_gmpo else "beta is 0")
+        built.fields["kl"] = KL(part("kl.k3"), coef=float(beta), into="loss") if beta else None
     entropy = options.number("entropy_coef", 0.0, "entropy.coef")
-    built.fields["entropy"] = Term(coef=entropy) if entropy else None
+    if is_gmpo:
+        options.inert("entropy_coef", "the GMPO trainer has no entropy bonus")
+    else:
+        built.fields["entropy"] = Term(coef=entropy) if entropy else None
     if options.get("use_adaptive_entropy", False, status="no equivalent"):
         options.warn("use_adaptive_entropy: the coefficient changes there and stays here.")
-    if options.number("top_entropy_quantile", 1.0, status="no equivalent") < 1.0:
-        options.warn("top_entropy_quantile has no equivalent in this converter.")
+    _uncertain(options, built, is_gmpo=is_gmpo)
+
+
+def _uncertain(options: Options, built: Built, *, is_gmpo: bool) -> None:
+    """The loss of the tokens alone at which the policy is least certain."""
+    key = "top_entropy_quantile"
+    fraction = options.number(key, 1.0, "keep.high_entropy, fraction", status="changed")
+    if fraction >= 1.0:
+        return
+    options.differs(key, "keep.high_entropy; of the whole optimiser step, theirs of each micro-batch")
+    built.correct(Stage(part("keep.high_entropy", fraction=float(fraction))))
+    if is_gmpo:
+        built.weighting = counting(built.weighting, "kept")
+    elif built.fields.get("entropy"):
+        built.fields["entropy"] = Term(coef=built.fields["entropy"].coef, on="kept")
 
 
 def _corrections(options: Options, built: Built) -> None:
     uses_vllm = options.switch("use_vllm", False, "the engine is chosen by train.engine", status="changed")
+    if is_gmpo_trainer(options):
+        for key in [one for one in options.given if one.startswith(("vllm_importance", "off_policy_mask_threshold"))]:
+            options.inert(key, "the GMPO trainer does not read it")
+        return
     on = options.switch("vllm_importance_sampling_correction", True, "correction", status="changed")
     mode = str(options.get("vllm_importance_sampling_mode", "sequence_mask", "correction", status="changed"))
     high = options.number(
@@ -127,6 +109,12 @@ def _corrections(options: Options, built: Built) -> None:
         why = "use_vllm is off" if not uses_vllm else "vllm_importance_sampling_correction is off"
         for word in ("mode", "clip_max", "clip_min", "cap", *(["correction"] if on else [])):
             options.inert(f"vllm_importance_sampling_{word}", why)
+    elif built.loss.part.formula.name == "policy_loss.gamma_weighted":
+        built.loss = Stage(built.loss.part, anchor="rollout")
+        key = "vllm_importance_sampling_mode" if options.has("vllm_importance_sampling_mode") else "use_vllm"
+        options.differs(key, "loss.anchor = rollout; theirs bounds the ratio of each token to the sampler before")
+        for word in ("clip_max", "clip_min", "cap"):
+            options.tell(f"vllm_importance_sampling_{word}", "no equivalent", "gamma_weighted bounds no token's ratio")
     else:
         band = (0.0 if low is None else float(low), float("inf") if high is None else float(high))
         level = mode.partition("_")[0]

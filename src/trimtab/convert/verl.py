@@ -1,33 +1,30 @@
 """verl's options (0.9.1) in our names."""
 
-from typing import Any
-
-from trimtab.convert.built import Built, common, divided, engine, estimator, group, kl_of, loss_of
-from trimtab.convert.given import Given
+from trimtab.convert.built import Built, common, divided, group, kl_of
+from trimtab.convert.estimators import TO_GO, each_key, estimator
 from trimtab.convert.options import Options
-from trimtab.convert.verl_loss import ACTOR, OWN_MEAN, policy_loss, reach, weighting
-from trimtab.errors import AdapterError
-from trimtab.signal import Stage, Term, part
+from trimtab.convert.verl_correction import correct
+from trimtab.convert.verl_loss import ACTOR, BY_SEQUENCE, MODE, loss_and_keep
+from trimtab.convert.verl_trainer import has_own_loss
+from trimtab.signal import Term, part
 
 ROLLOUT = "actor_rollout_ref.rollout."
-CORRECTION = "algorithm.rollout_correction."
+MEANS = {
+    "token-mean": "weighting.token_mean",
+    "seq-mean-token-mean": "weighting.sequence_mean_token_mean",
+    "seq-mean-token-sum": "weighting.sequence_mean_token_sum",
+    "token-sum": "weighting.token_sum",
+    "seq-mean-token-sum-norm": "weighting.constant_divisor",
+}
 
 
 def read(options: Options) -> Built:
     """What these options train with."""
     width = options.get("data.max_response_length", 512, "train.max_new_tokens")
-    built = Built("verl", options, policy_loss(options), weighting(options, width), part("normalize.raw"))
-    gamma = options.number("algorithm.gamma", 1.0)
-    lam = options.number("algorithm.lam", 1.0)
-    name = str(options.get("algorithm.adv_estimator", "gae", "normalize and advantage", status="changed"))
-    std = "group" if options.switch("algorithm.norm_adv_by_std_in_grpo", True, "normalize.mean_std, std") else "none"
-    estimator(options, "algorithm.adv_estimator", built, name, std=group(std), gamma=gamma, lam=lam)
-    if name not in ("gae", "reinforce_plus_plus"):
-        options.inert("algorithm.gamma", f"adv_estimator = {name} does not discount")
-    if name != "gae":
-        options.inert("algorithm.lam", f"adv_estimator = {name} has no lambda")
-    if not name.startswith("grpo"):
-        options.inert("algorithm.norm_adv_by_std_in_grpo", f"adv_estimator = {name} does not read it")
+    loss, keep = loss_and_keep(options)
+    built = Built("verl", options, loss, _weighting(options, width), part("normalize.raw"))
+    built.correct(*keep)
+    name = _advantage(options, built)
     if built.fields.get("value"):
         band = options.number("critic.cliprange_value", 0.5, "value_loss.squared_clipped, reach")
         built.fields["value"] = Term(coef=1.0, part=part("value_loss.squared_clipped", reach=band))
@@ -42,12 +39,8 @@ def read(options: Options) -> Built:
             options.get("algorithm.filter_groups.max_num_gen_batches", 0, "train.dynamic_sampling") or 10
         )
         _ = options.get("algorithm.filter_groups.metric", None, "groups are compared by their reward", status="changed")
-    mode = str(options.get(f"{ACTOR}policy_loss.loss_mode", "vanilla"))
-    agg = str(options.get(f"{ACTOR}loss_agg_mode", "token-mean"))
-    if mode in OWN_MEAN and (built.fields.get("kl") or built.fields["entropy"]) and agg != "seq-mean-token-mean":
-        options.warn(f"loss_mode = {mode} takes its mean over sequences, and verl weighs the KL and the entropy by "
-                     f"loss_agg_mode = {agg}. Here all are weighed by sequences. Check the coefficients.")  # fmt: skip
-    _corrected(options, built)
+    correct(options, built)
+    _tell_means(options, built)
     _overlong(options, built)
     _distilled(options)
     built.train["max_new_tokens"] = width
@@ -78,6 +71,54 @@ def read(options: Options) -> Built:
     return built
 
 
+def _advantage(options: Options, built: Built) -> str:
+    gamma = options.number("algorithm.gamma", 1.0)
+    lam = options.number("algorithm.lam", 1.0)
+    key = "algorithm.adv_estimator"
+    name = str(options.get(key, "gae", "normalize and advantage", status="changed"))
+    by_std = options.switch("algorithm.norm_adv_by_std_in_grpo", True, "normalize, std")
+    if name == "gdpo":
+        weights, keys = (options.get(f"algorithm.gdpo_reward_{one}", None, "weights of normalize.each_key",
+                                     status="changed") for one in ("weights", "keys"))  # fmt: skip
+        said = "theirs whitens over tokens, so that long answers count for more; this one over episodes"
+        each_key(options, key, built, weights, keys, eps=1e-6, said=said)
+        if not by_std:
+            options.lost(
+                "algorithm.norm_adv_by_std_in_grpo", "normalize.each_key divides by each spread",
+                "norm_adv_by_std_in_grpo is off with gdpo: normalize.each_key divides by each reward's spread. "
+                "Check it.",
+            )  # fmt: skip
+    else:
+        std = group("group" if by_std else "none")
+        estimator(options, key, built, name, std=std, gamma=gamma, lam=lam)
+    if name not in ("gae", "reinforce_plus_plus"):
+        options.inert("algorithm.gamma", f"adv_estimator = {name} does not discount")
+    if name != "gae":
+        options.inert("algorithm.lam", f"adv_estimator = {name} has no lambda")
+    if not name.startswith(("grpo", "gdpo")):
+        options.inert("algorithm.norm_adv_by_std_in_grpo", f"adv_estimator = {name} does not read it")
+    return name
+
+
+def _weighting(options: Options, width: int):
+    key = f"{ACTOR}loss_agg_mode"
+    mode = str(options.get(key, "token-mean", "weighting", status="changed"))
+    kind = "vanilla" if has_own_loss(options) else str(options.get(MODE, "vanilla", status="changed"))
+    if kind in BY_SEQUENCE:
+        options.differs(MODE, f"policy_loss and weighting; it {BY_SEQUENCE[kind]}")
+        if mode != "seq-mean-token-mean":
+            options.inert(key, f"loss_mode = {kind} does not read it")
+        return part("weighting.sequence_mean_token_mean")
+    if mode not in MEANS:
+        options.lost(key, "weighting.token_mean is written instead",
+                     f"loss_agg_mode = {mode} is not known here: token_mean is written. Check it.")  # fmt: skip
+        return part("weighting.token_mean")
+    scale = options.number(f"{ACTOR}loss_scale_factor", None, "divisor of weighting.constant_divisor", status="changed")
+    if mode == "seq-mean-token-sum-norm":
+        return part(MEANS[mode], divisor=float(scale or width))
+    return part(MEANS[mode])
+
+
 def _kl(options: Options, built: Built, name: str) -> None:
     in_loss = options.switch(f"{ACTOR}use_kl_loss", False, "kl, into = loss", status="changed")
     in_reward = options.switch(
@@ -90,12 +131,13 @@ def _kl(options: Options, built: Built, name: str) -> None:
     if not in_loss:
         options.inert(f"{ACTOR}kl_loss_coef", "use_kl_loss is off")
         options.inert(f"{ACTOR}kl_loss_type", "use_kl_loss is off")
+    if in_reward and name == "gdpo":
+        options.inert("algorithm.use_kl_in_reward", "adv_estimator = gdpo reads its reward keys alone")
+        in_reward = False
     if not in_reward:
         options.inert("algorithm.kl_ctrl.kl_coef", "use_kl_in_reward is off")
         options.inert("algorithm.kl_penalty", "use_kl_in_reward is off")
-    if str(options.get("algorithm.kl_ctrl.type", "fixed", "a fixed coefficient")) == "adaptive" and in_reward:
-        options.tell("algorithm.kl_ctrl.type", "no equivalent", "the coefficient stays as it starts")
-        options.warn("algorithm.kl_ctrl.type = adaptive: the coefficient changes there and stays here.")
+    steering = _steering(options, in_reward=in_reward, is_written=in_reward and not in_loss)
     if in_loss and in_reward:
         options.warn(
             "use_kl_loss and use_kl_in_reward are both on: the same distance is paid twice. Only the one in the "
@@ -104,90 +146,35 @@ def _kl(options: Options, built: Built, name: str) -> None:
     if in_loss:
         built.fields["kl"] = kl_of(options, f"{ACTOR}kl_loss_type", kind, coef, "loss")
     elif in_reward:
-        into = "token_reward" if name in ("gae", "reinforce_plus_plus") else "sequence_reward"
-        built.fields["kl"] = kl_of(options, "algorithm.kl_penalty", reward_kind, reward_coef, into)
+        into = "token_reward" if name in TO_GO else "sequence_reward"
+        built.fields["kl"] = kl_of(options, "algorithm.kl_penalty", reward_kind, reward_coef, into, **steering)
 
 
-def _corrected(options: Options, built: Built) -> None:
-    from trimtab.integrations.verl import own_correction
-
-    keys = {key.removeprefix(CORRECTION): one for key, one in options.given.items() if key.startswith(CORRECTION)}
-    if _is_apart(options) and "bypass_mode" not in keys:
-        keys["bypass_mode"] = Given("bypass_mode", True)  # the default of those trainers' own files
-    if not keys:
-        return
-    for key in keys:
-        options.tell(CORRECTION + key, "changed", "correction")
-    asked = {name: one.value for name, one in keys.items()}
-    if asked.get("rollout_is") is None:
-        options.inert(f"{CORRECTION}rollout_is_threshold", "rollout_is is not set")
-    if asked.get("rollout_rs") is None:
-        options.inert(f"{CORRECTION}rollout_rs_threshold", "rollout_rs is not set")
-    if asked.get("bypass_mode"):
-        _bypassed(options, built, asked)
-        return
-    bound = str(asked.get("rollout_is_threshold", ""))
-    if asked.get("rollout_is") and "_" in bound:
-        low, high = (float(one) for one in bound.split("_"))
-        built.correct(
-            engine("keep.token_band", band=(low, high)),
-            engine("importance.truncated", level="token", band=(0.0, float("inf"))),
-        )
-        return
-    if asked.get("rollout_is") or asked.get("rollout_rs"):
-        try:
-            built.correct(*own_correction(asked).correction)
-        except AdapterError as error:
-            _refused(options, asked, error)
+def _steering(options: Options, *, in_reward: bool, is_written: bool) -> dict[str, float]:
+    """The target and the horizon of an adaptive coefficient."""
+    at = "algorithm.kl_ctrl."
+    is_adaptive = str(options.get(f"{at}type", "fixed", "a fixed coefficient")) == "adaptive"
+    target = options.number(f"{at}target_kl", 0.1, "kl.target")
+    horizon = options.number(f"{at}horizon", 10_000, "kl.horizon")
+    if not (is_adaptive and in_reward):
+        for key in ("target_kl", "horizon", *(["type"] if is_adaptive else [])):
+            options.inert(at + key, "use_kl_in_reward is off" if is_adaptive else "kl_ctrl.type is fixed")
+        return {}
+    if not is_written:
+        return {}
+    options.differs(f"{at}type", "kl.target and kl.horizon; the KL is a mean over tokens, theirs over sequences' means")
+    return {"target": float(target), "horizon": float(horizon)}
 
 
-def _is_apart(options: Options) -> bool:
-    """Whether one of the trainers runs that sample on machines of their own."""
-    return str(options.get("config_name", "")).startswith(("fully_async", "one_step_off"))
-
-
-def _bypassed(options: Options, built: Built, asked: dict[str, Any]) -> None:
-    """Without a logp_old of the trainer: the ratio is current/rollout. How the rest is read depends on the trainer."""
-    built.fields["old"] = "absent"
-    options.tell(f"{CORRECTION}bypass_mode", "changed", 'loss.anchor = "rollout", old = "absent"')
-    if _is_apart(options) or not options.switch("trainer.use_v1", True, "how bypass_mode is read", status="changed"):
-        _bypassed_with_correction(options, built, asked)
-        return
-    if built.loss.anchor:
-        built.loss = Stage(built.loss.part, anchor="rollout")
-    for key in asked:
-        if key != "bypass_mode":
-            options.inert(f"{CORRECTION}{key}", "with bypass_mode, verl's default trainer (use_v1) does not read it")
-
-
-def _bypassed_with_correction(options: Options, built: Built, asked: dict[str, Any]) -> None:
-    """The other trainers put a loss of its own in the place of loss_mode: loss_type, with correction by its ratio."""
-    from trimtab.integrations.verl import own_correction
-
-    options.inert(f"{ACTOR}policy_loss.loss_mode", "bypass_mode has a loss of its own: loss_type")
-    if asked.get("loss_type") == "reinforce":
-        built.loss = loss_of("reinforce", anchor=None)
-        for key in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"):
-            options.inert(f"{ACTOR}{key}", "loss_type = reinforce does not clip")
-    else:
-        low, high = reach(options)
-        cap = options.number(f"{ACTOR}clip_ratio_c", 3.0)
-        built.loss = loss_of("dual_clipped", anchor="rollout", band=(1 - low, 1 + high), cap=cap)
-        asked = {**asked, "rollout_is": None}
-        for key in ("rollout_is", "rollout_is_threshold"):
-            options.inert(f"{CORRECTION}{key}", "in bypass_mode the ratio of the loss corrects already")
-    if asked.get("rollout_is") or asked.get("rollout_rs"):
-        try:
-            built.correct(*(Stage(one.part, ratio="total") for one in own_correction(asked).correction))
-        except AdapterError as error:
-            _refused(options, asked, error)
-
-
-def _refused(options: Options, asked: dict[str, Any], error: AdapterError) -> None:
-    for key in asked:
-        _ = options.told.pop(CORRECTION + key, None)
-        options.tell(CORRECTION + key, "no equivalent", str(error))
-    options.warn(f"rollout_correction: {error} No correction is written.")
+def _tell_means(options: Options, built: Built) -> None:
+    """One recipe has one weighting for all its terms."""
+    mode = "vanilla" if has_own_loss(options) else str(options.get(MODE, "vanilla"))
+    agg = str(options.get(f"{ACTOR}loss_agg_mode", "token-mean"))
+    kl = built.fields.get("kl")
+    has_terms = built.fields["entropy"] or (kl and kl.into == "loss")
+    if mode in BY_SEQUENCE and has_terms and agg != "seq-mean-token-mean":
+        options.warn(f"loss_mode = {mode} takes its mean over sequences, and verl weighs the KL and the entropy by "
+                     f"loss_agg_mode = {agg}. Here all are weighed by sequences. Check the coefficients.")  # fmt: skip
 
 
 def _distilled(options: Options) -> None:

@@ -81,11 +81,11 @@ def skyrl_defaults() -> Recipe:
 def slime_defaults() -> Recipe:
     return Recipe(
         name="slime_defaults",
-        summary="slime's GRPO as it comes: the mean of each sequence, no KL.",
+        summary="slime's GRPO as it comes: the mean of each episode, no KL.",
         source="slime main (624b824a8), arguments: eps_clip 0.2",
         loss=ppo(),
         normalize=group(),
-        weighting=part("weighting.sequence_mean_token_mean"),
+        weighting=part("weighting.episode_mean"),
     )
 
 
@@ -93,12 +93,13 @@ def slime_defaults() -> Recipe:
 def nemo_rl_defaults() -> Recipe:
     return Recipe(
         name="nemo_rl_defaults",
-        summary="NeMo-RL's GRPO as it comes: leave-one-out, k3 in the loss.",
-        source="NeMo-RL main (7ea279abf), grpo: ratio_clip 0.2, reference_policy_kl_penalty 0.01",
+        summary="NeMo-RL's GRPO as it comes: mean and spread of the other answers, a KL with the gradient of k2.",
+        source="NeMo-RL main (7ea279abf), grpo: ratio_clip 0.2, reference_policy_kl_penalty 0.01 (k3, and a "
+        "score-function term)",
         loss=ppo(),
-        normalize=part("normalize.leave_one_out"),
+        normalize=part("normalize.leave_one_out", std="others", eps=1e-6),
         weighting=token_mean(),
-        kl=KL(part("kl.k3"), coef=0.01, into="loss"),
+        kl=KL(part("kl.k2_gradient", value="k3"), coef=0.01, into="loss"),
     )
 
 

@@ -85,8 +85,9 @@ def verl(logp, options, mask, old, rollout, ref, token_reward, group, width):
         norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
     )  # fmt: skip
     kept = data.batch["response_mask"]
-    data.batch.update(dp_size=1, batch_num_tokens=kept.sum(), global_batch_size=(kept.sum(1) > 0).sum())
-    data.batch.update(batch_num_tokens=mask.sum(), global_batch_size=(mask.sum(1) > 0).sum())
+    # The default trainer's loss_mask is the mask of the sampler; `left_right_2_no_padding` takes the corrected one.
+    counted = mask if options["trainer"]["use_v1"] else kept
+    data.batch.update(dp_size=1, batch_num_tokens=counted.sum(), global_batch_size=len(mask))
     actor.global_batch_info = {}
     output = {"log_probs": logp} | ({"entropy": entropy_of(logp)} if actor.entropy_coeff else {})
     loss, _ = losses.ppo_loss(actor, output, data.batch)
