@@ -6,6 +6,7 @@ A source is what the caller numbers: an environment, a data set, a kind of task.
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
@@ -20,7 +21,7 @@ def by_source(batch: SignalBatch) -> dict[str, Metric]:
     """Mean |log-ratio| and k3 of trainer and sampler, over all trainable tokens of each source; d = old - rollout."""
     if batch.source is None or batch.logp_old is None or batch.logp_rollout is None:
         return {}
-    found, place = torch.unique(batch.source, return_inverse=True)
+    found, place = cast("tuple[Tensor, Tensor]", torch.unique(batch.source, return_inverse=True))
     names = cast("list[int]", found.tolist())
     if len(names) > MOST_SOURCES:
         raise SignalError(

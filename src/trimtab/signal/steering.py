@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.composition import Recipe
@@ -79,7 +80,7 @@ def role_averages(recipe: Recipe, batch: SignalBatch, memory: Memory) -> dict[st
     """The average of each episode's role before this batch; 0 of one that was never seen."""
     if batch.role is None or "role_average" not in recipe.normalize.formula.inputs:
         return {"role_average": None}
-    roles, place = torch.unique(batch.role, return_inverse=True)
+    roles, place = cast("tuple[Tensor, Tensor]", torch.unique(batch.role, return_inverse=True))
     known = [memory.get(f"{ROLE}{role}", 0.0) for role in cast("list[int]", roles.tolist())]
     return {"role_average": batch.reward.new_tensor(known).index_select(0, place)}
 
