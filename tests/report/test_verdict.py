@@ -33,6 +33,25 @@ def test_a_healthy_run_has_nothing_against_it(tmp_path: Path) -> None:
     assert fault.changes(run) == []
 
 
+def test_what_a_watch_found_is_the_verdict(tmp_path: Path) -> None:
+    run = run_with(tmp_path)
+    found = replace(run, findings=({"name": "rollout_shifted", "step": 7, "text": "…"},))
+    assert verdict.answer(found) == ("fault", "Probably: the watch found rollout_shifted. The run still learned.")
+    inert = replace(run, findings=({"name": "inert_importance", "step": 16, "text": "…"},))
+    assert verdict.answer(inert)[0] == "watch"
+
+
+def test_a_drift_that_nobody_split_is_judged_as_a_whole(tmp_path: Path) -> None:
+    run = run_with(tmp_path, values={"logratio_engine/token_abs_mean": 0.2})
+    names = ("drift/engine_abs_mean", "drift/staleness_abs_mean")
+    bare = [{name: value for name, value in line.items() if not name.startswith("drift/")} for line in run.metrics]
+    whole = replace(run, metrics=tuple(bare), config={"recipe": "a plain one"})
+    assert verdict.answer(whole)[0] == "fault"
+    assert "drift from the sampler 0.2 at the end" in verdict.answer(whole)[1]
+    assert all(run.series(name) for name in names)
+    assert verdict.checks(run)[0].name == "engine drift"  # split, it is not judged twice
+
+
 def test_a_stale_collapse_is_named_with_its_first_cause(tmp_path: Path) -> None:
     run = run_with(tmp_path, "collapsing")
     worst, said = verdict.answer(run)

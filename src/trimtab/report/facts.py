@@ -57,7 +57,7 @@ def warnings(run: RunData) -> str:
 
 def explanations(anchors: Sequence[str], folder: Path | None) -> str:
     """The explanations that this page links to, folded."""
-    listed = "".join(folded(SYMPTOMS[anchor], folder) for anchor in dict.fromkeys(anchors))
+    listed = "".join(folded(SYMPTOMS[anchor], folder) for anchor in dict.fromkeys(anchors) if anchor)
     if not listed:
         return ""
     return f'<section id="help"><h2>What to do</h2>{listed}</section>\n'

@@ -48,7 +48,8 @@ def is_the_signal_at_fault(run: RunData) -> str:
 
 def _row(check: verdict.Check) -> str:
     cells = "".join(f'<i class="{status}" style="flex: {count}"></i>' for status, count in check.strip)
-    more = f" {link(SYMPTOMS[check.anchor])}" if check.status in ("watch", "fault") else ""
+    symptom = SYMPTOMS.get(check.anchor)  # a finding of a watch tells itself what to do
+    more = f" {link(symptom)}" if symptom is not None and check.status in ("watch", "fault") else ""
     since = f" Since step {check.since}." if check.since is not None and check.status in ("watch", "fault") else ""
     return (
         f'<div class="check {check.status}"><b><span class="sign">{SIGN_OF[check.status]}</span>'

@@ -44,9 +44,8 @@ class Bound:
 
 
 ENGINE = Bound("engine drift", "drift-engine", 0.01, 0.1, True, "bf16 samplers stay near 0.002")
-STALENESS = Bound(
-    "staleness drift", "drift-staleness", 0.01, 0.1, True, "0.1 per token is a factor of 2.7 over ten tokens"
-)
+STALENESS = Bound("staleness drift", "drift-staleness", 0.01, 0.1, True, "0.1 is a factor of 2.7 over ten tokens")
+TOGETHER = Bound("drift from the sampler", "drift-engine", 0.01, 0.1, True, "engine and staleness, not told apart")
 ESS = Bound("effective sample size", "ess-near-zero", 0.3, 0.1, False, "a few answers then carry the batch")
 KEPT = Bound("kept tokens", "everything-rejected", 0.5, 0.1, False, "half of the work is thrown away")
 ENDED = Bound("answers that end", "answers-cut-off", 0.9, 0.5, False, "answers that are cut off mostly earn no reward")
@@ -71,8 +70,10 @@ class Check:
 
 def checks(run: RunData) -> list[Check]:
     """All checks, causes before effects."""
+    whole = _drift(run, TOGETHER, "logratio_engine/token_abs_mean")
+    engine = _drift(run, ENGINE, "drift/engine_abs_mean", "drift/engine_token_abs_mean")
     return [
-        _drift(run, ENGINE, "drift/engine_abs_mean", "drift/engine_token_abs_mean"),
+        whole if engine.status == "unknown" and whole.status != "unknown" else engine,
         _drift(run, STALENESS, "drift/staleness_abs_mean", "drift/staleness_token_abs_mean"),
         _sample_size(run),
         judged(KEPT, run.series("kept/token_fraction"), percent),
@@ -83,7 +84,16 @@ def checks(run: RunData) -> list[Check]:
         _counted(SPIKES, _spikes(run.series("train/grad_norm"))),
         _counted(NONFINITE, _flags(run.series("train/nonfinite"))),
         _gap(run),
+        *_findings(run),
     ]
+
+
+def _findings(run: RunData) -> Iterator[Check]:
+    """What a watch found. A correction without effect is worth a look, anything else is a fault."""
+    for one in run.findings:
+        name, step = str(one.get("name")), one.get("step")
+        status: Status = "watch" if name.startswith("inert_") else "fault"
+        yield Check(name, "", status, f"the watch found {name}", step if isinstance(step, int) else None)
 
 
 def answer(run: RunData) -> tuple[Status, str]:
