@@ -57,6 +57,7 @@ def test_where_the_proximal_policy_comes_from(tmp_path: Path) -> None:
     between = converted("areal", DECOUPLED, WITHOUT, f"{key}=loglinear", "actor.m2_threshold=0.04", folder=tmp_path)
     assert between.recipe.old == "interpolated"
     assert stages(between)[1] == "keep.second_moment(limit=0.04) on engine"
+    assert between.recipe.weighting == part("weighting.token_mean", over="kept")
     assert converted("areal", DECOUPLED, WITHOUT, f"{key}=metrics").recipe.old == "recompute"
     assert told(converted("areal", DECOUPLED, WITHOUT, f"{key}=linear"), key)[0] == "no equivalent"
     assert converted("areal", WITHOUT).recipe.loss.anchor == "rollout"

@@ -64,6 +64,23 @@ def test_long_answers_pay_and_the_rest_is_said() -> None:
     assert any("The shares of input tokens and turns are not written" in one for one in found.warnings)
 
 
-@pytest.mark.parametrize("kind", ["rae", "echo", "hierarchical_grpo"])
+def test_a_baseline_per_role(tmp_path: Path) -> None:
+    found = converted("prime_rl", f"{ALGO}type=rae", f"{ALGO}decay=0.9", f"{LOSS}adv_tau=2.0", folder=tmp_path)
+    assert found.recipe.normalize == part("normalize.minus_role_average", decay=0.9)
+    assert found.recipe.reward == (part("reward.affine", scale=2.0),)
+    assert any("reads role" in one for one in found.warnings)
+
+
+def test_what_the_environment_wrote_is_learned_with_one_weight(tmp_path: Path) -> None:
+    made = converted("prime_rl", f"{ALGO}type=echo", folder=tmp_path).recipe
+    assert made.observed is not None
+    assert made.observed.coef == 0.1
+    several = converted("prime_rl", f"{ALGO}type=echo", f"{ALGO}roles.tool.alpha=0.1", f"{ALGO}roles.user.alpha=0.3")
+    assert told(several, f"{ALGO}type")[0] == "no equivalent"
+    assert several.recipe.observed is not None
+    assert several.recipe.observed.coef == 0.3
+
+
+@pytest.mark.parametrize("kind", ["opsd", "sft", "hierarchical_grpo"])
 def test_algorithms_without_an_equivalent(kind: str) -> None:
     assert told(converted("prime_rl", f"{ALGO}type={kind}"), f"{ALGO}type")[0] == "no equivalent"

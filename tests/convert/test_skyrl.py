@@ -8,6 +8,7 @@ from tests.convert.converting import converted, stages, told
 from trimtab.signal import part
 
 AT = "trainer.algorithm."
+MASK = f"{AT}off_policy_correction.token_mask_is_threshold_"
 WITHOUT = f"{AT}use_kl_loss=false"
 
 
@@ -30,8 +31,9 @@ WITHOUT = f"{AT}use_kl_loss=false"
             " against old"]),
         (("kl_cov",), ["policy_loss.covariance_penalised(fraction=0.2, coef=1.0) against old"]),
         (("cross_entropy",), ["policy_loss.cross_entropy()"]),
-        (("regular", f"{AT}off_policy_correction.token_mask_is_threshold_high=2.0"), [
-            "policy_loss.clipped(band=(0.8, 1.2)) against old", "keep.token_band(band=(0, 2)) on engine"]),
+        (("regular", f"{MASK}low=0.5", f"{MASK}high=2.0"), [
+            "policy_loss.clipped(band=(0.8, 1.2)) against old", "keep.token_band(band=(0.5, 2)) on engine"]),
+        (("regular", f"{MASK}high=2.0"), ["policy_loss.clipped(band=(0.8, 1.2)) against old"]),
     ],
 )  # fmt: skip
 def test_losses_and_corrections(flags: tuple[str, ...], expected: list[str], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A converted configuration computes what the framework computes with it: loss and gradient on the same batch."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from tests.peers.padded import Padded, assert_agree, padded
 from tests.peers.peer import Peer
 from tests.peers.test_hooks import OFF
-from tests.peers.test_inside import FLOAT32, called, in_areal, in_openrlhf, in_verl
+from tests.peers.test_inside import FLOAT32, INFO, called, in_areal, in_openrlhf, in_verl
 from tests.peers.test_inside import peers as peers
 
 import trimtab
@@ -81,15 +82,36 @@ def test_skyrl(peers: Peer, kind: str) -> None:
 
 
 @pytest.mark.parametrize("level", ["seq", "token"])
-def test_openrlhf(peers: Peer, level: str) -> None:
+@pytest.mark.parametrize(("gating", "bounds"), [("ratio", (0.9, 1.2)), ("binary_kl", (0.02,)), ("tv", (0.1,))])
+def test_openrlhf(peers: Peer, level: str, gating: str, bounds: tuple[float, ...]) -> None:
+    start = "--algo.advantage.is_correction_"
     flags = (
         "--actor.eps_clip_low_high", "0.2", "0.28", "--actor.dual_clip", "1.3", "--algo.kl.init_coef", "0",
-        "--algo.advantage.estimator", "group_norm", "--algo.advantage.is_correction_level", level,
-        "--algo.advantage.is_correction_threshold", "0.9", "1.2",
+        "--algo.advantage.estimator", "group_norm", f"{start}level", level, f"{start}gating", gating,
+        f"{start}threshold", *map(str, bounds),
     )  # fmt: skip
     made = convert("openrlhf", "", flags).recipe
-    theirs, _ = in_openrlhf(peers, "own", settings={"is_correction_level": level})
+    threshold = [*bounds] if gating == "ratio" else [0.0, *bounds]
+    settings = {"is_correction_level": level, "is_correction_gating": gating, "is_correction_threshold": threshold}
+    theirs, _ = in_openrlhf(peers, "own", settings=settings)
     assert_agree(ours(made, padded(2, dtype=torch.float32), **SHARED), theirs, tolerance=FLOAT32)
+
+
+def test_openrlhf_by_the_ratio_to_the_sampler(peers: Peer) -> None:
+    flags = (
+        "--actor.eps_clip_low_high", "0.2", "0.28", "--algo.kl.init_coef", "0", "--algo.advantage.estimator", "rloo",
+        "--actor.policy_loss_type", "gspo", "--algo.advantage.is_correction_level", "token",
+    )  # fmt: skip
+    made = convert("openrlhf", "", flags).recipe
+    batch = padded(2, dtype=torch.float32)
+    batch = replace(batch, advantage=batch.advantage[:, :1].expand_as(batch.advantage) * batch.mask)
+    settings = {"is_correction_level": "token", "policy_loss_type": "gspo", "dual_clip": None}
+    theirs, _ = called(
+        peers, "openrlhf_loss", "log_probs", batch, ours=False, info=INFO,
+        settings={"clip_eps_low": 0.2, "clip_eps_high": 0.28, "token_level_loss": True, **settings},
+        old_log_probs=batch.old, advantages=batch.advantage, action_mask=batch.mask, rollout_log_probs=batch.rollout,
+    )  # fmt: skip
+    assert_agree(ours(made, batch, **SHARED), theirs, tolerance=FLOAT32)
 
 
 def test_areal(peers: Peer, tmp_path: Any) -> None:

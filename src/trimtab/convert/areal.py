@@ -92,7 +92,8 @@ def _norm(options: Options, start: str) -> Part:
             options.lost(f"{start}mean_leave1out", "the mean is of all",
                          f"{start}mean_leave1out over a {mean} has no equivalent: not written. Check it.")  # fmt: skip
     if std != "none" and std != mean:
-        options.differs(f"{start}std_level", "normalize.mean_std, std; around its own mean, theirs around mean_level's")
+        options.warn(f"{start}std_level = {std} with mean_level = {mean}: AReaL's spread is around the means of "
+                     f"mean_level, here it is around its own. Check it.")  # fmt: skip
     return group(std, eps=eps, mean=mean, ddof=ddof)
 
 

@@ -4,7 +4,7 @@ from math import exp
 from typing import Any
 
 from trimtab.convert.band import Band, inverse, ratio_band
-from trimtab.convert.built import Built, engine
+from trimtab.convert.built import Built, counting, engine
 from trimtab.convert.options import Options
 from trimtab.signal import Part, Stage, Term, part
 
@@ -66,7 +66,13 @@ def correct(options: Options, built: Built, *, is_decoupled: bool) -> None:
     limit = options.number("actor.m2_threshold", None, "keep.second_moment, limit", status="changed")
     if limit is not None and is_decoupled:
         built.correct(engine("keep.second_moment", limit=float(limit)))
-        options.differs("actor.m2_threshold", "keep.second_moment; of the whole batch, theirs of each micro-batch")
+        built.weighting = counting(built.weighting, "kept")
+        options.differs(
+            "actor.m2_threshold",
+            "keep.second_moment, weighting over kept tokens; of the whole batch, theirs of each micro-batch",
+        )
+        if any(key.startswith(AT) for key in options.given):
+            options.warn("m2_threshold leaves the denominator in AReaL and rejection_sampling does not. Here both do.")
     if not is_decoupled:
         for key in [key for key in options.given if key.startswith(AT) or key == "actor.m2_threshold"]:
             options.inert(key, "use_decoupled_loss is off")

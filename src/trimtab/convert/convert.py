@@ -32,11 +32,14 @@ BASE = "reinforce"
 
 UNSUPPLIED = {
     "rewards": "several rewards per episode",
-    "baseline": "a baseline per episode",
-    "logp_teacher": "a teacher's log-probs, in extra",
-    "pi_squared": "the sum of squared probabilities per token, in extra",
+    "baseline": "a baseline of the caller's for each episode",
+    "observed": "the log-probs of what the environment wrote",
+    "logp_teacher": "the log-probs of a teacher",
+    "pi_squared": "the sum of squared probabilities at each token",
+    "state": "the name of the state at each turn",
+    "role": "the role of each episode",
 }
-"""What formulas read and no run has by itself."""
+"""What formulas read and no run has by itself; a test holds it against the trainer's own list."""
 
 
 @dataclass(frozen=True)
@@ -113,23 +116,22 @@ def convert(framework: str, source: str | Path = "", flags: tuple[str, ...] = ()
 
 def _tell_votes(options: Options, made: Recipe, called: str) -> None:
     """Our one difference in the order of things that no option names."""
-    if made.normalize.formula.name != "normalize.raw" and any(
-        stage.part.formula.stage == "keep" for stage in made.stages_before_the_vote.values()
-    ):
+    compares = made.whiten or made.normalize.formula.name != "normalize.raw"
+    if compares and any(stage.part.formula.stage == "keep" for stage in made.stages_before_the_vote.values()):
         options.warn(
-            f"an answer that a correction rejects whole does not count in its group's baseline here; in {called} it "
-            "does."
+            "an answer that a correction rejects whole does not count in its group's baseline here, nor in whitening; "
+            f"in {called} it does."
         )
 
 
 def _tell_unsupplied(options: Options, made: Recipe) -> None:
     """Say what the recipe reads and a run cannot have: the recipe is theirs, and its batches have to be yours."""
-    read_ = {name for one in made.parts() for name in one.formula.inputs}
+    read_ = {*made.needs, *(name for one in made.parts() for name in one.formula.inputs)}
     for name, what in UNSUPPLIED.items():
         if name in read_:
             options.warn(
-                f"The recipe reads {name}, {what}, and a batch of `trimtab train` has none, so a run is refused. "
-                "Use the recipe where your own batches carry it."
+                f"The recipe reads {name}, {what}, and a run of `trimtab train` has none and is refused. Use the "
+                "recipe in your own trainer (trimtab.loss)."
             )
 
 

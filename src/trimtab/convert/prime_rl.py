@@ -2,7 +2,10 @@
 
 from trimtab.convert.built import Built, common, group, loss_of
 from trimtab.convert.options import Options
-from trimtab.signal import KL, Stage, part
+from trimtab.signal import KL, Stage, Term, part
+
+CENTRED = ("normalize.mean_std", "normalize.minus_role_average")
+"""Here a baseline is subtracted and nothing is divided."""
 
 
 def read(options: Options) -> Built:
@@ -89,6 +92,12 @@ def _advantage(options: Options, built: Built) -> None:
         options.differs(f"{at}type", "normalize.over_mean; it refuses rewards below 0, where theirs gives 0")
     elif kind == "opd":
         _distilled(options, built)
+    elif kind == "rae":
+        decay = options.number(f"{at}decay", 0.95, "normalize.minus_role_average, decay", status="changed")
+        built.normalize = part("normalize.minus_role_average", decay=float(decay))
+        options.differs(f"{at}type", "normalize.minus_role_average; a batch moves the averages once, not each answer")
+    elif kind == "echo":
+        _observing(options, built, at)
     elif kind not in ("grpo", "default"):
         key = f"{at}type" if options.has(f"{at}type") else "orchestrator.advantage.type"
         options.lost(
@@ -96,7 +105,7 @@ def _advantage(options: Options, built: Built) -> None:
             f"{key} = {kind} has no equivalent in this converter: GRPO's advantage is written. Check it.",
         )  # fmt: skip
     penalty = f"{at}length_penalty."
-    if kind in ("grpo", "default") and any(key.startswith(penalty) for key in options.given):
+    if kind in ("grpo", "default", "echo") and any(key.startswith(penalty) for key in options.given):
         _ = options.get(f"{penalty}type", "linear", "reward.relative_length", status="changed")
         factor, *others = (
             options.number(f"{penalty}num_{of}_weight", usual, "reward.relative_length, factor", status="changed")
@@ -108,6 +117,24 @@ def _advantage(options: Options, built: Built) -> None:
                 f"{penalty[:-1]}: reward.relative_length counts the tokens that were written. The shares of input "
                 "tokens and turns are not written. Check it."
             )
+
+
+def _observing(options: Options, built: Built, at: str) -> None:
+    """ECHO: what the environment wrote is learned too, with one weight for all of its roles."""
+    weights = {
+        role: options.number(f"{at}roles.{role}.alpha", 0.1, "observed.coef", status="changed")
+        for role in ("system", "user", "assistant", "tool")
+        if any(key.startswith(f"{at}roles.{role}") for key in options.given)
+    } or {"tool": 0.1}
+    if len(set(weights.values())) > 1:
+        options.lost(
+            f"{at}type", "observed has one weight", f"{at}roles: weights {weights}: observed has one weight for all "
+            "that the environment wrote, and the largest is written. Check it.",
+        )  # fmt: skip
+    built.fields["observed"] = Term(coef=float(max(weights.values())))
+    options.differs(f"{at}type", f"observed; {' and '.join(weights)} alone are in it if your batches say so")
+    for key in [one for one in options.given if one.startswith(f"{at}filter.")]:
+        options.lost(key, "a function of yours is not read", f"{key}: which tokens are learned is yours to say.")
 
 
 def _distilled(options: Options, built: Built) -> None:
@@ -128,7 +155,7 @@ def _scaled(options: Options, built: Built, key: str, factor: float) -> None:
     """The advantage times a factor is the reward times it, where the reward is centred and not divided."""
     if factor == 1.0 or built.advantage.formula.name == "advantage.plus_teacher":
         return
-    if built.normalize.formula.name == "normalize.mean_std" and built.advantage.formula.name == "advantage.broadcast":
+    if built.normalize.formula.name in CENTRED and built.advantage.formula.name == "advantage.broadcast":
         built.fields["reward"] = (*built.fields.get("reward", ()), part("reward.affine", scale=factor))
         options.differs(key, "reward.affine, scale; the mean is subtracted and nothing is divided, so it is the same")
     else:

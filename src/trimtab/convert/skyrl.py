@@ -228,10 +228,12 @@ def _corrected(options: Options, built: Built) -> None:
     ends = [block.pop(f"token_mask_is_threshold_{side}", None) for side in ("low", "high")]
     if block:
         built.correct(*OffPolicyCorrection(**block).stages())
-    if ends != [None, None]:
+    if None not in ends:
         low, high = ends
-        band = (float(low or 0.0), float("inf") if high is None else float(high))
-        built.correct(Stage(part("keep.token_band", band=band), ratio="engine"))
+        built.correct(Stage(part("keep.token_band", band=(float(low), float(high))), ratio="engine"))
+    else:
+        for side in ("low", "high"):
+            options.inert(f"{CORRECTION}token_mask_is_threshold_{side}", "tokens are masked where both bounds are set")
     if built.loss.spends & {factor for stage in built.fields.get("correction", ()) for factor in stage.spends}:
         built.fields["allow_double_count"] = True
         options.warn(
