@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 from tests.convert.converting import converted, stages, told
 
-from trimtab.convert.convert import UNSUPPLIED
 from trimtab.errors import ConfigError
 from trimtab.signal import part
-from trimtab.train.opening import NOT_RECORDED
 
 ACTOR = "actor_rollout_ref.actor."
 MODE = f"{ACTOR}policy_loss.loss_mode"
@@ -80,7 +78,6 @@ def test_what_a_run_has_no_batch_for_is_said_at_the_top() -> None:
     found = converted("verl", "algorithm.adv_estimator=remax")
     assert any("reads baseline, a baseline of the caller's for each episode" in one for one in found.warnings)
     assert not converted("verl", "algorithm.adv_estimator=opo").warnings
-    assert UNSUPPLIED == NOT_RECORDED
 
 
 def test_gdpo_knows_its_rewards_from_keys_or_weights(tmp_path: Path) -> None:

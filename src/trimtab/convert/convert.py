@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.config import parse_run
+from trimtab.config.recorded import NOT_RECORDED
 from trimtab.convert.given import Given
 from trimtab.convert.options import Options, Status, Told
 from trimtab.convert.source import read
@@ -29,17 +30,6 @@ HEADS: dict[Status, str] = {
 }
 BASE = "reinforce"
 """Every field is written out, so the recipe underneath decides nothing."""
-
-UNSUPPLIED = {
-    "rewards": "several rewards per episode",
-    "baseline": "a baseline of the caller's for each episode",
-    "observed": "the log-probs of what the environment wrote",
-    "logp_teacher": "the log-probs of a teacher",
-    "pi_squared": "the sum of squared probabilities at each token",
-    "state": "the name of the state at each turn",
-    "role": "the role of each episode",
-}
-"""What formulas read and no run has by itself; a test holds it against the trainer's own list."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +117,7 @@ def _tell_votes(options: Options, made: Recipe, called: str) -> None:
 def _tell_unsupplied(options: Options, made: Recipe) -> None:
     """Say what the recipe reads and a run cannot have: the recipe is theirs, and its batches have to be yours."""
     read_ = {*made.needs, *(name for one in made.parts() for name in one.formula.inputs)}
-    for name, what in UNSUPPLIED.items():
+    for name, what in NOT_RECORDED.items():
         if name in read_:
             options.warn(
                 f"The recipe reads {name}, {what}, and a run of `trimtab train` has none and is refused. Use the "

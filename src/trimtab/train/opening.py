@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from trimtab.config.recorded import NOT_RECORDED
 from trimtab.config.train import TrainSettings
 from trimtab.errors import CheckpointError, ConfigError
 from trimtab.rollout.task import Task
@@ -67,18 +68,6 @@ def check_run(settings: TrainSettings, recipe: Recipe) -> None:
                 f"signal: recipe {recipe.name!r} reads {name}, {what}, and a run of `trimtab train` has none. Use the "
                 "recipe in your own trainer (trimtab.loss), or choose one that does without."
             )
-
-
-NOT_RECORDED = {
-    "rewards": "several rewards per episode",
-    "baseline": "a baseline of the caller's for each episode",
-    "observed": "the log-probs of what the environment wrote",
-    "logp_teacher": "the log-probs of a teacher",
-    "pi_squared": "the sum of squared probabilities at each token",
-    "state": "the name of the state at each turn",
-    "role": "the role of each episode",
-}
-"""What formulas may read of a batch, and this trainer does not record."""
 
 
 @dataclass(frozen=True)
