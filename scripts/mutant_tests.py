@@ -19,7 +19,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from mutants import Mutant
+from mutant_kinds import Mutant
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "trimtab" / "signal"

@@ -20,8 +20,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from mutant_kinds import Mutant, mutants_of, sample
 from mutant_tests import ROOT, SOURCE, Outcome, preload, reach_of, run_all
-from mutants import Mutant, mutants_of, sample
 
 TESTS = ("tests/signal", "tests/golden", "tests/config", "tests/bad_input")
 EQUIVALENT = ROOT / "scripts" / "mutants_equivalent.toml"
@@ -115,7 +115,8 @@ def run(given: argparse.Namespace, mutants: list[Mutant]) -> list[Outcome]:
             one.result = "equivalent" if one.result == "survived" else f"called equivalent, {one.result}"
         outcomes.append(one)
         spent = time.monotonic() - started
-        print(f"{place:>4}/{len(mutants)} {spent:6.0f} s  {one.mutant.where:<22} {one.result:<10} {one.by}", flush=True)
+        shown = f"{one.mutant.old!r} -> {one.mutant.new!r}" if one.result == "survived" else one.by
+        print(f"{place:>4}/{len(mutants)} {spent:6.0f} s  {one.mutant.where:<22} {one.result:<10} {shown}", flush=True)
     return sorted(outcomes, key=lambda one: (one.mutant.file.name, one.mutant.start, one.mutant.new))
 
 

@@ -106,6 +106,25 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "dppo_kl": (UNCLIPPED, GROUP, TOKEN_MEAN, {
         "correction": [("keep.binary_kl", BINARY_KL, "total", None)], "old": "absent",
     }),
+    "cppo": (UNCLIPPED, GROUP_MEAN, ("weighting.constant_divisor", {"divisor": 16384.0, "over": "all"}), {
+        "correction": [(
+            "keep.prefix_budget",
+            {"limit": 0.15, "last_weight": 0.8, "budget_low": 0.02, "budget_high": 0.04, "quantile": 0.9},
+            "total", None,
+        )],
+        "old": "absent",
+    }),
+    "kpop": (PPO_CLIP, GROUP, TOKEN_MEAN, {"correction": [
+        ("importance.truncated", {"level": "token", "band": (0.0, INF)}, "engine", None),
+        ("keep.binary_kl", {**BINARY_KL, "limit": 0.1, "direction": "larger", "by_sign": False}, "engine", None),
+    ]}),
+    "flash_reinforce": (
+        REINFORCE, ("normalize.mean_std", {"mean": "batch", "std": "none", "ddof": 1, "eps": 1e-6, "shift": 0.0}),
+        SEQUENCE_MEAN, {"old": "current", "correction": [
+            ("importance.truncated", {"level": "token", "band": (0.0, INF)}, "engine", None),
+            ("keep.binary_kl", {**BINARY_KL, "limit": 5e-3, "level": "sequence", "by_sign": False}, "engine", None),
+        ]},
+    ),
     "m2po": (UNCLIPPED, GROUP, TOKEN_MEAN, {
         "correction": [("keep.second_moment", {"limit": 0.04}, "total", None)], "old": "absent",
     }),

@@ -168,6 +168,7 @@ CORRECTIONS = (
         Stage(part("keep.binary_kl", limit=0.02), ratio="total"),
         Stage(part("keep.token_band_by_sign", band=(0.85, 1.15)), ratio="update"),
         Stage(part("keep.second_moment", limit=0.02), ratio="total"),
+        Stage(part("keep.prefix_budget", limit=0.1, budget_low=0.005, budget_high=0.01), ratio="total"),
     ),
     (
         Stage(part("keep.total_variation", limit=0.09), ratio="engine"),

@@ -16,6 +16,7 @@ from trimtab.signal import (
     normalize,
     off_policy_loss,
     policy_loss,
+    prefix,
     reward,
     several_rewards,
     teacher,
@@ -35,7 +36,7 @@ from trimtab.signal.shorthand import read_field
 
 FORMULA_MODULES = (
     reward, several_rewards, kl, normalize, baseline, advantage, turns, teacher, token_baseline, correction,
-    trust_region, policy_loss, off_policy_loss, value_loss, weighting,
+    trust_region, prefix, policy_loss, off_policy_loss, value_loss, weighting,
 )  # fmt: skip
 """The files whose formulas a recipe can name: importing one declares what is in it."""
 

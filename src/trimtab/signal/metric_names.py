@@ -106,6 +106,8 @@ METRICS = (
     MetricSpec("*/under_low_sequences", "sequences below the stage's lower bound", "sequences that train", 0.0, 1.0),
     MetricSpec("*/drifted_sequences", "sequences past delta, whatever the sign of their advantage",
         "sequences that train", 0.0, 1.0),
+    MetricSpec("*/over_budget_tokens", "tokens past what those before them left, whatever their advantage's sign",
+        _TRAINING, 0.0, 1.0),
     MetricSpec("*/exponent_bounded_tokens", "tokens whose exponent met the ±20 bound", _TRAINING, 0.0, 1.0),
     MetricSpec("*/importance_mean", "mean importance of this stage", _TRAINING, 0.0),
     MetricSpec("*/alone", "effect of this stage by itself: share rejected, or mean |importance - 1|", _TRAINING, 0.0),

@@ -160,6 +160,40 @@ def turn_mean(values: PerToken, segments: Segments, turn: TokenIndex, keep: Keep
     return means.index_select(0, place)
 
 
+def sequence_quantile(values: PerToken, segments: Segments, share: float) -> PerSequence:
+    """The quantile of each sequence's tokens, between its two neighbours in proportion; 0 for one without tokens."""
+    if not segments.num_tokens:
+        return values.new_zeros(segments.num_sequences)
+    by_value = values.argsort(stable=True)
+    ordered = values[by_value[segments.sequence_of_token[by_value].argsort(stable=True)]]
+    place = share * (segments.token_counts - 1).clamp(min=0).double()
+    below = segments.first_token.clamp(max=segments.num_tokens - 1) + place.long()
+    above = torch.minimum(below + 1, (segments.offsets[1:] - 1).clamp(min=0))
+    found = torch.lerp(ordered[below], ordered[above], (place - place.floor()).to(values.dtype))
+    return torch.where(segments.token_counts > 0, found, torch.zeros_like(found))
+
+
+def earlier_sum(values: PerToken, segments: Segments) -> PerToken:
+    """The sum over the tokens before each one in its sequence, by doubling: 0 at the first.
+
+    No number is read back from a device, and no other sequence takes part.
+    """
+    count, owner = values.shape[0], segments.sequence_of_token
+    total, reach = _shifted(values, owner, 1), 1
+    while reach < count:
+        total = total + _shifted(total, owner, reach)
+        reach *= 2
+    return total
+
+
+def _shifted(values: PerToken, owner: TokenIndex, by: int) -> PerToken:
+    """Each token's value `by` places later; 0 where that is another sequence."""
+    count = values.shape[0]
+    moved = torch.nn.functional.pad(values, (by, 0))[:count]
+    same = torch.nn.functional.pad(owner, (by, 0), value=-1)[:count] == owner
+    return torch.where(same, moved, torch.zeros_like(moved))
+
+
 def last_token(segments: Segments) -> tuple[Int[Tensor, " nonempty"], Int[Tensor, " nonempty"]]:
     """Sequences that have tokens, and the index of the last token of each."""
     sequences = (segments.token_counts > 0).nonzero().squeeze(1)

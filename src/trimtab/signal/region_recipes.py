@@ -11,7 +11,7 @@ from trimtab.signal.composition import Recipe
 from trimtab.signal.ingredient import Stage
 from trimtab.signal.parts import part
 from trimtab.signal.recipes import dapo, decoupled_ppo
-from trimtab.signal.usual import group, group_mean, ppo, token_mean, unclipped
+from trimtab.signal.usual import group, group_mean, ppo, reinforce, token_mean, unclipped
 
 BOUNDED: list[Callable[[], Recipe]] = []
 """Every recipe of this file, in its order."""
@@ -186,6 +186,52 @@ def dppo_kl() -> Recipe:
         summary="As dppo, with the KL of two coins that show the sampled token in place of the difference.",
         source="Qi et al. 2026, Rethinking the Trust Region in LLM RL (DPPO), arXiv:2602.04879, eq. 14: 0.05",
         correction=(Stage(part("keep.binary_kl", limit=0.05, direction="earlier_to_later"), ratio="total"),),
+    )
+
+
+@_recipe
+def cppo() -> Recipe:
+    return Recipe(
+        name="cppo",
+        summary="No clip: a token's limit shrinks once the tokens before it moved too far in sum.",
+        source="Mao et al. 2026, CPPO, arXiv:2606.10968, table 3: 0.15 for dense models (0.2 for mixtures of experts), "
+        "weights down to 0.8, a budget of 0.02 to 0.04; answers of 16384 tokens; as its authors' code has it",
+        loss=unclipped(),
+        normalize=group_mean(),
+        weighting=part("weighting.constant_divisor", divisor=16384),
+        correction=(Stage(part("keep.prefix_budget", limit=0.15), ratio="total"),),
+        old="absent",
+    )
+
+
+@_recipe
+def kpop() -> Recipe:
+    near = part("keep.binary_kl", limit=0.1, direction="larger", by_sign=False)
+    return replace(
+        icepop(),
+        name="kpop",
+        summary="As icepop, with the KL of two coins that show the sampled token, the larger of both ways.",
+        source="Guo et al. 2026, KPop, ringtech.notion.site/kpop: 0.1, as prime-rl #3283 quotes it (AReaL's example "
+        "has 2)",
+        correction=(icepop().correction[0], Stage(near, ratio="engine")),
+    )
+
+
+@_recipe
+def flash_reinforce() -> Recipe:
+    near = part("keep.binary_kl", limit=5e-3, level="sequence", direction="earlier_to_later", by_sign=False)
+    return Recipe(
+        name="flash_reinforce",
+        summary="One answer per prompt against the batch's mean, on sequences that the trainer finds as likely.",
+        source="OpenRLHF, FlashREINFORCE (flash_reinforce): a mean binary KL of 5e-3 and the token's own weight",
+        loss=reinforce(),
+        normalize=part("normalize.mean_std", mean="batch", std="none"),
+        weighting=part("weighting.sequence_mean_token_mean"),
+        correction=(
+            Stage(part("importance.truncated", level="token", band=(0.0, math.inf)), ratio="engine"),
+            Stage(near, ratio="engine"),
+        ),
+        old="current",
     )
 
 

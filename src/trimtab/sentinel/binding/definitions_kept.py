@@ -85,6 +85,25 @@ def outward_drift(p: Plain, limit: float) -> Answer:
     return out, {"drifted_sequences": drifted}
 
 
+def prefix_budget(
+    p: Plain, limit: float, last_weight: float, budget_low: float, budget_high: float, quantile: float
+) -> Answer:
+    over, spent = [False] * len(p.row_of), [False] * len(p.row_of)
+    for row in p.rows:
+        moves = [abs(_moved(p, t)) for t in row]
+        ranked, saved = sorted(moves), 0.0
+        for place, t in enumerate(row):
+            low = int(quantile * (len(row) - 1))
+            share = quantile * (len(row) - 1) - low
+            middle = ranked[low] + share * (ranked[min(low + 1, len(row) - 1)] - ranked[low])
+            weight = 1 - (1 - last_weight) * (place / (len(row) - 1) if place else 0.0)
+            over[t] = weight * moves[place] > limit
+            spent[t] = weight * moves[place] > limit + min(saved, 0.0)
+            saved += weight * (min(max(middle, budget_low), budget_high) - moves[place])
+    out = each(p, lambda t: float(not (spent[t] and p.advantage[t] * _moved(p, t) > 0)))
+    return out, {"over_high_tokens": over, "over_budget_tokens": spent}
+
+
 def second_moment(p: Plain, limit: float) -> Answer:
     nearest = sorted(range(len(p.row_of)), key=lambda t: (log_ratio(p, t) ** 2, p.token_key[t]))
     count = len(nearest)
@@ -148,9 +167,9 @@ def recent_version(p: Plain, lag: int, newest: str) -> Answer:
 
 KEPT: dict[str, Callable[..., Answer]] = {
     "keep.probability_band": probability_band, "keep.binary_kl": binary_kl, "keep.total_variation": total_variation,
-    "keep.divergence": divergence, "keep.outward_drift": outward_drift, "keep.second_moment": second_moment,
-    "keep.high_entropy": high_entropy, "importance.self_normalised": self_normalised,
-    "importance.truncated_by_turn": truncated_by_turn, "keep.recent_version": recent_version,
-    "keep.token_band_by_sign": token_band_by_sign,
+    "keep.divergence": divergence, "keep.outward_drift": outward_drift, "keep.prefix_budget": prefix_budget,
+    "keep.second_moment": second_moment, "keep.high_entropy": high_entropy,
+    "importance.self_normalised": self_normalised, "importance.truncated_by_turn": truncated_by_turn,
+    "keep.recent_version": recent_version, "keep.token_band_by_sign": token_band_by_sign,
 }  # fmt: skip
 """Formula name to definition."""

@@ -103,6 +103,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         )
     ],
     "keep.outward_drift": [{"limit": 0.1}],
+    "keep.prefix_budget": [
+        {"limit": 0.15, "last_weight": 0.8, "budget_low": 0.02, "budget_high": 0.04, "quantile": 0.9},
+        {"limit": 0.1, "last_weight": 0.5, "budget_low": 0.01, "budget_high": 0.2, "quantile": 0.3},
+    ],
     "keep.second_moment": [{"limit": 0.04}],
     "keep.high_entropy": [{"fraction": 0.2}, {"fraction": 0.6}],
     "keep.recent_version": [{"lag": 0, "newest": "batch"}, {"lag": 1, "newest": "sequence"}],
@@ -139,6 +143,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 
 UNCENTRED = "without a mean it divides rewards themselves by their spread, so they grow as the spread shrinks"
 MEASURED = "a sequence is measured, and tokens are decided about: some of a drifted sequence stay"
+BY_WHAT_THEIR_SEQUENCE_DID = ("keep.outward_drift", "keep.prefix_budget")
 REFUSED = "SignalBatch and token_loss refuse half-precision log-probs, so no formula gets them"
 
 
@@ -188,7 +193,7 @@ def bind(entry: Formula, settings: Mapping[str, Any], fn: Any = None) -> Subject
             "half_precision": REFUSED,
             **OF_THEMSELVES.get(entry.name, {}),
             **({"degenerate_bounded": UNCENTRED} if _is_uncentred(settings) else {}),
-            **({"decision_granularity": MEASURED} if entry.name == "keep.outward_drift" else {}),
+            **({"decision_granularity": MEASURED} if entry.name in BY_WHAT_THEIR_SEQUENCE_DID else {}),
         },
         reads=_reads(entry),
         adapt=_accepted(entry),
