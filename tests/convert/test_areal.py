@@ -49,7 +49,25 @@ def test_what_a_rejection_cannot_be_is_said() -> None:
     flags = (DECOUPLED, WITHOUT, f"{AT}level=sequence")
     assert told(converted("areal", *flags, f"{AT}agg=max", f"{AT}lower=0.5"), f"{AT}lower")[0] == "no equivalent"
     assert told(converted("areal", *flags, f"{AT}agg=sum", f"{AT}action=clamp"), f"{AT}agg")[0] == "no equivalent"
-    assert told(converted("areal", *flags, f"{AT}metric=binary_kl"), f"{AT}metric")[0] == "no equivalent"
+    assert told(converted("areal", *flags, f"{AT}metric=overlap"), f"{AT}metric")[0] == "no equivalent"
+    coins = (f"{AT}metric=binary_kl", f"{AT}agg=sum")
+    assert told(converted("areal", *flags, *coins), f"{AT}agg")[0] == "no equivalent"
+
+
+def test_kpop_is_a_binary_kl_both_ways() -> None:
+    flags = (DECOUPLED, WITHOUT, f"{AT}metric=binary_kl", f"{AT}upper=2.0")
+    kept = "keep.binary_kl(limit=2.0, level={}, direction=larger, by_sign=False, eps=1e-08) on engine"
+    free = "importance.truncated(level=token, band=(0, inf)) on engine"
+    assert stages(converted("areal", *flags))[1:] == [kept.format("token"), free]
+    assert stages(converted("areal", *flags, f"{AT}level=sequence"))[1:] == [kept.format("sequence"), free]
+
+
+def test_cispo_and_the_critics_clip() -> None:
+    made = converted("areal", DECOUPLED, WITHOUT, "actor.use_cispo_loss=true", "actor.eps_clip=1.0",
+                     "actor.eps_clip_higher=4.0", "critic.eps_clip=0.3")  # fmt: skip
+    assert stages(made)[0] == "policy_loss.clipped_importance(band=(0, 5)) against old"
+    assert made.recipe.value is not None
+    assert str(made.recipe.value.part) == "value_loss.squared_clipped(reach=0.3)"
 
 
 def test_where_the_proximal_policy_comes_from(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from trimtab.convert.areal_correction import correct, credit
-from trimtab.convert.built import Built, common, group, kl_of, loss_of
+from trimtab.convert.built import Built, common, group, kl_of, loss_of, sampled
 from trimtab.convert.options import Options
 from trimtab.signal import Part, part
 
@@ -28,6 +28,8 @@ def read(options: Options) -> Built:
         name = "geometric_soft_gated" if level == "sequence" else "soft_gated"
         loss = loss_of(name, anchor=anchor, temperature_positive=options.number("actor.sapo_tau_pos", 1.0),
                        temperature_negative=options.number("actor.sapo_tau_neg", 1.05))  # fmt: skip
+    elif options.switch("actor.use_cispo_loss", False, "policy_loss.clipped_importance", status="changed"):
+        loss = loss_of("clipped_importance", anchor=anchor, band=band)
     elif level == "sequence":
         loss = loss_of("geometric_clipped", anchor=anchor, band=band)
     else:
@@ -70,12 +72,15 @@ def read(options: Options) -> Built:
             "total_train_steps": "steps",
         },
     )
+    _ = options.get("actor.temperature", None, "train.temperature", status="changed")
+    sampled(built, "gconfig.top_p", "gconfig.top_k")
     options.rest()
     return built
 
 
 def _norm(options: Options, start: str) -> Part:
     """AReaL's NormConfig of rewards."""
+    _ = options.get(start.removesuffix("."), None, "normalize.raw", status="changed")
     if not any(key.startswith(start) for key in options.given):
         return part("normalize.raw")
     mean, std = (_level(options, f"{start}{one}_level", "normalize") for one in ("mean", "std"))
@@ -105,6 +110,7 @@ def _level(options: Options, key: str, note: str) -> str:
 
 def _advantage_norm(options: Options, built: Built) -> None:
     start = "actor.adv_norm."
+    _ = options.get("actor.adv_norm", None, "whiten = false", status="changed")
     if not any(key.startswith(start) for key in options.given):
         return
     mean, std = (_level(options, f"{start}{one}_level", "whiten") for one in ("mean", "std"))

@@ -24,7 +24,7 @@ def credit(options: Options, built: Built, *, has_kl: bool) -> None:
     if not any(key.startswith("critic.") for key in options.given):
         _without_critic(options, built, gamma, lam, has_kl=has_kl)
         return
-    reach = options.number("critic.value_eps_clip", 0.2)
+    reach = options.number("critic.eps_clip", 0.5, "value_loss.squared_clipped, reach", status="changed")
     built.fields["value"] = Term(coef=1.0, part=part("value_loss.squared_clipped", reach=reach))
     by_turn = str(options.get("actor.gae_timestep_unit", "token", "advantage", status="changed")) == "turn"
     if not isinstance(lam, str):
@@ -77,6 +77,7 @@ def correct(options: Options, built: Built, *, is_decoupled: bool) -> None:
         for key in [key for key in options.given if key.startswith(AT) or key == "actor.m2_threshold"]:
             options.inert(key, "use_decoupled_loss is off")
         return
+    _ = options.get(AT.removesuffix("."), None, "no correction", status="changed")
     if any(key.startswith(AT) for key in options.given):  # without the block AReaL does not weigh by old/rollout either
         built.correct(*_rejection(options))
 
@@ -122,6 +123,8 @@ def _rejection(options: Options) -> tuple[Stage, ...]:
         if metric == "kl_k1":
             ends = (0.0 if low is None else exp(low), exp(high))
         return engine_of(_banded(options, where, ends, has_low=low is not None)), free
+    if metric == "binary_kl":
+        return _coins(options, where, high), free
     if metric not in ("kl_k2", "kl_k3"):
         options.lost(
             f"{AT}metric",
@@ -130,6 +133,15 @@ def _rejection(options: Options) -> tuple[Stage, ...]:
         )
         return (free,)
     return engine_of(_limited(options, where, metric.removeprefix("kl_"), high)), free
+
+
+def _coins(options: Options, where: str, limit: float) -> Stage:
+    """KPop: the larger binary KL of both directions below a limit, of a token or on a sequence's average."""
+    if where not in ("token", "mean"):
+        options.lost(f"{AT}agg", "the mean is bounded", f"rejection_sampling.agg = {where} with binary_kl has no "
+                     "equivalent: the sequence's mean is bounded. Check it.")  # fmt: skip
+    level = "token" if where == "token" else "sequence"
+    return engine("keep.binary_kl", limit=limit, level=level, direction="larger", by_sign=False)
 
 
 def engine_of(one: Part) -> Stage:

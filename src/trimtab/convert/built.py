@@ -1,6 +1,6 @@
 """What maps share: a recipe in the making, and the estimators that frameworks name alike."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trimtab.convert.options import Options
@@ -24,11 +24,26 @@ class Built:
     train: dict[str, Any] = field(default_factory=dict)
 
     def recipe(self) -> Recipe:
+        if self.loss.part.formula.constant_advantage and "correction" in self.fields:
+            self.fields["correction"] = tuple(self._of_sequences(one) for one in self.fields["correction"])
         fields: dict[str, Any] = {**self.fields, **({"old": "recompute"} if self._reads_old else {})}
         return Recipe(
             name=self.name, loss=self.loss, weighting=self.weighting, normalize=self.normalize,
             advantage=self.advantage, **fields,
         )  # fmt: skip
+
+    def _of_sequences(self, stage: Stage) -> Stage:
+        """An importance beside a loss that has one gradient per sequence: it becomes one weight per sequence."""
+        formula, settings = stage.part.formula, stage.part.settings
+        by_turn = "turn" in formula.inputs
+        if formula.stage != "importance" or not (by_turn or settings.get("level") == "token"):
+            return stage
+        self.options.warn(
+            f"{self.loss.part.formula.name} has one gradient per sequence, so {formula.name} is written as one weight "
+            "per sequence, the geometric mean of its tokens' ratios. Theirs is the mean of their weights. Check it."
+        )
+        name = "importance.truncated" if by_turn else formula.name
+        return replace(stage, part=part(name, **{**settings, "level": "geometric"}))
 
     @property
     def _reads_old(self) -> bool:
@@ -87,6 +102,28 @@ def common(built: Built, keys: dict[str, str]) -> None:
         value = built.options.get(key, None, f"train.{ours}")
         if isinstance(value, int | float) and not isinstance(value, bool):
             built.train[ours] = value
+
+
+EVERY = 100_000
+"""A top-k that is no bound: more tokens than a vocabulary has."""
+
+
+def sampled(built: Built, top_p: str, top_k: str) -> None:
+    """Which tokens answers are drawn from. A part of them is a difference to the trainer that no ratio corrects."""
+    options = built.options
+    share = options.number(top_p, None, "train.engine.top_p")
+    count = options.number(top_k, None, "train.engine.top_k")
+    if count is not None and not 0 < count < EVERY:
+        options.differs(top_k, "train.engine.top_k = 0: all tokens")
+        count = 0
+    given = {"top_p": share, "top_k": None if count is None else int(count)}
+    built.train["engine"] = {name: value for name, value in given.items() if value is not None} or None
+    if (share or 1.0) < 1.0 or count:
+        said = " and ".join(f"{key} = {options.given[key].value}" for key in (top_p, top_k) if key in options.given)
+        options.warn(
+            f"{said}: answers are drawn from a part of the tokens, and the trainer's log-probs are over all. "
+            "train.engine.record_support = true lets the trainer take the same part."
+        )
 
 
 def divided(options: Options, whole: str, part_: str, *, per: float = 1.0, epochs: float = 1.0) -> int | None:

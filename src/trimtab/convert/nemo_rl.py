@@ -1,6 +1,6 @@
 """NeMo-RL's YAML in our names."""
 
-from trimtab.convert.built import KLS, Built, common, engine, kl_of, loss_of
+from trimtab.convert.built import KLS, Built, common, engine, kl_of, loss_of, sampled
 from trimtab.convert.nemo_credit import advantage
 from trimtab.convert.options import Options
 from trimtab.signal import KL, Term, part
@@ -60,6 +60,7 @@ def read(options: Options) -> Built:
             f"{asynchronous}max_trajectory_age_steps": "staleness",
         },
     )
+    sampled(built, "policy.generation.top_p", "policy.generation.top_k")
     if not options.switch(f"{asynchronous}enabled", False, "train.staleness", status="changed"):
         options.inert(f"{asynchronous}max_trajectory_age_steps", "it is not asynchronous")
         _ = built.train.pop("staleness", None)

@@ -2,7 +2,7 @@
 
 from typing import cast
 
-from trimtab.convert.built import Built, common, divided, engine, group, kl_of, loss_of
+from trimtab.convert.built import Built, common, divided, engine, group, kl_of, loss_of, sampled
 from trimtab.convert.estimators import estimator
 from trimtab.convert.options import Options
 from trimtab.errors import ConfigError
@@ -60,6 +60,9 @@ def read(options: Options) -> Built:
             "actor.adam.weight_decay": "weight_decay",
         },
     )
+    sampled(built, "rollout.top_p", "rollout.top_k")
+    if options.switch("train.force_on_policy", False, "old = current, one step per batch", status="changed"):
+        built.fields["old"] = "current"
     epochs = options.number("train.max_epochs", 1, "in train.updates_per_batch", status="changed")
     steps = divided(
         options,
@@ -190,6 +193,22 @@ def _gate(options: Options, level: str, gating: str, band: tuple[float, float]) 
     return engine("keep.total_variation", limit=limit)
 
 
+def _clip(options: Options, built: Built) -> None:
+    """Bounds on an answer's credit, which they take after it was compared and before the KL."""
+    key = "reward.clip_range"
+    low, high = cast("list[float]", options.get(key, [-10.0, 10.0], "clip_advantage", status="changed"))
+    if not options.has(key):
+        return
+    if low != -high:
+        options.lost(key, "clip_advantage has one bound for both sides",
+                     f"{key} = {low:g} {high:g} is not symmetric: not written. Check it.")  # fmt: skip
+        return
+    built.fields["clip_advantage"] = float(high)
+    kl = built.fields.get("kl")
+    if built.fields.get("whiten") or (kl and kl.into != "loss") or built.fields.get("value"):
+        options.differs(key, "clip_advantage; theirs is taken before the KL, returns and whitening")
+
+
 def _rewards(options: Options, built: Built) -> None:
     shaping: list[object] = []
     length = options.get("reward.overlong_buffer_len", None, "reward.soft_overlong, buffer", status="changed")
@@ -206,6 +225,7 @@ def _rewards(options: Options, built: Built) -> None:
         options.differs("reward.stop_properly_penalty_coef", "reward.not_ended_constant")
         shaping.append(part("reward.not_ended_constant", value=float(coef)))
     built.fields["reward"] = tuple(shaping)
+    _clip(options, built)
     band = options.get("algo.dynamic_filtering_range", [0.0, 1.0], "group_mean_band", status="changed")
     if not options.switch("algo.dynamic_filtering_enable", False, "group_mean_band", status="changed"):
         options.inert("algo.dynamic_filtering_range", "algo.dynamic_filtering_enable is off")

@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -96,6 +97,10 @@ class Options:
         """Every option that nobody has read: outside the signal by its family, or unknown. `dotted`: the framework's
         own options all have a dot, so a word without one belongs to another command of the script."""
         families = outside(self.framework)
+        for names, reason in families_of("inert.tsv", self.framework):
+            self._inert(names, reason)
+        for names, reason in families_of("beside.tsv", self.framework):
+            self._beside(names, reason)
         for key, one in self.given.items():
             if key in self.told:
                 continue
@@ -103,11 +108,52 @@ class Options:
             reason = "a flag of another command" if reason is None and dotted and "." not in key else reason
             self.told[key] = Told(one, "unknown" if reason is None else "outside", reason or "")
 
+    def _unread(self, names: tuple[str, ...]) -> list[str]:
+        """Options that nobody has read, by the patterns of their names."""
+        return [key for key in self.given if key not in self.told and any(fnmatchcase(key, name) for name in names)]
+
+    def _inert(self, names: tuple[str, ...], reason: str) -> None:
+        """Tell of options that only another choice would read: they do nothing, one sentence for all."""
+        found = self._unread(names)
+        for key in found:
+            self.tell(key, "no equivalent", f"inert: {reason}")
+        said = [f"{key} = {self.given[key].value}" for key in found if self.given[key].value not in (None, False, 0)]
+        if said:
+            self.warn(f"{', '.join(said)} {'does' if len(said) == 1 else 'do'} nothing: {reason}.")
+
+    def _beside(self, names: tuple[str, ...], reason: str) -> None:
+        """Tell of parts of their signal that nothing here is made of; one that is off there is off here."""
+        found = self._unread(names)
+        on = [key for key in found if not _is_off(self.given[key].value)]
+        for key in found:
+            self.tell(key, "no equivalent" if key in on else "kept", reason if key in on else "off, as here")
+        if on:
+            said = ", ".join(f"{key} = {self.given[key].value}" for key in on)
+            self.warn(f"{said} has no equivalent: {reason}.")
+
+
+def _is_off(value: Any) -> bool:
+    """Whether a value says that a part is off, or is a factor that changes nothing."""
+    if isinstance(value, bool):
+        return not value
+    return value in (None, 0, 1, "disabled", "none", "policy_loss")
+
+
+@cache
+def families_of(file: str, framework: str) -> tuple[tuple[tuple[str, ...], str], ...]:
+    """Options by the patterns of their names, and a sentence about them. `beside.tsv` has parts of that framework's
+    signal without an equivalent here, `inert.tsv` what only some other choice of it would read."""
+    return tuple((tuple(row["names"].split()), row["reason"]) for row in _rows(file, framework))
+
+
+def _rows(file: str, framework: str) -> list[dict[str, str]]:
+    with Path(__file__).with_name(file).open(encoding="utf-8", newline="") as held:
+        return [row for row in csv.DictReader(held, delimiter="\t") if row["framework"] == framework]
+
 
 @cache
 def outside(framework: str) -> tuple[tuple[str, str], ...]:
     """How options begin that are no part of the signal, and what they are about; the longest come first."""
-    with Path(__file__).with_name("outside.tsv").open(encoding="utf-8", newline="") as held:
-        rows = [row for row in csv.DictReader(held, delimiter="\t") if row["framework"] == framework]
+    rows = _rows("outside.tsv", framework)
     pairs = [(start, row["reason"]) for row in rows for start in row["begins"].split()]
     return tuple(sorted(pairs, key=lambda pair: -len(pair[0])))

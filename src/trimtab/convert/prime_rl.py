@@ -1,6 +1,6 @@
 """prime-rl's TOML in our names."""
 
-from trimtab.convert.built import Built, common, group, loss_of
+from trimtab.convert.built import Built, common, group, loss_of, sampled
 from trimtab.convert.options import Options
 from trimtab.signal import KL, Stage, Term, part
 
@@ -70,6 +70,9 @@ def read(options: Options) -> Built:
             "orchestrator.max_off_policy_steps": "staleness",
         },
     )
+    train = "orchestrator.train.sampling."
+    place = train if any(key.startswith(train) for key in options.given) else "orchestrator.sampling."
+    sampled(built, f"{place}top_p", f"{place}top_k")
     if "prompts_per_step" in built.train:
         answers = built.train.get("samples_per_prompt", 1)
         built.train["prompts_per_step"] = max(1, int(built.train["prompts_per_step"]) // int(answers))

@@ -1,7 +1,7 @@
 """SkyRL's options (0.3) in our names."""
 
 from trimtab.config.correction import OffPolicyCorrection
-from trimtab.convert.built import Built, common, divided, group, kl_of, loss_of
+from trimtab.convert.built import Built, common, divided, group, kl_of, loss_of, sampled
 from trimtab.convert.estimators import estimator
 from trimtab.convert.options import Options
 from trimtab.signal import Stage, Term, part
@@ -42,8 +42,20 @@ def read(options: Options) -> Built:
     built.fields["filter_constant_groups"] = options.switch(
         f"{ALGORITHM}zero_variance_filter", False, "filter_constant_groups"
     )
-    if options.get(f"{ALGORITHM}dynamic_sampling.type", None, "train.dynamic_sampling", status="changed") == "filter":
-        built.fields["filter_constant_groups"], built.train["dynamic_sampling"] = True, 10
+    if built.fields["filter_constant_groups"]:
+        options.tell(f"{ALGORITHM}zero_variance_filter_tol", "changed", "constant groups have equal rewards")
+    else:
+        options.inert(f"{ALGORITHM}zero_variance_filter_tol", "zero_variance_filter is off")
+    _ = options.get(f"{ALGORITHM}temperature", None, "train.temperature", status="changed")
+    replaced = options.get(f"{ALGORITHM}dynamic_sampling.type", None, "train.dynamic_sampling", status="changed")
+    if replaced == "replace":
+        options.lost(f"{ALGORITHM}dynamic_sampling.type", "no group takes another's place",
+                     "dynamic_sampling.type = replace puts copies of good groups in the place of bad ones: not "
+                     "written. train.dynamic_sampling samples new ones instead.")  # fmt: skip
+    if replaced == "filter":
+        batches = options.get(f"{ALGORITHM}dynamic_sampling.max_sample_batches", 10, "train.dynamic_sampling")
+        built.fields["filter_constant_groups"], built.train["dynamic_sampling"] = True, max(1, int(batches))
+    _overlong(options, built, width)
     _terms(options, built, name)
     _corrected(options, built)
     if options.switch("generator.apply_overlong_filtering", False, "not_ended = suppress", status="changed"):
@@ -61,6 +73,7 @@ def read(options: Options) -> Built:
             "trainer.fully_async.max_staleness_steps": "staleness",
         },
     )
+    sampled(built, "generator.sampling_params.top_p", "generator.sampling_params.top_k")
     epochs = options.number("trainer.update_epochs_per_batch", 1, "in train.updates_per_batch", status="changed")
     steps = divided(options, "trainer.train_batch_size", "trainer.policy_mini_batch_size", epochs=epochs)
     options.tell(
@@ -72,6 +85,16 @@ def read(options: Options) -> Built:
         built.train["updates_per_batch"] = steps
     options.rest(dotted=True)
     return built
+
+
+def _overlong(options: Options, built: Built, width: int) -> None:
+    """The two options of SkyRL's DAPO example, whose own trainer reads them."""
+    buffer = options.number(f"{ALGORITHM}overlong_buffer_len", None, "reward.soft_overlong, buffer", status="changed")
+    factor = options.number(f"{ALGORITHM}overlong_buffer_penalty_factor", 1.0, "factor", status="changed")
+    if buffer:
+        built.fields["reward"] = (
+            part("reward.soft_overlong", max_length=int(width), buffer=int(buffer), factor=float(factor)),
+        )
 
 
 def _loss(options: Options, band: tuple[float, float]) -> tuple[Stage, tuple[Stage, ...]]:

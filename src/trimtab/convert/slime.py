@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from trimtab.convert.built import Built, common, counting, divided, engine, group, kl_of, loss_of
+from trimtab.convert.built import Built, common, counting, divided, engine, group, kl_of, loss_of, sampled
 from trimtab.convert.estimators import estimator
 from trimtab.convert.options import Options
 from trimtab.signal import Stage, Term, part
@@ -56,6 +56,7 @@ def read(options: Options) -> Built:
             "weight_decay": "weight_decay",
         },
     )
+    sampled(built, "rollout_top_p", "rollout_top_k")
     steps = divided(
         options, "rollout_batch_size", "global_batch_size", per=float(built.train.get("samples_per_prompt", 1))
     )

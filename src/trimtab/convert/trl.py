@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trimtab.convert.built import Built, common, counting, engine, group
+from trimtab.convert.built import Built, common, counting, engine, group, sampled
 from trimtab.convert.estimators import each_key
 from trimtab.convert.options import Options
 from trimtab.convert.trl_loss import is_gmpo_trainer, loss_and_keep, weighting_of
@@ -34,6 +34,7 @@ def read(options: Options) -> Built:
             "warmup_steps": "lr_warmup_steps",
         },
     )
+    sampled(built, "top_p", "top_k")
     if built.train.get("steps", 1) <= 0:
         _ = built.train.pop("steps")
     _batch(options, built)
@@ -132,12 +133,16 @@ def _corrections(options: Options, built: Built) -> None:
 
 
 def _batch(options: Options, built: Built) -> None:
-    rows = options.get("per_device_train_batch_size", 8, "train.prompts_per_step, with one device", status="changed")
-    steps = options.get("gradient_accumulation_steps", 1, "train.prompts_per_step, with one device", status="changed")
+    """How many prompts a batch has, and how many optimiser steps it is cut into, with one device."""
+    told = "train.prompts_per_step, with one device"
+    rows = options.get("per_device_train_batch_size", 8, told, status="changed")
+    steps = options.get("gradient_accumulation_steps", 1, told, status="changed")
     whole = options.get("generation_batch_size", None, "train.prompts_per_step", status="changed")
+    held = options.get("steps_per_generation", None, "train.prompts_per_step and updates_per_batch", status="changed")
     passes = options.get("num_iterations", 1, "train.updates_per_batch", status="changed")
     answers = built.train.get("samples_per_prompt", 8)
-    if all(isinstance(one, int) for one in (rows, steps, answers)):
-        built.train["prompts_per_step"] = max(1, (whole if isinstance(whole, int) else rows * steps) // answers)
-    if isinstance(passes, int):
-        built.train["updates_per_batch"] = passes
+    if not all(isinstance(one, int) for one in (rows, steps, answers, passes)):
+        return
+    drawn = whole if isinstance(whole, int) else rows * (held if isinstance(held, int) else steps)
+    built.train["prompts_per_step"] = max(1, drawn // answers)
+    built.train["updates_per_batch"] = max(1, round(drawn / (rows * steps)) * passes)

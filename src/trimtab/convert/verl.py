@@ -1,6 +1,6 @@
 """verl's options (0.9.1) in our names."""
 
-from trimtab.convert.built import Built, common, divided, group, kl_of
+from trimtab.convert.built import Built, common, divided, group, kl_of, sampled
 from trimtab.convert.estimators import TO_GO, each_key, estimator
 from trimtab.convert.options import Options
 from trimtab.convert.verl_correction import correct
@@ -43,6 +43,8 @@ def read(options: Options) -> Built:
     _tell_means(options, built)
     _overlong(options, built)
     _distilled(options)
+    _ = options.get(f"{ROLLOUT}calculate_log_probs", None, "a run records what the sampler said", status="changed")
+    _ = options.get(f"{ACTOR}calculate_sum_pi_squared", None, "the extra field pi_squared", status="changed")
     built.train["max_new_tokens"] = width
     common(
         built,
@@ -57,6 +59,7 @@ def read(options: Options) -> Built:
             "trainer.total_training_steps": "steps",
         },
     )
+    sampled(built, f"{ROLLOUT}top_p", f"{ROLLOUT}top_k")
     epochs = options.number(f"{ACTOR}ppo_epochs", 1, "in train.updates_per_batch", status="changed")
     steps = divided(options, "data.train_batch_size", f"{ACTOR}ppo_mini_batch_size", epochs=epochs)
     options.tell(
@@ -204,6 +207,8 @@ def _overlong(options: Options, built: Built) -> None:
         factor = options.number(f"{start}penalty_factor", 1.0, "reward.soft_overlong, factor", status="changed")
         _ = options.get(f"{start}log", None, "every metric is logged here", status="changed")
         width = options.get("data.max_response_length", 512)
+        for place in ("reward_model.reward_kwargs.", "reward.reward_kwargs."):
+            width = options.get(f"{place}max_resp_len", width, "reward.soft_overlong, max_length", status="changed")
         if on and length:
             built.fields["reward"] = (
                 part("reward.soft_overlong", max_length=int(width), buffer=int(length), factor=float(factor)),
