@@ -22,7 +22,7 @@ SIGNAL = r"(trainer|algorithm|actor_rollout_ref|algo|actor)\.\S*(clip|loss|kl_|e
 SAID = re.compile(
     rf"no equivalent|[Nn]ot written|No correction is written|is weighed as the loss|weighed by sequences"
     rf"|^{SIGNAL} = .*(only known when it runs|one branch of the script)|takes the sampler's log-probs"
-    rf"|over n - 1 here|penalty is summed"
+    rf"|over n - 1 here|penalty is summed|Theirs is the mean of their weights"
 )
 """Warnings of a run file that say: this part is not what the framework computes."""
 
