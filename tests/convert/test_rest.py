@@ -48,6 +48,8 @@ def test_all_tokens_are_no_part() -> None:
         ("areal", ("actor.eps_clip=0.2", "actor.sapo_tau_pos=2.0"), ""),
         ("areal", ("actor.eps_clip=0.2", "actor.overlong_tokens=100"), ""),
         ("nemo-rl", ("grpo.adv_estimator.gae_lambda=0.9",), ""),
+        ("nemo-rl", ("grpo.zero_variance_prompt_filtering=true",), ""),
+        ("verl", ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.grad_clip=1.0"), ""),
     ],
 )
 def test_what_only_another_choice_would_read_is_inert(framework: str, flags: tuple[str, ...], key: str) -> None:
@@ -71,6 +73,7 @@ def test_what_only_another_choice_would_read_is_inert(framework: str, flags: tup
         ("openrlhf", ("--algo.advantage.estimator", "rloo", "--reward.normalize_enable"), "reward.normalize_enable"),
         ("trl", ("--sync_ref_model", "true"), "sync_ref_model"),
         ("areal", ("rollout.agent.turn_discount=0.9",), "rollout.agent.turn_discount"),
+        ("areal", ("actor.behave_imp_weight_cap=5.0",), "actor.behave_imp_weight_cap"),
         ("nemo-rl", ("grpo.invalid_tool_call_advantage=-5.0",), "grpo.invalid_tool_call_advantage"),
         ("prime-rl", ("--trainer.enable_router_replay", "true"), "trainer.enable_router_replay"),
     ],
@@ -115,6 +118,12 @@ def test_trl_cuts_what_was_generated_at_once_into_optimiser_steps() -> None:
     made = converted("trl", *flags)
     assert (made.train["prompts_per_step"], made.train["updates_per_batch"]) == (8, 8)
     assert told(made, "steps_per_generation")[0] == "changed"
+
+
+def test_verls_gradient_is_bounded_by_the_option_of_its_optimiser() -> None:
+    at = "actor_rollout_ref.actor."
+    made = converted("verl", "algorithm.adv_estimator=grpo", f"{at}grad_clip=9.0", f"{at}optim.clip_grad=0.5")
+    assert made.train["grad_clip"] == 0.5
 
 
 def test_openrlhf_clips_the_credit_of_an_answer() -> None:

@@ -53,7 +53,7 @@ def read(options: Options) -> Built:
             f"{ROLLOUT}n": "samples_per_prompt",
             f"{ROLLOUT}temperature": "temperature",
             f"{ACTOR}optim.lr": "lr",
-            f"{ACTOR}grad_clip": "grad_clip",
+            f"{ACTOR}optim.clip_grad": "grad_clip",
             f"{ACTOR}optim.weight_decay": "weight_decay",
             f"{ACTOR}optim.lr_warmup_steps": "lr_warmup_steps",
             "trainer.total_training_steps": "steps",
