@@ -13,7 +13,7 @@ PYTEST = $(RUN_TESTS) -n $(WORKERS) --dist worksteal
 # (batch, composition, padded, …) our own sentences must come first.
 EMPTY =
 COMPUTE = advantage agreement baseline cell correction diagnostics discount group histogram kl layout metric_kind \
-	metrics mismatch normalize observed off_policy_loss parallel policy_loss prefix proximal reduce reward several_rewards stages state \
+	metrics mismatch normalize observed off_policy_loss parallel policy_loss prefix proximal reduce reward second_moment several_rewards stages state \
 	steering teacher token_baseline trust_region turns value_loss vote voters weighting
 SHAPES = --jaxtyping-packages=$(subst $(EMPTY) ,,$(foreach name,$(COMPUTE),trimtab.signal.$(name),))beartype.beartype
 

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 import trimtab
 from trimtab.cli import app
-from trimtab.cli.catalog import catalogue_page, paper_page, roles_table
+from trimtab.cli.catalog import catalog_data, catalogue_page, roles_table
+from trimtab.cli.paper_index import WITHOUT_RECIPE, paper_page
 from trimtab.config import TrainSettings, parse_run
 from trimtab.config.study import load_study
 from trimtab.sentinel import INVARIANTS
@@ -111,7 +112,16 @@ def test_every_toml_block_loads_and_trains_a_gradient(block: str, tmp_path: Path
 
 def test_the_generated_pages_are_current() -> None:
     assert (ROOT / "docs/catalogue.md").read_text(encoding="utf-8") == catalogue_page()
-    assert (ROOT / "docs/paper_index.md").read_text(encoding="utf-8") == paper_page()
+    assert (ROOT / "docs/paper_index.md").read_text(encoding="utf-8") == paper_page(catalog_data())
+
+
+def test_every_paper_has_a_recipe_or_a_reason_why_not() -> None:
+    data = catalog_data()
+    papers = {kind: {number for one in data[kind] for number in re.findall(r"arXiv:([\d.]+\d)", one["source"])}
+              for kind in ("recipes", "formulas")}  # fmt: skip
+    assert papers["formulas"] - papers["recipes"] == set(WITHOUT_RECIPE)
+    page = paper_page(data)
+    assert all(f"- no recipe: {reason}" in page for reason in WITHOUT_RECIPE.values())
 
 
 def test_the_table_of_roles_is_current() -> None:

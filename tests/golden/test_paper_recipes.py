@@ -21,6 +21,9 @@ from trimtab.convert import convert
 from trimtab.signal import Term, names, recipe
 
 INF = float("inf")
+UP_TO_5 = ("policy_loss.clipped_importance", {"band": (0.0, 5.0)}, "rollout")
+BY_16384 = ("weighting.constant_divisor", {"divisor": 16384.0, "over": "all"})
+KEPT_MEAN = ("weighting.token_mean", {"over": "kept"})
 UNCLIPPED = ("policy_loss.clipped", {"band": (0.0, INF)}, "rollout")
 GROUP_BATCH = ("normalize.mean_std", {"mean": "group", "std": "batch", "ddof": 1, "eps": 1e-6, "shift": 0.0})
 BINARY_KL = {"limit": 0.05, "level": "token", "direction": "earlier_to_later", "by_sign": True, "eps": 1e-8}
@@ -33,7 +36,9 @@ WIDE_CRITIC = (1.0, "value_loss.squared_clipped", {"reach": 0.5})
 # Loss, normalisation, weighting; then what the recipe has besides.
 TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "lite_ppo": (PPO_CLIP, GROUP_BATCH, TOKEN_MEAN, {}),
-    "reinforce_plus_plus_baseline": (PPO_CLIP, GROUP_MEAN, TOKEN_MEAN, {"whiten": True}),
+    "reinforce_plus_plus_baseline": (
+        PPO_CLIP, GROUP_MEAN, TOKEN_MEAN, {"whiten": True, "kl": ("kl.k2", 1e-5, "loss", None)},
+    ),
     "remax": (REINFORCE, ("normalize.minus_given", {}), SEQUENCE_SUM, CURRENT),
     "opo": (REINFORCE, ("normalize.length_weighted_mean", {}), TOKEN_MEAN, CURRENT),
     "gpg": (REINFORCE, ("normalize.rescaled_mean", {"counted": "varied_groups"}), TOKEN_MEAN, CURRENT),
@@ -53,7 +58,7 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "on_policy_distillation": (UNCLIPPED, RAW, ("weighting.token_sum", {}), {
         "advantage": ("advantage.plus_teacher", {"coef": 1.0, "outcome_coef": 0.0}),
     }),
-    "rlsd": (PPO_CLIP, GROUP, TOKEN_MEAN, {
+    "rlsd": (("policy_loss.dual_clipped", {"band": (0.8, 1.28), "cap": 3.0}, "old"), GROUP, TOKEN_MEAN, {
         "advantage": ("advantage.scaled_by_teacher", {"share": 0.5, "band": (0.8, 1.2)}),
     }),
     "vapo": (("policy_loss.clipped", {"band": (0.8, 1.28)}, "old"), RAW, TOKEN_MEAN, {
@@ -61,19 +66,21 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         "value": (0.5, "value_loss.squared_clipped", {"reach": 0.2}),
         "nll": Term(0.1, on="rewarded"),
     }),
-    "gigpo": (PPO_CLIP, RAW, TOKEN_MEAN, {"advantage": (
-        "advantage.turns_by_state", {"gamma": 0.95, "coef": 1.0, "std": "group", "eps": 1e-6},
-    )}),
-    "role_average": (REINFORCE, ("normalize.minus_role_average", {"decay": 0.95}), TOKEN_MEAN, CURRENT),
+    "gigpo": (PPO_CLIP, RAW, TOKEN_MEAN, {
+        "advantage": ("advantage.turns_by_state", {"gamma": 0.95, "coef": 1.0, "std": "group", "eps": 1e-6}),
+        "kl": ("kl.k3", 0.01, "loss", None),
+    }),
+    "role_average": (PPO_CLIP, ("normalize.minus_role_average", {"decay": 0.95}), SEQUENCE_SUM, {}),
     "clip_cov": (
         ("policy_loss.covariance_clipped",
-         {"band": (0.8, 1.2), "covariance_low": 1.0, "covariance_high": 5.0, "fraction": 2e-4}, "old"),
-        GROUP, TOKEN_MEAN, {},
+         {"band": (0.0, 2.0), "covariance_low": 1.0, "covariance_high": 5.0, "fraction": 2e-4}, "old"),
+        GROUP, TOKEN_MEAN, {"filter_constant_groups": True},
     ),
     "kl_cov": (
-        ("policy_loss.covariance_penalised", {"fraction": 2e-3, "coef": 1.0}, "old"), GROUP, TOKEN_MEAN, {},
+        ("policy_loss.covariance_penalised", {"fraction": 2e-3, "coef": 1.0}, "old"), GROUP, TOKEN_MEAN,
+        {"filter_constant_groups": True},
     ),
-    "high_entropy_tokens": (("policy_loss.clipped", {"band": (0.8, 1.28)}, "old"), GROUP, TOKEN_MEAN, {
+    "high_entropy_tokens": (("policy_loss.clipped", {"band": (0.8, 1.28)}, "old"), GROUP, KEPT_MEAN, {
         "reward": [("reward.soft_overlong", {"max_length": 20480.0, "buffer": 4096.0, "factor": 1.0})],
         "filter_constant_groups": True,
         "correction": [("keep.high_entropy", {"fraction": 0.2}, None, None)],
@@ -83,7 +90,7 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         GROUP, SEQUENCE_MEAN, {},
     ),
     "kimi_k15": (("policy_loss.quadratic", {"coef": 0.1}, "old"), GROUP_MEAN, SEQUENCE_SUM, {}),
-    "topr": (("policy_loss.tapered", {"band": (0.0, 1.0), "level": "sequence"}, "rollout"), RAW, SEQUENCE_SUM, {
+    "topr": (("policy_loss.tapered", {"band": (0.0, 1.0), "level": "sequence"}, "rollout"), RAW, SEQUENCE_MEAN, {
         "reward": [("reward.affine", {"bias": -0.5, "scale": 2.0})], "old": "absent",
     }),
     "vespo": (
@@ -95,26 +102,27 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         ("policy_loss.clipped_importance", {"band": (0.0, 5.0)}, "rollout"), GROUP_BATCH,
         ("weighting.prompt_mean", {"over": "all"}), {"filter_constant_groups": True, "old": "absent"},
     ),
-    "icepop": (PPO_CLIP, GROUP, TOKEN_MEAN, {"correction": [
+    "icepop": (PPO_CLIP, GROUP, SEQUENCE_MEAN, {"correction": [
         ("importance.truncated", {"level": "token", "band": (0.0, INF)}, "engine", None),
         ("keep.token_band", {"band": (0.5, 5.0)}, "engine", None),
     ]}),
-    "trust_region_masking": (PPO_CLIP, GROUP, TOKEN_MEAN, {
-        "correction": [("keep.divergence", {"limit": 0.01, "measure": "k3", "total": "mean"}, "engine", None)],
-    }),
-    "dppo": (UNCLIPPED, GROUP, TOKEN_MEAN, {"correction": [BAND], "old": "absent"}),
-    "dppo_kl": (UNCLIPPED, GROUP, TOKEN_MEAN, {
-        "correction": [("keep.binary_kl", BINARY_KL, "total", None)], "old": "absent",
-    }),
-    "cppo": (UNCLIPPED, GROUP_MEAN, ("weighting.constant_divisor", {"divisor": 16384.0, "over": "all"}), {
-        "correction": [(
-            "keep.prefix_budget",
-            {"limit": 0.15, "last_weight": 0.8, "budget_low": 0.02, "budget_high": 0.04, "quantile": 0.9},
-            "total", None,
-        )],
+    "trust_region_masking": (UNCLIPPED, GROUP, SEQUENCE_SUM, {
+        "correction": [("keep.divergence", {"limit": 1e-3, "measure": "k3", "total": "mean"}, "total", None)],
         "old": "absent",
     }),
-    "kpop": (PPO_CLIP, GROUP, TOKEN_MEAN, {"correction": [
+    "dppo": (UP_TO_5, GROUP_MEAN, BY_16384, {"correction": [BAND], "old": "absent"}),
+    "dppo_kl": (UP_TO_5, GROUP_MEAN, BY_16384, {
+        "correction": [("keep.binary_kl", BINARY_KL, "total", None)], "old": "absent",
+    }),
+    "cppo": (("policy_loss.clipped_importance", {"band": (0.0, 20.0)}, "rollout"), GROUP_MEAN, BY_16384, {
+        "correction": [(
+            "keep.prefix_budget",
+            {"limit": 0.2, "last_weight": 0.8, "budget_low": 0.02, "budget_high": 0.04, "quantile": 0.9},
+            "total", None,
+        )],
+        "filter_constant_groups": True, "old": "absent",
+    }),
+    "kpop": (PPO_CLIP, GROUP, SEQUENCE_MEAN, {"correction": [
         ("importance.truncated", {"level": "token", "band": (0.0, INF)}, "engine", None),
         ("keep.binary_kl", {**BINARY_KL, "limit": 0.1, "direction": "larger", "by_sign": False}, "engine", None),
     ]}),
@@ -126,11 +134,14 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         ]},
     ),
     "m2po": (UNCLIPPED, GROUP, TOKEN_MEAN, {
-        "correction": [("keep.second_moment", {"limit": 0.04}, "total", None)], "old": "absent",
+        "correction": [("keep.second_moment_by_sign", {"limit": 0.04}, "total", None)], "old": "absent",
     }),
-    "a3po": (PPO_CLIP, FIRST["decoupled_ppo"][1], TOKEN_MEAN, {
-        "correction": [("importance.truncated", {"level": "token", "band": (0.0, 5.0)}, "engine", None)],
-        "old": "interpolated",
+    "a3po": (("policy_loss.clipped", {"band": (0.6, 1.4)}, "old"), GROUP, TOKEN_MEAN, {
+        "correction": [
+            ("importance.truncated", {"level": "token", "band": (0.0, INF)}, "engine", None),
+            ("keep.token_band", {"band": (0.0, 5.0)}, "engine", None),
+        ],
+        "whiten": True, "old": "interpolated",
     }),
     "trl_defaults": (
         PPO_CLIP, ("normalize.mean_std", {"mean": "group", "std": "group", "ddof": 1, "eps": 1e-4, "shift": 0.0}),

@@ -33,7 +33,7 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "dr_grpo": (PPO_CLIP, GROUP_MEAN, ("weighting.constant_divisor", {"divisor": 3000.0, "over": "all"}), {}),
     "rloo": (
         REINFORCE, ("normalize.leave_one_out", {"std": "none", "eps": 1e-6}), SEQUENCE_SUM,
-        {"kl": ("kl.k1", 0.05, "sequence_reward", None)},
+        {"kl": ("kl.k1", 0.03, "sequence_reward", None)},
     ),
     "reinforce_plus_plus": (PPO_CLIP, RAW, TOKEN_MEAN, {
         "advantage": ("advantage.reward_to_go", {"gamma": 1.0}),
@@ -43,7 +43,7 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "ppo": (PPO_CLIP, RAW, TOKEN_MEAN, {
         "advantage": ("advantage.gae", {"gamma": 1.0, "lam": 0.95, "lam_value": None}),
         "whiten": True,
-        "kl": ("kl.k1", 0.05, "token_reward", None),
+        "kl": ("kl.k1", 0.02, "token_reward", None),
         "value": (0.5, "value_loss.squared_clipped", {"reach": 0.2}),
     }),
     "dapo": (("policy_loss.clipped", {"band": (0.8, 1.28)}, "old"), GROUP, TOKEN_MEAN, {
@@ -69,7 +69,9 @@ TABLE: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         "kl": ("kl.importance_weighted_k3", 0.001, "loss", "rollout"),
         "old": "absent",
     }),
-    "decoupled_ppo": (PPO_CLIP, BATCH, TOKEN_MEAN, {"correction": [truncated("token", 5.0)]}),
+    "decoupled_ppo": (PPO_CLIP, BATCH, TOKEN_MEAN, {
+        "correction": [truncated("token", float("inf")), ("keep.token_band", {"band": (0.0, 5.0)}, "engine", None)],
+    }),
 }  # fmt: skip
 PLAIN: dict[str, Any] = {
     "reward": [], "advantage": ("advantage.broadcast", {}), "correction": [], "kl": None, "value": None,

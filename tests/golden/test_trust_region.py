@@ -137,20 +137,6 @@ def test_keep_outward_drift() -> None:
     assert_is(keep, 1, 1, 1, 1)
 
 
-def test_keep_second_moment() -> None:
-    # squares 0.01, 0.04, 0.16, 1.0: means of the nearest 0.01, 0.025, 0.07, 0.3025
-    far = tokens(-0.2, 1.0, 0.1, -0.4)
-    key = index(3, 2, 1, 0)
-    for limit, kept in ((0.31, (1, 1, 1, 1)), (0.3, (1, 0, 1, 1)), (0.05, (1, 0, 1, 0)), (0.001, (0, 0, 1, 0))):
-        keep, seen = trust_region.second_moment(far, key, limit=limit)
-        assert_is(keep, *kept)
-        assert keep.equal(~seen["over_high_tokens"])
-    # of equally far ones the smaller key stays: 0.25 twice, means 0, 0.125 and 0.167
-    keep, _ = trust_region.second_moment(tokens(0.5, -0.5, 0.0), index(7, 5, 9), limit=0.15)
-    assert_is(keep, 0, 1, 1)
-    assert trust_region.second_moment(tokens(), index(), limit=0.2)[0].numel() == 0
-
-
 def test_keep_high_entropy() -> None:
     entropy = tokens(0.5, 2.0, 1.0, 1.0, 0.0)
     for fraction, kept in ((0.2, (0, 1, 0, 0, 0)), (0.0, (0, 1, 0, 0, 0)), (0.4, (0, 1, 1, 1, 0)), (1.0, (1,) * 5)):

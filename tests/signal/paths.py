@@ -167,7 +167,7 @@ CORRECTIONS = (
         Stage(part("keep.probability_band", low=0.1, high=0.08), ratio="total"),
         Stage(part("keep.binary_kl", limit=0.02), ratio="total"),
         Stage(part("keep.token_band_by_sign", band=(0.85, 1.15)), ratio="update"),
-        Stage(part("keep.second_moment", limit=0.02), ratio="total"),
+        Stage(part("keep.second_moment_by_sign", limit=0.02), ratio="total"),
         Stage(part("keep.prefix_budget", limit=0.1, budget_low=0.005, budget_high=0.01), ratio="total"),
     ),
     (

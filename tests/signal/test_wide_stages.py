@@ -10,6 +10,7 @@ from trimtab.signal import Counts, Recipe, Stage, part, recipe
 
 WIDE = {
     "second_moment": Stage(part("keep.second_moment", limit=0.01), ratio="total"),
+    "second_moment_by_sign": Stage(part("keep.second_moment_by_sign", limit=0.002), ratio="total"),
     "second_moment of the engine": Stage(part("keep.second_moment", limit=0.01), ratio="engine"),
     "self_normalised": Stage(part("importance.self_normalised", band=(0.9, 1.1)), ratio="total"),
     "self_normalised by sequence": Stage(part("importance.self_normalised", level="sequence"), ratio="engine"),

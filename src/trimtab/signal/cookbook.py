@@ -18,6 +18,7 @@ from trimtab.signal import (
     policy_loss,
     prefix,
     reward,
+    second_moment,
     several_rewards,
     teacher,
     token_baseline,
@@ -36,7 +37,7 @@ from trimtab.signal.shorthand import read_field
 
 FORMULA_MODULES = (
     reward, several_rewards, kl, normalize, baseline, advantage, turns, teacher, token_baseline, correction,
-    trust_region, prefix, policy_loss, off_policy_loss, value_loss, weighting,
+    trust_region, second_moment, prefix, policy_loss, off_policy_loss, value_loss, weighting,
 )  # fmt: skip
 """The files whose formulas a recipe can name: importing one declares what is in it."""
 

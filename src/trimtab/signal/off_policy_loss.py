@@ -60,7 +60,7 @@ def geometric_of_clipped(
 
 
 @formula(
-    source="VESPO: Variational Sequence-Level Soft Policy Optimization, 2026, arXiv:2602.10693",
+    source="Shen et al. 2026, VESPO (Variational Sequence-Level Soft Policy Optimization), arXiv:2602.10693",
     stage="policy_loss",
     scope="sequence",
     consumes="ratio",

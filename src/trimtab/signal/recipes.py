@@ -3,6 +3,7 @@
 No arithmetic here. cookbook.py finds a recipe by its name.
 """
 
+import math
 from collections.abc import Callable
 
 from trimtab.signal.composition import Recipe
@@ -39,7 +40,8 @@ def grpo() -> Recipe:
     return Recipe(
         name="grpo",
         summary="Group mean and std as baseline, PPO clip, k3 to a reference in the loss.",
-        source="Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, eq. 3, beta 0.04",
+        source="Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, eq. 3, beta 0.04; the clip is unpublished, 0.2 as "
+        "in PPO",
         loss=ppo_clip(),
         normalize=group(),
         weighting=part("weighting.sequence_mean_token_mean"),
@@ -64,11 +66,11 @@ def rloo() -> Recipe:
     return Recipe(
         name="rloo",
         summary="REINFORCE against the mean of the group's other answers, KL in the sequence reward.",
-        source="Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740; KL coefficient 0.05 as in TRL",
+        source="Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740: KL 0.03 (TL;DR; 0.1 for HH)",
         loss=policy_gradient(),
         normalize=part("normalize.leave_one_out"),
         weighting=part("weighting.sequence_mean_token_sum"),
-        kl=KL(part("kl.k1"), coef=0.05, into="sequence_reward"),
+        kl=KL(part("kl.k1"), coef=0.03, into="sequence_reward"),
     )
 
 
@@ -77,7 +79,7 @@ def reinforce_plus_plus() -> Recipe:
     return Recipe(
         name="reinforce_plus_plus",
         summary="Token rewards with KL, reward to go, whitened over the batch, PPO clip.",
-        source="Hu et al. 2025, REINFORCE++, arXiv:2501.03262; KL coefficient 0.01 as in OpenRLHF",
+        source="Hu et al. 2025, REINFORCE++, arXiv:2501.03262: KL 0.01 (0.001 for mathematics)",
         loss=ppo_clip(),
         normalize=part("normalize.raw"),
         advantage=part("advantage.reward_to_go", gamma=1.0),
@@ -92,13 +94,14 @@ def ppo() -> Recipe:
     return Recipe(
         name="ppo",
         summary="Critic, GAE, KL in the token reward, clipped policy and value losses.",
-        source="Schulman et al. 2017, arXiv:1707.06347; Ouyang et al. 2022, InstructGPT, arXiv:2203.02155",
+        source="Schulman et al. 2017, arXiv:1707.06347: clip 0.2, lambda 0.95; Ouyang et al. 2022, InstructGPT, "
+        "arXiv:2203.02155: KL 0.02, no discount; the critic's clip and coefficient, and whitening, as in OpenAI's code",
         loss=ppo_clip(),
         normalize=part("normalize.raw"),
         advantage=part("advantage.gae", gamma=1.0, lam=0.95),
         whiten=True,
         weighting=token_mean(),
-        kl=KL(part("kl.k1"), coef=0.05, into="token_reward"),
+        kl=KL(part("kl.k1"), coef=0.02, into="token_reward"),
         value=Term(coef=0.5, part=part("value_loss.squared_clipped", reach=0.2)),
     )
 
@@ -134,8 +137,7 @@ def cispo() -> Recipe:
     return Recipe(
         name="cispo",
         summary="The ratio bounds a token's weight and never its gradient.",
-        source="MiniMax 2025, MiniMax-M1, arXiv:2506.13585, no lower bound; "
-        "upper bound 5 as in ScaleRL's recipe, arXiv:2510.13786",
+        source="MiniMax 2025, MiniMax-M1, arXiv:2506.13585, no lower bound; upper bound 5 as in TRL",
         loss=Stage(part("policy_loss.clipped_importance", band=(0.0, 5.0)), anchor="old"),
         normalize=group(),
         weighting=token_mean(),
@@ -159,7 +161,8 @@ def tis() -> Recipe:
     return Recipe(
         name="tis",
         summary="PPO clip with the engine ratio of each token truncated at 2.",
-        source="Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training; C = 2",
+        source="Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training; C = 2 (8 in "
+        "its authors' 32B script)",
         loss=ppo_clip(),
         normalize=group(),
         weighting=token_mean(),
@@ -185,7 +188,8 @@ def reinforce_tis() -> Recipe:
     return Recipe(
         name="reinforce_tis",
         summary="REINFORCE with one bounded factor per sequence, current against the sampler: engine and staleness.",
-        source="slime #2084 (current against rollout); Liu et al. 2025, When Speed Kills Stability (sequence level)",
+        source="slime #2084 (current against rollout); Liu et al. 2025, When Speed Kills Stability (sequence level); "
+        "the bound of 2, the spread and the mean over tokens are ours",
         loss=policy_gradient(),
         normalize=group(),
         weighting=token_mean(),
@@ -212,8 +216,8 @@ def deepseek_v32() -> Recipe:
     return Recipe(
         name="deepseek_v32",
         summary="PPO clip against the sampler, off-policy sequence masking, importance-weighted KL.",
-        source="DeepSeek-AI 2025, DeepSeek-V3.2, arXiv:2512.02556; "
-        "delta is unpublished, 0.1 lies in Trinity's tested range; KL 1e-3",
+        source="DeepSeek-AI 2025, DeepSeek-V3.2, arXiv:2512.02556; delta is unpublished, 0.1 lies in Trinity's tested "
+        "range; so are the clip, 0.2 as in PPO, and the KL, 1e-3 as in R1",
         loss=Stage(part("policy_loss.clipped", band=(0.8, 1.2)), anchor="rollout"),
         normalize=group_mean(),
         weighting=part("weighting.sequence_mean_token_mean"),
@@ -227,10 +231,13 @@ def deepseek_v32() -> Recipe:
 def decoupled_ppo() -> Recipe:
     return Recipe(
         name="decoupled_ppo",
-        summary="The clip stays at the old policy, a bounded factor takes old back to the stale sampler.",
-        source="Fu et al. 2025, AReaL, arXiv:2505.24298, eq. 5; cap 5 as in AReaL",
+        summary="The clip stays at the old policy, a factor takes it back to the stale sampler; far tokens are dropped.",
+        source="Fu et al. 2025, AReaL, arXiv:2505.24298, eq. 5: clip 0.2; 5 as in AReaL",
         loss=ppo_clip(),
         normalize=part("normalize.mean_std", mean="batch", std="batch"),
         weighting=token_mean(),
-        correction=(Stage(part("importance.truncated", level="token", band=(0.0, 5.0)), ratio="engine"),),
+        correction=(
+            Stage(part("importance.truncated", level="token", band=(0.0, math.inf)), ratio="engine"),
+            Stage(part("keep.token_band", band=(0.0, 5.0)), ratio="engine"),
+        ),
     )

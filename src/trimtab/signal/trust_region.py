@@ -1,7 +1,7 @@
 """Trust regions: which tokens are left out because two policies differ too much at them, or around them.
 
 Each is a `keep` formula. Where correction.py bounds ratios, these bound distances of policies: a difference of two
-probabilities of the sampled token, a divergence, a second moment. `logp_later` and `logp_earlier` are the two ends of
+probabilities of the sampled token, a divergence. `logp_later` and `logp_earlier` are the two ends of
 the ratio that the recipe chose, so each can be asked about the engine (old against rollout), the update (current
 against old) or both (current against rollout). A formula that reads the advantage decides after the vote.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from trimtab.signal.catalogue import Band, Count, Positive, Rule, Unit, formula
 from trimtab.signal.correction import Observations
 from trimtab.signal.layout import Keep, PerToken, Segments, TokenIndex
-from trimtab.signal.reduce import bounded_exp, segment_extreme, sequence_mean, sequence_sum, smallest, to_tokens
+from trimtab.signal.reduce import bounded_exp, segment_extreme, sequence_mean, sequence_sum, to_tokens
 
 Level = Literal["token", "sequence"]
 Direction = Literal["earlier_to_later", "later_to_earlier", "larger"]
@@ -183,7 +183,8 @@ def divergence(
 
 
 @formula(
-    source="VACO, arXiv:2603.01365, as in open-instruct (rho_mask_tv_divergence)",
+    source="Honari et al. 2026, Align and Filter (VACO), arXiv:2603.01365, as in open-instruct "
+    "(rho_mask_tv_divergence)",
     stage="keep",
     scope="sequence",
     promises=(*_COMMON, "split"),
@@ -202,29 +203,6 @@ def outward_drift(
     """
     drifted = _beyond(sequence_mean((bounded_exp(logratio) - 1).abs(), segments), segments, limit)
     return ~(to_tokens(drifted, segments) & (advantage * logratio > 0)), {"drifted_sequences": drifted}
-
-
-@formula(
-    source="Zheng et al. 2025, M2PO, arXiv:2510.01161",
-    stage="keep",
-    scope="update",
-    promises=("no_aliasing", "permutation", "equals_definition", "metric_truth"),
-    known_as=("M2PO",),
-)
-def second_moment(logratio: PerToken, token_key: TokenIndex, *, limit: Positive) -> tuple[Keep, Observations]:
-    """Reject the farthest tokens of the update, as few as bring the mean squared log-ratio of the rest to the limit.
-
-    keep = the most tokens, nearest first, with mean of logratio_t^2 <= limit; equally far ones by `token_key`
-
-    At least one token stays. Settings in use: AReaL has no default. The ratio is `total`; AReaL's is `engine`.
-    Differs from AReaL: over the whole update, not per micro-batch, so the gradient does not depend on the split
-    (AReaL #1546); and a mean of exactly the limit is kept. On `engine` it looks at the whole batch.
-    """
-    squares = logratio.square()
-    count = torch.arange(1, squares.shape[0] + 1, device=squares.device)
-    means = squares.sort().values.double().cumsum(0) / count
-    keep = smallest(squares, torch.ones_like(squares, dtype=torch.bool), (means <= limit).sum().clamp(min=1), token_key)
-    return keep, {"over_high_tokens": ~keep}
 
 
 @formula(

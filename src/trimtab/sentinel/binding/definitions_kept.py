@@ -105,12 +105,24 @@ def prefix_budget(
 
 
 def second_moment(p: Plain, limit: float) -> Answer:
-    nearest = sorted(range(len(p.row_of)), key=lambda t: (log_ratio(p, t) ** 2, p.token_key[t]))
-    count = len(nearest)
-    while count > 1 and sum(log_ratio(p, t) ** 2 for t in nearest[:count]) / count > limit:
-        count -= 1
-    kept = set(nearest[:count])
-    return each(p, lambda t: float(t in kept)), {"over_high_tokens": [t not in kept for t in range(len(p.row_of))]}
+    return _without_farthest(p, list(range(len(p.row_of))), limit, least=1)
+
+
+def second_moment_by_sign(p: Plain, limit: float) -> Answer:
+    outward = [
+        t for t, a in enumerate(p.advantage) if (a > 0 and log_ratio(p, t) > 0) or (a < 0 and log_ratio(p, t) < 0)
+    ]
+    return _without_farthest(p, outward, limit, least=0)
+
+
+def _without_farthest(p: Plain, among: list[int], limit: float, least: int) -> Answer:
+    nearest = sorted(among, key=lambda t: (log_ratio(p, t) ** 2, p.token_key[t]))
+    rejected: set[int] = set()
+    while len(nearest) > least and sum(log_ratio(p, t) ** 2 for t in nearest) / len(nearest) > limit:
+        rejected.add(nearest.pop())
+    return each(p, lambda t: float(t not in rejected)), {
+        "over_high_tokens": [t in rejected for t in range(len(p.row_of))]
+    }
 
 
 def high_entropy(p: Plain, fraction: float) -> Answer:
@@ -168,7 +180,8 @@ def recent_version(p: Plain, lag: int, newest: str) -> Answer:
 KEPT: dict[str, Callable[..., Answer]] = {
     "keep.probability_band": probability_band, "keep.binary_kl": binary_kl, "keep.total_variation": total_variation,
     "keep.divergence": divergence, "keep.outward_drift": outward_drift, "keep.prefix_budget": prefix_budget,
-    "keep.second_moment": second_moment, "keep.high_entropy": high_entropy,
+    "keep.second_moment": second_moment, "keep.second_moment_by_sign": second_moment_by_sign,
+    "keep.high_entropy": high_entropy,
     "importance.self_normalised": self_normalised, "importance.truncated_by_turn": truncated_by_turn,
     "keep.recent_version": recent_version, "keep.token_band_by_sign": token_band_by_sign,
 }  # fmt: skip

@@ -108,6 +108,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"limit": 0.1, "last_weight": 0.5, "budget_low": 0.01, "budget_high": 0.2, "quantile": 0.3},
     ],
     "keep.second_moment": [{"limit": 0.04}],
+    "keep.second_moment_by_sign": [{"limit": 0.04}],
     "keep.high_entropy": [{"fraction": 0.2}, {"fraction": 0.6}],
     "keep.recent_version": [{"lag": 0, "newest": "batch"}, {"lag": 1, "newest": "sequence"}],
     "select.covariance_in_band": [{"band": (0.8, 1.2), "covariance_low": 0.0, "covariance_high": 5.0, "fraction": 0.5}],
