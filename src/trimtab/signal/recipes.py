@@ -231,7 +231,7 @@ def deepseek_v32() -> Recipe:
 def decoupled_ppo() -> Recipe:
     return Recipe(
         name="decoupled_ppo",
-        summary="The clip stays at the old policy, a factor takes it back to the stale sampler; far tokens are dropped.",
+        summary="The clip stays at the old policy, a factor takes it back to the sampler; far tokens are dropped.",
         source="Fu et al. 2025, AReaL, arXiv:2505.24298, eq. 5: clip 0.2; 5 as in AReaL",
         loss=ppo_clip(),
         normalize=part("normalize.mean_std", mean="batch", std="batch"),
