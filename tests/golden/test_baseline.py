@@ -243,3 +243,8 @@ def test_token_rewards_are_whitened_before_they_become_returns() -> None:
     assert_near(prepare(given, chosen)[0].advantage, -1 / scale, 0.0, 1 / scale, 2 / scale)
     with pytest.raises(SignalError, match="reads no token rewards, so it would act nowhere"):
         recipe("grpo", whiten_token_rewards=True)
+
+
+def test_each_key_needs_a_weight_per_key() -> None:
+    with pytest.raises(SignalError, match="each_key: the batch carries 2 rewards per episode and there are 3 weights"):
+        several_rewards.each_key(REWARDS, SCORED, ALL, GROUP, 2, weights=(1.0, 1.0, 1.0))

@@ -6,6 +6,7 @@ import torch
 from trimtab.errors import SignalError
 from trimtab.signal import SignalBatch
 from trimtab.signal.cell import Cells, list_cells, packed_cells, padded_cells
+from trimtab.signal.tensors import as_on_a_device
 
 MASK = torch.tensor([[False, True, True, False], [True, False, True, True], [False, False, False, False]])
 CODES = 1000 * torch.arange(3)[:, None] + torch.arange(4.0)[None, :]
@@ -136,3 +137,14 @@ def test_plain_numbers_beside_a_single_tensor_are_read_in_its_precision() -> Non
 def test_fields_of_your_own_are_named_as_arguments_are(extra: object) -> None:
     with pytest.raises(SignalError, match="extra is not a mapping of names to token fields"):
         SignalBatch.from_padded([[1]], reward=[1.0], group=[0], extra=extra)
+
+
+def test_off_the_processor_packed_rows_are_read_and_refused_alike() -> None:
+    trainable, ends = torch.tensor([True, False, True, True]), torch.tensor([0, 1, 1, 4])
+    with as_on_a_device():
+        cells, segments = packed_cells(trainable, ends)
+        for wrong in ([0, 3, 1, 4], [1, 4], [0, 3], []):
+            with pytest.raises(SignalError, match="cu_seqlens is"):
+                packed_cells(trainable, torch.tensor(wrong, dtype=torch.long))
+    assert segments.token_counts.tolist() == [1, 0, 2]
+    assert cells.gather(torch.arange(4.0)).tolist() == [0.0, 2.0, 3.0]

@@ -103,6 +103,11 @@ def test_the_worked_example_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.is_last.tolist() == [False, True, True]
 
 
+def test_a_full_block_is_one_block() -> None:
+    segments = Segments.from_counts(torch.tensor([discount.BLOCK, 0, 2 * discount.BLOCK, 1]), 3 * discount.BLOCK + 1)
+    assert discount.blocks_of(segments).segments.token_counts.tolist() == [1, 0, 2, 1]
+
+
 def test_the_next_value_of_a_last_token_is_the_boundary_whoever_is_empty_beside_it() -> None:
     value = torch.tensor([1.0, 2.0, 3.0, 4.0])
     segments = Segments.from_counts(torch.tensor([0, 2, 0, 2, 0]), 4)

@@ -145,3 +145,9 @@ def test_no_metric_holds_on_to_the_graph() -> None:
     values = torch.ones(3, requires_grad=True) * 2
     for metric in (Mean.of(values), Sum.of(values), Extremum.of(values, 1), Spread.of(values), SampleSize.of(values)):
         assert not metric.value()[0].requires_grad
+
+
+def test_a_mean_of_plain_numbers() -> None:
+    assert [Mean(6.0, count).value() for count in (1.0, 4.0)] == [(6.0, True), (1.5, True)]
+    assert Mean(0.0, 0.0).value() == (0.0, False)
+    assert Mean(0.0, 0.0, absent=False).value() == (0.0, True)

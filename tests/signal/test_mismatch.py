@@ -132,3 +132,20 @@ def test_a_log_ratio_that_is_huge_stays_finite() -> None:
     found = numbers(given)
     assert all(abs(value) < inf for value in found.values())
     assert found["fold_engine/token_mean"] == pytest.approx(exp(20))
+
+
+@pytest.mark.parametrize("chosen", [None, torch.tensor([True] * 4)])
+def test_an_agreement_of_float32_numbers_is_taken_in_float64(chosen: torch.Tensor | None) -> None:
+    """Squares of 4097 and 4099 need 25 bits; in float32 the spread of numbers this large would be rounded away."""
+    x = torch.tensor([4097.0, -4097.0, 4099.0, -4099.0]) + 2.0**20
+    found = Agreement.of(x, x.flip(0), "explained", chosen)
+    exact = [float(one) for one in x]
+    mean = sum(exact) / 4
+    assert found.m2_x.item() == sum((one - mean) ** 2 for one in exact)
+    assert found.joint.item() == sum((a - mean) * (b - mean) for a, b in zip(exact, exact[::-1], strict=True))
+
+
+def test_a_quotient_of_float32_numbers_is_summed_in_float64() -> None:
+    many = torch.tensor([2.0**24, 1.0, 1.0])
+    assert Quotient.of(many, torch.ones(1)).total.item() == 2**24 + 2
+    assert Quotient.of(torch.ones(1), many).over.item() == 2**24 + 2

@@ -253,3 +253,17 @@ def test_a_gradient_within_a_millionth_of_its_scale_is_the_one_that_was_declared
         warnings.simplefilter("always")
         (loss * arrives).backward()
     assert bool(heard) == said
+
+
+def test_a_sum_over_tokens_is_not_shared_between_calls() -> None:
+    leaf = torch.full((2, 3), -1.0, requires_grad=True)
+    given = {
+        "logp_old": leaf.detach(),
+        "reward": [1.0, 0.0],
+        "group": [0, 0],
+        "mask": torch.ones(2, 3, dtype=torch.bool),
+    }
+    chosen = recipe("reinforce", weighting="token_sum", normalize="raw")
+    for counts in (None, Counts(tokens=60, sequences=20)):
+        (gradient,) = torch.autograd.grad(trimtab.loss(leaf, recipe=chosen, counts=counts, **given)[0], leaf)
+        assert gradient.tolist() == [[-1.0] * 3, [0.0] * 3]

@@ -24,7 +24,8 @@ WRONG: list[tuple[str, Any]] = [
     ("loss", CLIP), ("reward", part("reward.affine")), ("reward", (BAND,)), ("reward", [part("reward.affine")]),
     ("correction", BAND), ("correction", [BAND]), ("correction", (BAND.part,)),
     ("kl", 0.04), ("kl", part("kl.k3")), ("entropy", 0.01), ("value", 0.5), ("nll", 1.0),
-    ("clip_advantage", "5"), ("clip_advantage", True),
+    ("group_mean_band", ("a", "b")), ("group_mean_band", (False, True)), ("group_mean_band", (0.0, 1.0, 2.0)),
+    ("group_mean_band", (1.0, 0.0)), ("group_mean_band", (0.5, 0.5)), ("clip_advantage", "5"), ("clip_advantage", True),
 ]  # fmt: skip
 
 

@@ -127,3 +127,23 @@ def test_what_cannot_be_read_is_refused(logits: Tensor, ids: Tensor, temperature
 def test_a_head_of_another_width_is_refused() -> None:
     with pytest.raises(SignalError, match="so there are no logits"):
         _ = logp_from_hidden(torch.zeros(2, 3), torch.zeros(5, 4), torch.zeros(2, dtype=torch.long))
+
+
+@pytest.mark.usefixtures("chunk")
+@pytest.mark.parametrize("uses", ["logp", "entropy", "both"])
+def test_half_precision_has_the_gradient_of_its_numbers(uses: str) -> None:
+    torch.manual_seed(3)
+    half = torch.randn(7, 13).bfloat16().requires_grad_()
+    ids, by = torch.randint(13, (7,)), torch.randn(2, 7)
+    if uses != "both":
+        by[0 if uses == "entropy" else 1] = 0
+    found, wide = logp_and_entropy(half, ids, temperature=0.7), half.detach().double().requires_grad_()
+    used = {"logp": [0], "entropy": [1], "both": [0, 1]}[uses]
+    (mine,) = torch.autograd.grad(sum((found[one] * by[one]).sum() for one in used), half)  # type: ignore[arg-type]
+    wanted = expected(wide, ids, 0.7)
+    (theirs,) = torch.autograd.grad(sum((wanted[one] * by[one]).sum() for one in (0, 1)), wide)  # type: ignore[arg-type]
+    torch.testing.assert_close(mine.double(), theirs, rtol=2**-8, atol=1e-3)
+
+
+def test_a_chunk_is_as_large_as_is_said() -> None:
+    assert [4 * one / 2**20 for one in (module.CHUNK, module.HIDDEN_CHUNK, module.FAR_CHUNK)] == [2, 16, 64]

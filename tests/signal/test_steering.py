@@ -79,6 +79,13 @@ def test_who_does_not_vote_is_not_remembered_and_a_batch_without_voters_changes_
     assert prepare(none, chosen, state)[1].memory == state.memory
 
 
+def test_one_reward_has_no_spread_yet() -> None:
+    one = SignalBatch.from_tokens([1], reward=[3.0], group=[0])
+    prepared, state = prepare(one, recipe("reinforce", normalize="running"))
+    assert prepared.advantage.tolist() == [0.0]
+    assert state.memory == {"reward_count": 1.0, "reward_mean": 3.0, "reward_m2": 0.0}
+
+
 def test_rewards_that_never_differed_are_not_divided() -> None:
     prepared, _ = prepare(batch(0.0, [0.1, 0.1]), recipe("reinforce", normalize="running"))
     assert prepared.advantage.tolist() == pytest.approx([0.0, 0.0], abs=1e-12)

@@ -75,5 +75,5 @@ class Quotient(NamedTuple):
 def _over(value: Number, divisor: Number) -> Number:
     """A quotient, 0 where nothing is to be divided by."""
     if isinstance(divisor, Tensor):
-        return torch.where(divisor > 0, value / torch.where(divisor > 0, divisor, 1.0), 0.0)
+        return torch.where(divisor > 0, value / divisor, 0.0)
     return value / divisor if divisor > 0 else 0.0

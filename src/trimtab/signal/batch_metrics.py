@@ -1,5 +1,6 @@
 """What is measured of a batch while it is prepared: the only place that turns rewards and votes into metrics."""
 
+import itertools
 from collections.abc import Mapping
 
 import torch
@@ -7,17 +8,16 @@ from torch import Tensor
 
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.composition import Recipe
+from trimtab.signal.credit import shaping_steps
 from trimtab.signal.diagnostics import drift_by_age
 from trimtab.signal.fields import Field
 from trimtab.signal.layout import EpisodeFlag, PerToken
 from trimtab.signal.metric_kind import Mean, Metric, Spread, larger, moments
 from trimtab.signal.mismatch import explained, mismatch
-from trimtab.signal.parts import run
 from trimtab.signal.ratio import Ratio
 from trimtab.signal.reduce import any_of
 from trimtab.signal.tally import Tally
 from trimtab.signal.tensors import as_plain, host, in_precision
-from trimtab.signal.vote import episode_fields
 
 
 def by_age(batch: SignalBatch, ratios: Mapping[str, Ratio], version: int | None) -> dict[str, Metric]:
@@ -67,15 +67,13 @@ def _token_spread(values: Field, among: Field) -> Spread:
 
 def shaping_metrics(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> dict[str, Metric]:
     """How much each step of the reward shaping moves the reward of an episode that votes."""
-    entries: dict[str, Metric] = {}
     if not recipe.reward:
-        return entries
-    reward = torch.where(batch.scored, batch.reward, 0.0)
-    for step in recipe.reward:
-        shaped = run(step, {"reward": reward, **episode_fields(batch, votes)})
-        entries[f"{step.formula.name}/effect"] = Mean.of((shaped - reward).abs(), votes)
-        reward = shaped
-    return entries
+        return {}
+    effects = (after - before for before, after in itertools.pairwise(shaping_steps(batch, recipe, votes)))
+    return {
+        f"{one.formula.name}/effect": Mean.of(effect.abs(), votes)
+        for one, effect in zip(recipe.reward, effects, strict=True)
+    }
 
 
 def more_metrics(batch: SignalBatch, kept: Field, returns: Field, training: Field) -> dict[str, Metric]:

@@ -153,13 +153,13 @@ def packed_cells(trainable: Bool[Tensor, " packed"], cu_seqlens: Int[Tensor, " b
     """Cells of one packed row; cu_seqlens = [0, end of sequence 0, …, end of the last]."""
     ends, width = cu_seqlens, trainable.shape[0]
     # Everything that decides is read in one go.
-    counts, (first, last, least, num_tokens) = _counted(ends, trainable) if ends.numel() else (ends, (-1, 0, 0, width))
-    if first != 0 or last != width or least < 0:
+    counts, facts = _counted(ends, trainable) if ends.numel() else (ends, None)
+    if facts is None or facts[:2] != [0, width] or facts[2] < 0:
         raise SignalError(
             f"SignalBatch: cu_seqlens is {ends.tolist()} for a packed row of {width} tokens, so the sequences do not "
             f"cover it. It starts with 0, never decreases and ends with {width}."
         )
-    if num_tokens == width:
+    if facts[3] == width:
         return Cells((width,), device=trainable.device), Segments.from_counts(counts, width)
     running = torch.nn.functional.pad(trainable.cumsum(0), (1, 0))
     index = trainable.nonzero().squeeze(1)

@@ -29,18 +29,19 @@ def kl_of_old(batch: SignalBatch, recipe: Recipe) -> PerToken | None:
 
 def rewards_with_kl(batch: SignalBatch, recipe: Recipe, kl: PerToken | None, votes: EpisodeFlag) -> PerEpisode:
     """Shaped rewards, minus the KL where it acts on them."""
-    reward, levels = _shaped(batch, recipe, votes), batch.levels
+    reward, levels = shaping_steps(batch, recipe, votes)[-1], batch.levels
     if recipe.kl is not None and kl is not None and recipe.kl.into == "sequence_reward":
         reward = reward - recipe.kl.coef * segment_sum(kl, levels.episode_of_token, levels.num_episodes)
     return reward
 
 
-def _shaped(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> PerEpisode:
-    """Task rewards after shaping; unscored ones are set to 0 so that nothing undefined travels on."""
-    reward = torch.where(batch.scored, batch.reward, 0.0)
-    for step in recipe.reward:
-        reward = run(step, {"reward": reward, **episode_fields(batch, votes)})
-    return reward
+def shaping_steps(batch: SignalBatch, recipe: Recipe, votes: EpisodeFlag) -> list[PerEpisode]:
+    """Task rewards, then what each step of the shaping makes of them; unscored ones are 0, so nothing undefined
+    travels on."""
+    steps = [torch.where(batch.scored, batch.reward, 0.0)]
+    for one in recipe.reward:
+        steps.append(run(one, {"reward": steps[-1], **episode_fields(batch, votes)}))
+    return steps
 
 
 def outcomes_of(

@@ -43,7 +43,7 @@ def drift(ratios: Mapping[str, Ratio], segments: Segments) -> Metrics:
             f"logratio_{name}/token_abs_mean": Mean(far, count),
             f"logratio_{name}/token_abs_max": Extremum(farthest, 1),
             f"ratio_{name}/token_mean": Mean(count + moved, count),
-            f"ratio_{name}/token_std": Spread(count, 1 + share, around),
+            f"ratio_{name}/token_std": Spread(count, share, around),  # of ratio - 1, which spreads alike
             f"ratio_{name}/token_min": Extremum(least, -1),
             f"ratio_{name}/token_max": Extremum(most, 1),
             f"ratio_{name}/sequence_mean": Mean(product, sequences),

@@ -51,7 +51,7 @@ def geometric_of_clipped(
     TRL it adds -A_t, the loss at ratio 1, without a gradient.
     Undefined when the advantage or the importance varies inside a sequence (the pipeline refuses).
     """
-    low, high = log(band[0]) if band[0] > 0 else -inf, log(band[1]) if band[1] < inf else inf
+    low, high = log(band[0]) if band[0] > 0 else -inf, log(band[1])
     log_ratio = logp_current - logp_anchor.detach()
     bounded = torch.where(advantage > 0, log_ratio.clamp(max=high), log_ratio.clamp(min=low))
     ratio = bounded_exp(to_tokens(sequence_mean(bounded, segments, keep), segments))

@@ -153,7 +153,7 @@ def turn_mean(values: PerToken, segments: Segments, turn: TokenIndex, keep: Keep
     """
     count, owner = values.shape[0], segments.sequence_of_token
     begins = (turn[1:] != turn[:-1]) | (owner[1:] != owner[:-1])
-    place = torch.nn.functional.pad(begins.long(), (1, 0)).cumsum(0)[:count]
+    place = torch.cat([begins.new_zeros(count - begins.shape[0]), begins]).cumsum(0)
     weight = torch.ones_like(values) if keep is None else keep.to(values.dtype)
     held = values if keep is None else torch.where(keep, values, torch.zeros_like(values))
     means = segment_sum(held, place, count) / segment_sum(weight, place, count).clamp(min=1)
@@ -188,10 +188,9 @@ def earlier_sum(values: PerToken, segments: Segments) -> PerToken:
 
 def _shifted(values: PerToken, owner: TokenIndex, by: int) -> PerToken:
     """Each token's value `by` places later; 0 where that is another sequence."""
-    count = values.shape[0]
-    moved = torch.nn.functional.pad(values, (by, 0))[:count]
-    same = torch.nn.functional.pad(owner, (by, 0), value=-1)[:count] == owner
-    return torch.where(same, moved, torch.zeros_like(moved))
+    moved, same = torch.zeros_like(values), owner[by:] == owner[:-by]
+    moved[by:] = torch.where(same, values[:-by], moved[by:])
+    return moved
 
 
 def last_token(segments: Segments) -> tuple[Int[Tensor, " nonempty"], Int[Tensor, " nonempty"]]:

@@ -83,17 +83,17 @@ def _wide(values: Tensor) -> Tensor:
 
 def _forward(logits: Tensor, ids: Tensor, temperature: float, room: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of a few rows: log-prob, entropy, and the log of the normaliser. `room`: two scratch tables as wide."""
-    largest = logits.amax(-1, keepdim=True)
+    largest = logits.amax(1, keepdim=True)
     shifted, power = room[0, : len(logits)], room[1, : len(logits)]
     _ = torch.sub(logits, largest, out=shifted)
     if temperature != 1:
         shifted /= temperature
     _ = torch.exp(shifted, out=power)
-    total = power.sum(-1)
+    total = power.sum(1)
     log_total = total.log()
-    own = shifted.gather(-1, ids[:, None])[:, 0] - log_total
+    own = shifted.gather(1, ids[:, None])[:, 0] - log_total
     # A logit of -inf has no mass; 0 times -inf would be nan.
-    inner = power.mul_(shifted.clamp_(min=torch.finfo(shifted.dtype).min)).sum(-1)
+    inner = power.mul_(shifted.clamp_(min=torch.finfo(shifted.dtype).min)).sum(1)
     return own, log_total - inner / total, log_total + largest[:, 0] / temperature
 
 

@@ -29,7 +29,7 @@ def by_source(batch: SignalBatch) -> dict[str, Metric]:
             "own, so nobody would read them all. Number environments or data sets, not prompts or episodes."
         )
     of_token = place.index_select(0, batch.levels.episode_of_token)
-    apart = batch.logp_old.double() - batch.logp_rollout.double()
+    apart = batch.logp_old.double() - batch.logp_rollout
     k3 = torch.expm1(apart.clamp(-LOG_BOUND, LOG_BOUND)) - apart
     far, moved, tokens = (
         cast("list[float]", segment_sum(one, of_token, len(names)).tolist())

@@ -109,7 +109,7 @@ NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 def in_precision(values: Array, dtype: torch.dtype) -> Array:
     """The same numbers in another precision."""
-    return values.to(dtype) if isinstance(values, Tensor) else values.astype(NUMPY[dtype], copy=False)
+    return values.to(dtype) if isinstance(values, Tensor) else np.asarray(values, NUMPY[dtype])
 
 
 def library(values: Array) -> Any:
@@ -143,7 +143,7 @@ def read_all(numbers: Sequence[Array], more: Array) -> list[float]:
     """Single numbers and those of an array; a device is asked once for all of them."""
     if isinstance(more, np.ndarray):
         return [number.item() for number in numbers] + cast("list[float]", more.tolist())
-    return cast("list[float]", torch.cat([torch.stack([one.double() for one in numbers]), more.double()]).tolist())
+    return cast("list[float]", torch.cat([*(one.reshape(1) for one in numbers), more.double()]).tolist())
 
 
 def exceeds(first: Tensor, second: Tensor) -> Tensor:

@@ -175,7 +175,8 @@ def turns_by_state(
 
 def _among(voters: Voters, values: Tensor, std: Literal["group", "none"], eps: float) -> Tensor:
     """Values against the voters' mean, in units of their spread, and held within theirs; 0 with fewer than two."""
-    centred = values.double() - voters.average(values.double())
+    exact = values.double()
+    centred = exact - voters.average(exact)
     scaled = centred
     if std == "group":
         spread = voters.spread(centred, 1)

@@ -46,10 +46,9 @@ def refuse_types(recipe: "Recipe") -> None:
 def _check_band(where: str, given: object) -> None:
     if given is None:
         return
-    bounds = cast("tuple[object, ...]", given) if isinstance(given, tuple) else ()
-    is_band = len(bounds) == 2 and all(isinstance(b, int | float) and not isinstance(b, bool) for b in bounds)
-    low, high = cast("tuple[float, float]", bounds) if is_band else (0.0, 0.0)
-    if not low < high:
+    bounds = cast("tuple[float, ...]", given) if isinstance(given, tuple) else ()
+    are_numbers = all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in bounds)
+    if not (len(bounds) == 2 and are_numbers and bounds[0] < bounds[1]):
         raise SignalError(
             f"{where}: group_mean_band = {given!r} is not possible. It is (low, high) with low < high, as rewards go: "
             "(0, 1) drops groups that are all wrong or all right."

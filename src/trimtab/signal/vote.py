@@ -64,5 +64,5 @@ def groups_outside(batch: SignalBatch, votes: EpisodeFlag, band: tuple[float, fl
     """Groups whose voters' mean raw task reward is not strictly inside the band; one without voters is not judged."""
     group, num = batch.levels.group_of_episode, batch.levels.num_groups
     voters = segment_sum(votes.to(torch.long), group, num)
-    mean = segment_sum(torch.where(votes, batch.reward, 0.0), group, num) / voters.clamp(min=1)
+    mean = segment_sum(torch.where(votes, batch.reward, 0.0), group, num) / voters
     return (voters > 0) & ~((band[0] < mean) & (mean < band[1]))
