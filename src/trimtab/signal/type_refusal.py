@@ -3,7 +3,7 @@
 It looks at one field at a time; whether fields go together is said in rules.py.
 """
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from trimtab.errors import SignalError
 from trimtab.signal.ingredient import KL, NotEnded, Old, Stage, Term, check_part, check_word
@@ -46,7 +46,7 @@ def refuse_types(recipe: "Recipe") -> None:
 def _check_band(where: str, given: object) -> None:
     if given is None:
         return
-    bounds = cast("tuple[float, ...]", given) if isinstance(given, tuple) else ()
+    bounds = cast("tuple[Any, ...]", given) if isinstance(given, tuple) else ()
     are_numbers = all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in bounds)
     if not (len(bounds) == 2 and are_numbers and bounds[0] < bounds[1]):
         raise SignalError(
