@@ -172,7 +172,7 @@ def test_the_others_in_our_words(tmp_path: Path) -> None:
         ("verl", "python x algorithm.lam=0.95\n", "lam = 0.95 does nothing: adv_estimator = grpo has no lambda"),
         ("verl", "python x algorithm.adv_estimator=mine\n", "no baseline is written"),
         ("verl", "python x actor_rollout_ref.rollout.n=$1\n", r"rollout.n = \$1 is only known when it runs"),
-        ("verl", "python x data.train_batch_size=64\n", "data.train_batch_size is given 2 times, as 256, 64"),
+        ("verl", "python x data.train_batch_size=64\n", "data.train_batch_size is given with 2 values, 256, 64: the last one counts."),
         ("slime", "python x --use-kl-loss --kl-loss-coef 0.0 --opsm-delta 0.1\n", "opsm_delta = 0.1 does nothing"),
         ("openrlhf", "python x --algo.dynamic_filtering_range 0.1 0.9\n", "dynamic_filtering_enable is off"),
         ("areal", "  m2_threshold: 0.04\n  gae_lambda: 0.9\n", None),
@@ -269,6 +269,16 @@ def test_a_value_that_depends_on_a_branch_is_said_to(tmp_path: Path) -> None:
         "actor_rollout_ref.actor.policy_loss.loss_mode = gspo is one branch of the script, in another it is vanilla. "
         "Check it.",
     ]
+
+
+def test_a_branch_about_placement_is_said_beside_the_option_alone(tmp_path: Path) -> None:
+    path = tmp_path / "given.sh"
+    path.write_text("if [ $1 = big ]; then\n  TP=4\nelse\n  TP=2\nfi\npython x algorithm.adv_estimator=grpo "
+                    "actor_rollout_ref.rollout.tensor_model_parallel_size=$TP\n")  # fmt: skip
+    made = convert("verl", path)
+    assert not any("tensor_model" in one for one in made.warnings)
+    (told,) = (one for one in made.told if one.given.key.endswith("tensor_model_parallel_size"))
+    assert told.note == "the engine and its placement; is one branch of the script, in another it is 4. Check it"
 
 
 FULLY_ASYNC = "python3 -m x --config-name=fully_async_ppo_trainer algorithm.adv_estimator=grpo data.train_batch_size=0"

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,6 @@ def convert(framework: str, source: str | Path = "", flags: tuple[str, ...] = ()
     if not found:
         raise ConfigError(f"convert: no option was found in {source or 'the flags'}, so there is nothing to convert.")
     options = Options(wanted, {one.key: one for one in found})
-    _tell_repeated(options, found)
     try:
         built = importlib.import_module(f"trimtab.convert.{wanted}").read(options)
         made = built.recipe()
@@ -96,6 +95,7 @@ def convert(framework: str, source: str | Path = "", flags: tuple[str, ...] = ()
         raise
     except TrimtabError as error:
         raise ConfigError(f"convert: these options together are not a signal that runs here. {error}") from error
+    _tell_doubts(options, found)
     _tell_votes(options, made, called)
     _tell_unsupplied(options, made)
     train = {key: value for key, value in built.train.items() if value is not None}
@@ -125,14 +125,20 @@ def _tell_unsupplied(options: Options, made: Recipe) -> None:
             )
 
 
-def _tell_repeated(options: Options, found: list[Given]) -> None:
-    for key in dict.fromkeys(one.key for one in found):
-        values = [one.value for one in found if one.key == key]
-        if len({str(value) for value in values}) > 1:
-            options.warn(
-                f"{key} is given {len(values)} times, as {', '.join(map(str, values[:4]))}: the last one counts."
-            )
-    for one in {one.key: one for one in found}.values():
+def _tell_doubts(options: Options, found: list[Given]) -> None:
+    """Options with several values: said first, or beside the option where it is no part of the signal or the run."""
+    said: list[str] = []
+    for key, one in {one.key: one for one in found}.items():
+        values = list(dict.fromkeys(str(each.value) for each in found if each.key == key))
+        doubts: list[tuple[str, str]] = []
+        if len(values) > 1:
+            doubts.append((key, f"is given with {len(values)} values, {', '.join(values[:4])}: the last one counts"))
         if one.depends:
             other = "" if one.other is None else f", in another it is {one.other}"
-            options.warn(f"{one.key} = {one.value} is one branch of the script{other}. Check it.")
+            doubts.append((f"{key} = {one.value}", f"is one branch of the script{other}. Check it"))
+        told = options.told[key]
+        if told.status == "outside":
+            options.told[key] = replace(told, note="; ".join([told.note, *(doubt for _, doubt in doubts)]))
+        else:
+            said += [f"{what} {doubt}." for what, doubt in doubts]
+    options.warnings[:0] = said
