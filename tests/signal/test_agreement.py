@@ -37,6 +37,15 @@ def test_what_agreement_reads() -> None:
         assert (float(number), bool(is_there)) == (pytest.approx(1 - (14 + 6 - 18) / 14), True)
 
 
+def test_small_numbers_are_numbers_all_the_same() -> None:
+    # a tenth of x and y: the same correlation and the same share
+    small = [3.0, 0.3, 0.3, 0.14, 0.06, 0.09]
+    for reads, expected in (("correlation", 9 / sqrt(84)), ("explained", 6 / 7)):
+        number, is_there = Agreement(*small, reads).value()
+        assert (number, is_there) == (pytest.approx(expected), True)
+    assert Quotient(0.25, 0.5).value() == (0.5, True)
+
+
 @pytest.mark.parametrize("as_plain", [False, True])
 @pytest.mark.parametrize("cut", [0, 1, 2, 3])
 def test_parts_of_any_size_merge_to_the_moments_of_the_whole(as_plain: bool, cut: int) -> None:
