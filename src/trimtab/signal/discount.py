@@ -44,7 +44,7 @@ def discounted_sum_each(values: PerToken, segments: Segments, discount: PerSeque
         _ = table[lane].addcmul_(table[lane + 1], each)
     if blocks.longest > BLOCK:
         reach = each ** torch.arange(BLOCK, 0, -1, dtype=values.dtype, device=values.device)[:, None]
-        total = discounted_sum_each(table[0, :count], blocks.segments, discount**BLOCK)
+        total = discounted_sum_each(table[0].narrow(0, 0, count), blocks.segments, discount**BLOCK)
         later = torch.where(blocks.is_last, torch.zeros_like(total), total.roll(-1))
         _ = table.addcmul_(reach, torch.nn.functional.pad(later, (0, width - count)))
     return table.reshape(-1).index_select(0, blocks.place)
