@@ -134,6 +134,8 @@ def test_a_packed_row_may_hold_one_sequence_or_empty_ones(counts: list[int]) -> 
     whole, holed = (SignalBatch.from_packed(mask, ends, **rewards) for mask in ([1, 1, 1], [1, 0, 1]))
     assert whole.segments.token_counts.tolist() == counts
     assert whole.logp_old.tolist() == [-1.0, -2.0, -3.0]
+    assert (whole.cells.is_dense, holed.cells.is_dense) == (True, False)
+    assert whole.cells.places is None  # nothing has to be looked up
     assert holed.segments.token_counts.tolist() == [max(0, count - (count > 1)) for count in counts]
     assert holed.logp_old.tolist() == [-1.0, -3.0]
 

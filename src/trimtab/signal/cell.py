@@ -161,14 +161,14 @@ def packed_cells(trainable: Bool[Tensor, " packed"], cu_seqlens: Int[Tensor, " b
         )
     if facts[3] == width:
         return Cells((width,), device=trainable.device), Segments.from_counts(counts, width)
-    running = torch.nn.functional.pad(trainable.cumsum(0), (1, 0))
     index = trainable.nonzero().squeeze(1)
-    return Cells((width,), index), Segments.from_counts(running[ends].diff(), index.shape[0])
+    before = torch.searchsorted(index, ends)  # how many trainable tokens lie before each boundary
+    return Cells((width,), index), Segments.from_counts(before.diff(), index.shape[0])
 
 
 def _counted(ends: Tensor, trainable: Tensor) -> tuple[Tensor, list[int]]:
     """Tokens between boundaries; the first and the last boundary, how many decrease, how many tokens are trainable."""
-    if is_plain(ends) and is_plain(trainable):
+    if is_plain(trainable):
         at = ends.numpy()
         counts = at[1:] - at[:-1]
         facts = [int(at[0]), int(at[-1]), int(np.count_nonzero(counts < 0)), int(np.count_nonzero(trainable.numpy()))]
