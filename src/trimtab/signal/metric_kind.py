@@ -38,9 +38,7 @@ class Mean(NamedTuple):
 
     def value(self) -> tuple[Number, "bool | Tensor"]:
         """The number, and whether there is one."""
-        count = self.count
-        divisor = count.clamp(min=1) if isinstance(count, Tensor) else count if count > 1 else 1.0
-        return self.total / divisor, count > 0 if self.absent else True
+        return self.total / larger(self.count, 1.0), self.count > 0 if self.absent else True
 
 
 class Sum(NamedTuple):
@@ -153,11 +151,6 @@ def _plain_sums(values: Array, among: Array | None) -> tuple[float, float]:
 
 def larger(first: Number, second: Number) -> Number:
     """The larger of two; not a number, if the first is none."""
-    if type(first) is type(second) is float:
-        return second if first < second else first
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return torch.maximum(first, second)
-    if isinstance(first, Tensor) or isinstance(second, Tensor):
-        tensor, bound = (first, second) if isinstance(first, Tensor) else (cast("Tensor", second), first)
-        return tensor.clamp(min=cast("float", bound))
-    return second if first < second else first
+    if isinstance(first, Tensor):
+        return torch.maximum(first, second) if isinstance(second, Tensor) else first.clamp(min=second)
+    return second.clamp(min=first) if isinstance(second, Tensor) else max(first, second)

@@ -62,7 +62,7 @@ class Metrics(Mapping[str, Metric]):
             if type(metric) is Mean and type(metric[0]) is type(metric[1]) is float:  # most are, so this is written out
                 total, count, absent = cast("tuple[float, float, bool]", metric)
                 if count > 0 or not absent:
-                    found[name] = total / (count if count > 1 else 1.0)
+                    found[name] = total / max(count, 1.0)
                 continue
             number, is_there = metric.value()
             if isinstance(number, Tensor):
