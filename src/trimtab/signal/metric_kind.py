@@ -65,7 +65,7 @@ class Extremum(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor, sign: int, among: Tensor | None = None) -> "Extremum":
-        signed = sign * values.detach().double()
+        signed = sign * values.detach()
         if among is not None:
             signed = torch.where(among, signed, torch.full_like(signed, -torch.inf))
         return cls(signed.max() if signed.numel() else signed.new_full((), -torch.inf), sign)
@@ -123,7 +123,7 @@ def moments(values: Array, among: Array | None = None) -> tuple[Number, Number, 
     """Sum, count, mean, and the sum of squares around the mean, of what is chosen."""
     total, count = _sums(values, among)
     mean = total / larger(count, 1.0)
-    exact = cast("Array", values.astype(np.float64) if isinstance(values, np.ndarray) else values.detach().double())
+    exact = cast("Array", values.astype(np.float64) if isinstance(values, np.ndarray) else values.double())
     return total, count, mean, _sums((exact - mean) ** 2, among)[0]
 
 
