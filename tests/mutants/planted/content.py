@@ -180,7 +180,7 @@ plant(
     "no_aliasing",
     "clips_advantages_in_place",
     pipeline("reinforce_plus_plus", clip_advantage=0.5),
-    "signal.credit:_shaped",
+    "signal.credit:shaping_steps",
     "torch.where(batch.scored, batch.reward, 0.0)",
     "batch.reward.mul_(batch.scored)",
     Edit("signal.door:reward_of", ", copy=True", ""),
