@@ -19,7 +19,7 @@ def renumbered(group: Tensor) -> tuple[Tensor, int]:
 def group_index(group: Tensor) -> tuple[Tensor, Array]:
     """Any group names as 0, 1, … in their order; how many there are, and whether one has a single episode."""
     if not group.numel():
-        return group.clone(), host(torch.zeros(2, dtype=torch.long, device=group.device))
+        return torch.empty_like(group), host(torch.zeros(2, dtype=torch.long, device=group.device))
     if is_plain(group):
         index, sizes = _numbered(group.numpy())
         return torch.from_numpy(index), np.array([len(sizes), 1 in sizes])
