@@ -11,6 +11,7 @@ SEGMENTS = Segments.from_counts(torch.tensor([2, 0, 3]), 5)
 def test_flags_of_sequences_count_for_their_tokens() -> None:
     shared = Field(torch.tensor([True, True, False]), SEGMENTS, True)
     apart = Field(torch.tensor([True, True, False, False, False]), SEGMENTS)
+    assert Field(apart.values, SEGMENTS).sequences.tolist() == [True, False, False]
     for one in (shared, apart):
         assert one.tokens.tolist() == [True, True, False, False, False]
         assert one.tally.tolist() == [2, 0, 0]
@@ -33,6 +34,8 @@ def test_everything_is_every_token_and_every_sequence() -> None:
 def test_fields_are_joined_per_sequence_where_both_are_held_so() -> None:
     some, value = Field(torch.tensor([True, False, True]), SEGMENTS, True), Field(torch.arange(5.0), SEGMENTS)
     assert [(some & everything(SEGMENTS)).is_shared, value.where(some).is_shared] == [True, False]
+    assert (some & ~some).values.tolist() == [False] * 3
+    assert (some & Field(torch.arange(5) == 4, SEGMENTS)).tokens.tolist() == [False, False, False, False, True]
     assert value.where(some).tokens.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert value.where(~some).tokens.tolist() == [0.0] * 5
     assert (value * ones(SEGMENTS, torch.float32).map(lambda one: one * 3)).tokens.tolist() == [
