@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from trimtab.signal.histogram import Histogram
+from trimtab.signal.histogram import BIN_OF_UPPER, Histogram
 from trimtab.signal.tensors import as_on_a_device
 
 
@@ -56,3 +56,9 @@ def test_values_are_sampled_from_twice_8192_on(elsewhere: bool) -> None:
             counts = Histogram.of(values).counts
         assert counts.dtype == torch.int64
         assert (int(counts[7]), int(counts[13]), int(counts.sum())) == (zeros, fives, zeros + fives)
+
+
+def test_the_upper_half_of_a_float32_has_a_bin() -> None:
+    assert BIN_OF_UPPER.shape == (65_536,)
+    # the upper half of 0 is 0, that of 1 is 0x3f80
+    assert (int(BIN_OF_UPPER[0]), int(BIN_OF_UPPER[0x3F80]), BIN_OF_UPPER.dtype.itemsize) == (7, 12, 1)
