@@ -33,7 +33,7 @@ def test_no_metric_of_a_loss_holds_its_graph(path: Any) -> None:
 
 
 def test_a_part_is_measured_over_all_of_its_tokens() -> None:
-    found = population_of(micro())
+    found = population_of(micro().part)
     assert found.is_everything
     assert found.among is None  # so that nobody has to count them
     assert found.tokens.tokens.tolist() == [True, True, True]
