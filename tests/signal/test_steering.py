@@ -150,10 +150,21 @@ def test_a_role_that_nobody_reads_and_a_reader_without_roles_are_refused() -> No
         prepare(SignalBatch.from_tokens([1], reward=[1.0], group=[0]), chosen)
 
 
-def test_one_call_knows_no_earlier_batch() -> None:
-    chosen, logp = recipe("reinforce", normalize=BY_ROLE), torch.full((2, 1), -1.0, requires_grad=True)
-    rows = {"mask": [[1], [1]], "reward": [1.0, 0.0], "group": [0, 0], "role": [0, 1]}
-    with pytest.raises(SignalError, match="a call knows of none, so every average would be 0"):
+@pytest.mark.parametrize("formula", [BY_ROLE, "running"])
+def test_one_call_knows_no_earlier_batch(formula: object) -> None:
+    chosen, logp = recipe("reinforce", normalize=formula), torch.full((2, 1), -1.0, requires_grad=True)
+    rows = {"mask": [[1], [1]], "reward": [1.0, 0.0], "group": [0, 0]}
+    rows |= {"role": [0, 1]} if "role" in chosen.needs else {}
+    with pytest.raises(SignalError, match="compares with what earlier batches earned, and a call of loss knows of no"):
         trimtab.loss(logp, recipe=chosen, **rows)
     loss, _ = trimtab.loss(logp, recipe=chosen, advantage=[1.0, 0.0], **rows)
     assert loss.item() == pytest.approx(0.5)
+
+
+def test_one_call_does_not_steer() -> None:
+    logp = torch.full((1, 1), -1.0, requires_grad=True)
+    given = {"mask": [[1]], "reward": [2.0], "group": [0], "logp_old": [[-1.0]], "logp_ref": [[-1.0]]}
+    with pytest.raises(SignalError, match=r"to kl.target = 0.1 .* keeps nothing, so the coefficient would stay 0.5"):
+        trimtab.loss(logp, recipe=steered(), **given)
+    loss, _ = trimtab.loss(logp, recipe=steered(target=None), **given)
+    assert loss.item() == pytest.approx(-2.0)  # one answer of reward 2, no KL, no baseline
