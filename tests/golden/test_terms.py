@@ -201,3 +201,10 @@ def test_refused(case: tuple[Callable[[], object], str]) -> None:
 def _micro(chosen: Recipe) -> MicroBatch:
     (micro,) = decide(next(prepare(batch(), chosen)[0].updates(1))).split(num=1)
     return micro
+
+
+def test_counts_of_a_step_that_is_here_whole_refuse_no_term_and_change_no_weight() -> None:
+    update = next(prepare(batch(), made(nll=Term(0.1, on="rewarded"), observed=Term(0.5)))[0].updates(1))
+    plain, counted = decide(update), decide(update, counts=trimtab.Counts(tokens=6, sequences=3))
+    for name in ("weight_policy", "weight_nll"):
+        torch.testing.assert_close(counted.whole.fields[name], plain.whole.fields[name], rtol=0, atol=0)

@@ -9,7 +9,7 @@ import torch
 import trimtab
 from trimtab.errors import SignalError
 from trimtab.signal import KL, SignalBatch, Stage, Term, part, recipe
-from trimtab.signal.catalogue import Band, Ceiling, Finite, NonNegative, Positive, Unit
+from trimtab.signal.catalogue import Band, Ceiling, Count, Finite, NonNegative, Positive, Unit
 from trimtab.signal.tensors import as_count
 
 INF = math.inf
@@ -21,6 +21,7 @@ SETTINGS = {
     "positive": (Positive, [TINY, 1.0, 1e300], [0.0, -1.0, INF]),
     "ceiling": (Ceiling, [TINY, 1.0, INF], [0.0, -1.0]),
     "non-negative": (NonNegative, [0.0, 1.0, 1e300], [-TINY, INF]),
+    "count": (Count, [0, 1, 10**9], [-1]),
     "finite": (Finite, [0.0, -1e300, 1e300], [INF, -INF]),
     "unit": (Unit, [0.0, 0.5, 1.0], [-TINY, 1 + 1e-12]),
 }

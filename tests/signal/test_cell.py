@@ -127,6 +127,19 @@ def test_a_packed_row_is_one_row() -> None:
         SignalBatch.from_packed([[1, 1]], [0, 2], reward=[1.0], group=[0])
 
 
+@pytest.mark.parametrize("counts", [[3], [0, 3, 0], [1, 2]])
+def test_a_packed_row_may_hold_one_sequence_or_empty_ones(counts: list[int]) -> None:
+    ends = torch.tensor([0, *counts]).cumsum(0)
+    rewards = {"reward": [1.0] * len(counts), "group": [0] * len(counts), "logp_old": torch.tensor([-1.0, -2.0, -3.0])}
+    whole, holed = (SignalBatch.from_packed(mask, ends, **rewards) for mask in ([1, 1, 1], [1, 0, 1]))
+    assert whole.segments.token_counts.tolist() == counts
+    assert whole.logp_old.tolist() == [-1.0, -2.0, -3.0]
+    assert (whole.cells.is_dense, holed.cells.is_dense) == (True, False)
+    assert whole.cells.places is None  # nothing has to be looked up
+    assert holed.segments.token_counts.tolist() == [max(0, count - (count > 1)) for count in counts]
+    assert holed.logp_old.tolist() == [-1.0, -3.0]
+
+
 def test_plain_numbers_beside_a_single_tensor_are_read_in_its_precision() -> None:
     row = torch.full((2,), -1.0, dtype=torch.float64)
     batch = SignalBatch.from_list([[1, 1]], reward=[1.0], group=[0], logp_old=[row], logp_rollout=[[-1.0, -1.0]])

@@ -117,6 +117,22 @@ def test_an_infinite_log_ratio_is_bounded_like_any_other_and_of_nothing_nothing_
     assert drift("engine", torch.zeros(0), empty).numbers() == {}
 
 
+def test_parts_without_tokens_change_no_drift_metric() -> None:
+    whole = drift("engine", torch.tensor([0.1, -0.5, 0.2], dtype=torch.float64), SEGMENTS)
+    for counts in ([], [0], [0, 0]):
+        nothing = drift("engine", torch.zeros(0), Segments.from_counts(torch.tensor(counts, dtype=torch.long), 0))
+        for merged in (nothing.merge(whole), whole.merge(nothing)):
+            assert merged.numbers() == pytest.approx(whole.numbers(), rel=1e-12)
+        assert nothing.merge(nothing).numbers() == {}
+
+
+def test_ratios_are_bounded_from_20_on() -> None:
+    for bound in (20.0, 21.0, torch.inf):
+        numbers = drift("engine", torch.tensor([-bound, 0.0, bound], dtype=torch.float64), SEGMENTS).numbers()
+        assert numbers["ratio_engine/token_min"] == pytest.approx(math.exp(-20), rel=1e-15)
+        assert numbers["ratio_engine/token_max"] == pytest.approx(math.exp(20), rel=1e-15)
+
+
 def test_the_spread_of_ratios_that_are_far_from_one_and_close_together_is_exact() -> None:
     segments = Segments.from_counts(torch.tensor([1000]), 1000)
     same = torch.full((1000,), 5.0, dtype=torch.float64)

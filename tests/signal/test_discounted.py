@@ -24,7 +24,7 @@ def recursion(values: Tensor, lengths: list[int], discount: float) -> Tensor:
 def drawn(lengths: list[int]) -> tuple[Tensor, Segments]:
     torch.manual_seed(0)
     values = torch.randn(sum(lengths), dtype=torch.float64)
-    return values, Segments.from_counts(torch.tensor(lengths), len(values))
+    return values, Segments.from_counts(torch.tensor(lengths, dtype=torch.long), len(values))
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.5, 0.95, 1.0])
@@ -101,6 +101,25 @@ def test_the_worked_example_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.place.tolist() == [0, found.width, 1, 2]
     assert found.segments.token_counts.tolist() == [2, 1]
     assert found.is_last.tolist() == [False, True, True]
+
+
+def test_rows_of_the_table_are_an_odd_number_of_cache_lines_and_hold_every_block() -> None:
+    for count in range(70):
+        width = discount._cut(Segments.from_counts(torch.ones(count, dtype=torch.long), count)).width
+        assert 0 <= width - count < 32
+        assert width % 32 == 16  # 16 float32 numbers are 64 bytes, one line
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0], [1], [0, 1, 0, 1]])
+def test_sequences_of_one_token_or_none_keep_their_values(lengths: list[int]) -> None:
+    values, segments = drawn(lengths)
+    found = blocks_of(segments)
+    assert (found.longest, found.segments.num_tokens) == (max(lengths, default=0), len(values))
+    assert found.is_last.tolist() == [True] * len(values)
+    each = torch.full((len(lengths),), 0.5, dtype=torch.float64)
+    for same in (discounted_sum(values, segments, 0.5), discounted_sum_each(values, segments, each)):
+        assert torch.equal(same, values)
+        assert not len(values) or same.data_ptr() != values.data_ptr()
 
 
 def test_a_full_block_is_one_block() -> None:

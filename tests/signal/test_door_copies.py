@@ -39,10 +39,11 @@ def test_nothing_of_a_batch_carries_gradient() -> None:
     assert [name for name, field in held(SignalBatch.from_padded(MASK, **given())).items() if field.requires_grad] == []
 
 
+@pytest.mark.parametrize("mask", [MASK, torch.ones_like(MASK)], ids=["some", "all"])
 @pytest.mark.parametrize("field", [*given()])
-def test_writing_into_a_field_afterwards_leaves_the_batch_alone(field: str) -> None:
+def test_writing_into_a_field_afterwards_leaves_the_batch_alone(field: str, mask: Tensor) -> None:
     fields = given()
-    batch = SignalBatch.from_padded(MASK, **fields)
+    batch = SignalBatch.from_padded(mask, **fields)
     before = {name: value.clone() for name, value in held(batch).items()}
     own = fields[field]["mine"] if field == "extra" else fields[field]
     with torch.no_grad():

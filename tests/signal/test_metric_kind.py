@@ -2,11 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from trimtab.signal.histogram import Histogram
-from trimtab.signal.metric_kind import Extremum, Mean, SampleSize, Spread, Sum
+from trimtab.signal.metric_kind import Extremum, Mean, SampleSize, Spread, Sum, larger
 from trimtab.signal.metrics import Metrics
 
 VALUES = torch.tensor([3.0, -1.0, 0.5, 8.0, 2.0, 2.0, -4.0], dtype=torch.float64)
@@ -141,13 +142,64 @@ def test_ess_of_weights_that_are_all_zero_is_zero() -> None:
     assert numbers_of([0.0, 0.0])["ess"] == 0.0
 
 
+def test_numbers_of_any_precision_are_read_together() -> None:
+    """2^24 + 1 is no float32."""
+    entries = {"count": Sum(torch.tensor(2**24 + 1)), "half": Sum(torch.tensor(0.5)), "plain": Sum(3.0)}
+    assert Metrics(entries, {}).numbers() == {"count": 2**24 + 1, "half": 0.5, "plain": 3.0}
+
+
 def test_no_metric_holds_on_to_the_graph() -> None:
     values = torch.ones(3, requires_grad=True) * 2
     for metric in (Mean.of(values), Sum.of(values), Extremum.of(values, 1), Spread.of(values), SampleSize.of(values)):
         assert not metric.value()[0].requires_grad
 
 
+NARROW = torch.tensor([2.0**24, 1.0, 1.0, 7.0])
+FIRST = torch.tensor([True, True, True, False])
+
+
+@pytest.mark.parametrize("chosen", [None, FIRST])
+def test_arrays_are_measured_as_tensors_are(chosen: torch.Tensor | None) -> None:
+    """Of float32 numbers, in float64; of flags, how many are true."""
+    among = None if chosen is None else chosen.numpy()
+    for kind in (Mean, Spread):
+        assert tuple(kind.of(NARROW.numpy(), among)) == tuple(map(float, kind.of(NARROW, chosen)))
+    flags = NARROW == 1
+    assert tuple(Mean.fraction(flags.numpy(), among)) == (2.0, 4.0 if chosen is None else 3.0, False)
+    assert tuple(map(float, Mean.fraction(flags, chosen))) == tuple(Mean.fraction(flags.numpy(), among))
+
+
+def test_moments_of_an_array_are_those_of_what_is_chosen() -> None:
+    # 2^24, 1, 1 have the sum 2^24 + 2; the 7 is not chosen
+    assert Mean.of(NARROW.numpy(), FIRST.numpy()).value()[0] == (2**24 + 2) / 3
+    # 3, 5 have mean 4 and squares 1 + 1
+    three = np.array([3.0, 5.0, 9.0], np.float32)
+    assert tuple(Spread.of(three, np.array([True, True, False]))) == (2.0, 4.0, 2.0)
+    assert tuple(Spread.of(three + np.float32(2**23), np.array([True, True, False]))) == (2.0, 4.0 + 2**23, 2.0)
+
+
+def test_sums_and_counts_are_held_in_float64() -> None:
+    """A count in float32 stands still at 2^24."""
+    for chosen in (None, FIRST):
+        metrics = (
+            Mean.of(NARROW, chosen), Mean.fraction(NARROW == 1, chosen), Spread.of(NARROW, chosen),
+            SampleSize.of(NARROW, chosen), Sum.of(NARROW), Sum.of(NARROW == 1),
+        )  # fmt: skip
+        held = [value for one in metrics for value in one if isinstance(value, torch.Tensor)]
+        assert {value.dtype for value in held} == {torch.float64}
+        assert len(held) == 12
+
+
+@pytest.mark.parametrize("first", [1.0, torch.tensor(1.0)])
+@pytest.mark.parametrize("second", [2.0, torch.tensor(2.0)])
+def test_the_larger_of_two_numbers_wherever_they_are(first: object, second: object) -> None:
+    assert float(larger(first, second)) == float(larger(second, first)) == 2.0
+    for none in (math.nan, torch.tensor(math.nan)):
+        assert math.isnan(larger(none, first))
+
+
 def test_a_mean_of_plain_numbers() -> None:
     assert [Mean(6.0, count).value() for count in (1.0, 4.0)] == [(6.0, True), (1.5, True)]
+    assert Mean(0.0, 0.5).value() == (0.0, True)
     assert Mean(0.0, 0.0).value() == (0.0, False)
     assert Mean(0.0, 0.0, absent=False).value() == (0.0, True)

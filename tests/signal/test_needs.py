@@ -144,6 +144,14 @@ def test_a_forward_pass_before_the_step_is_needed_only_to_count_or_choose_across
     assert not recipe("grpo", loss="covariance_clipped").needs_entropy_now
 
 
+def test_keys_for_random_choices_are_made_only_where_a_formula_reads_them() -> None:
+    assert not recipe("grpo").reads_token_key
+    assert not kept().reads_token_key
+    assert recipe("grpo", loss="covariance_clipped").reads_token_key  # by the formula that chooses before the loss
+    moment = Stage(part("keep.second_moment", limit=0.1), ratio="engine")
+    assert recipe("grpo", correction=(moment,)).reads_token_key
+
+
 def test_a_formula_used_twice_is_numbered_from_2() -> None:
     stages = (band("engine"), band("engine"), Stage(part("keep.veto", high=9.0), ratio="engine"), band("engine"))
     labels = recipe("tis", correction=stages).labelled

@@ -97,7 +97,7 @@ def gae_by_length(
     Undefined as gae is (raises).
     """
     delta = temporal_errors("gae_by_length", token_reward, value_old, value_after, ended, segments, gamma)
-    lam = (1 - 1 / (alpha * segments.token_counts.clamp(min=1).to(delta.dtype))).clamp(min=0)
+    lam = (1 - 1 / (alpha * segments.token_counts.to(delta.dtype))).clamp(min=0)
     returns = discounted_sum(delta, segments, gamma * lam_value) + value_old
     return discounted_sum_each(delta, segments, gamma * lam), returns
 
@@ -115,14 +115,13 @@ def gae_by_share(
 ) -> Credit:
     """GAE whose lambda brings the same share of a last reward to the first token, whatever the length.
 
-    lam_i = share^(1 / (L_i - 1)),   1 for a single token;   returns_t = A_t + V_t
+    lam_i = share^(1 / (L_i - 1)),   unused for a single token;   returns_t = A_t + V_t
 
     Settings in use: name a share, e.g. 0.5: with gamma 1, half of the last error reaches the first token.
     Undefined as gae is (raises).
     """
     delta = temporal_errors("gae_by_share", token_reward, value_old, value_after, ended, segments, gamma)
-    steps = (segments.token_counts - 1).to(delta.dtype)
-    lam = torch.where(steps > 0, share ** (1 / steps.clamp(min=1)), torch.ones_like(steps))
+    lam = share ** (1 / (segments.token_counts - 1).to(delta.dtype))
     advantage = discounted_sum_each(delta, segments, gamma * lam)
     return advantage, advantage + value_old
 
@@ -149,9 +148,7 @@ def temporal_errors(
 
 
 def _next_value(value: PerToken, boundary: PerSequence, segments: Segments) -> PerToken:
-    """The value one token later, and `boundary` after the last. A sequence without tokens writes past the end."""
-    num_tokens = value.shape[0]
-    last = torch.where(segments.token_counts > 0, segments.offsets[1:] - 1, num_tokens)
-    later = value.new_empty(num_tokens + 1)
-    later[: max(num_tokens - 1, 0)] = value[1:]
-    return later.index_put_((last,), boundary)[:num_tokens]
+    """The value one token later, and `boundary` after the last."""
+    ends = torch.arange(1, value.shape[0] + 1, device=value.device)
+    is_last = ends == to_tokens(segments.offsets[1:], segments)
+    return torch.where(is_last, to_tokens(boundary, segments), value.roll(-1))

@@ -30,15 +30,15 @@ class Agreement(NamedTuple):
         cls, x: Tensor, y: Tensor, reads: Literal["correlation", "explained"], among: Tensor | None = None
     ) -> "Agreement":
         first, second = (v.detach().double() if among is None else v.detach().double()[among] for v in (x, y))
-        count = first.new_full((), max(first.numel(), 1))
-        mean_x, mean_y = first.sum() / count, second.sum() / count
+        count = first.new_full((), first.numel())
+        mean_x, mean_y = _over(first.sum(), count), _over(second.sum(), count)
         apart_x, apart_y = first - mean_x, second - mean_y
         products = apart_x @ apart_x, apart_y @ apart_y, apart_x @ apart_y
-        return cls(first.new_full((), first.numel()), mean_x, mean_y, *products, reads)
+        return cls(count, mean_x, mean_y, *products, reads)
 
     def merge(self, other: "Agreement") -> "Agreement":
         count = self.count + other.count
-        share = other.count / (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1.0))
+        share = _over(other.count, count)
         dx, dy, size = other.mean_x - self.mean_x, other.mean_y - self.mean_y, self.count * share
         return Agreement(
             count, self.mean_x + dx * share, self.mean_y + dy * share,

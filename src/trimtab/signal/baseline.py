@@ -140,7 +140,7 @@ def rescaled_mean(
     varies = group.extreme(values, "amax") > group.extreme(values, "amin")
     teaches = votes & (varies if counted == "varied_groups" else values != 0)
     voters, teaching = votes.count_nonzero().double(), teaches.count_nonzero()
-    factor = torch.where(teaching > 0, voters / teaching.clamp(min=1), 1.0)
+    factor = torch.where(teaching > 0, voters / teaching, 1.0)
     enough = group.voters >= 2
     return torch.where(enough, (values - group.average(values)) * factor, 0.0).to(reward.dtype), enough
 

@@ -220,8 +220,8 @@ def _build(
 
 
 def _refuse_unknown(given: dict[str, Any]) -> None:
-    if not given.keys() <= KNOWN:
-        unknown, known = sorted(given.keys() - KNOWN), (*FIELDS, "trainable", "reward", "group")
+    unknown, known = sorted(given.keys() - KNOWN), (*FIELDS, "trainable", "reward", "group")
+    if unknown:
         raise SignalError(
             f"SignalBatch: has no field {unknown[0]!r}{nearest(unknown[0], known)}; "
             f"it has {', '.join(FIELDS)}, and other token fields go into extra={{name: tensor}}."

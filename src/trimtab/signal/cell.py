@@ -154,26 +154,25 @@ def packed_cells(trainable: Bool[Tensor, " packed"], cu_seqlens: Int[Tensor, " b
     ends, width = cu_seqlens, trainable.shape[0]
     # Everything that decides is read in one go.
     counts, facts = _counted(ends, trainable) if ends.numel() else (ends, None)
-    if facts is None or facts[:2] != [0, width] or facts[2] < 0:
+    if facts is None or facts[:3] != [0, width, 0]:
         raise SignalError(
             f"SignalBatch: cu_seqlens is {ends.tolist()} for a packed row of {width} tokens, so the sequences do not "
             f"cover it. It starts with 0, never decreases and ends with {width}."
         )
     if facts[3] == width:
         return Cells((width,), device=trainable.device), Segments.from_counts(counts, width)
-    running = torch.nn.functional.pad(trainable.cumsum(0), (1, 0))
     index = trainable.nonzero().squeeze(1)
-    return Cells((width,), index), Segments.from_counts(running[ends].diff(), index.shape[0])
+    before = torch.searchsorted(index, ends)  # how many trainable tokens lie before each boundary
+    return Cells((width,), index), Segments.from_counts(before.diff(), index.shape[0])
 
 
 def _counted(ends: Tensor, trainable: Tensor) -> tuple[Tensor, list[int]]:
-    """Tokens between boundaries; the first and the last boundary, the least count, how many tokens are trainable."""
-    if is_plain(ends) and is_plain(trainable):
+    """Tokens between boundaries; the first and the last boundary, how many decrease, how many tokens are trainable."""
+    if is_plain(trainable):
         at = ends.numpy()
         counts = at[1:] - at[:-1]
-        facts = [int(at[0]), int(at[-1]), min(counts.tolist(), default=0), int(np.count_nonzero(trainable.numpy()))]
+        facts = [int(at[0]), int(at[-1]), int(np.count_nonzero(counts < 0)), int(np.count_nonzero(trainable.numpy()))]
         return torch.from_numpy(counts), facts
     counts = ends[1:] - ends[:-1]
-    shortest = counts.amin() if counts.shape[0] else ends[0]
-    facts = torch.stack([ends[0], ends[-1], shortest, trainable.count_nonzero()])
+    facts = torch.stack([ends[0], ends[-1], (counts < 0).count_nonzero(), trainable.count_nonzero()])
     return counts, cast("list[int]", facts.tolist())

@@ -92,12 +92,13 @@ def self_normalised(
     values, seen = truncated(logratio, segments, level=level, band=band)
     counts = to_tokens(trains, segments)
     if level != "token":
-        share = 1 / to_tokens(segments.token_counts, segments).to(values.dtype)
+        share = to_tokens(segments.token_counts, segments).to(values.dtype).reciprocal()
     else:
         share = torch.ones_like(values)
     share = torch.where(counts, share, torch.zeros_like(share))
     mean = (values * share).sum() / share.sum()
-    return values / torch.where(mean > 0, mean, torch.ones_like(mean)), seen
+    # Where nothing trains there is no mean, and nothing is divided.
+    return values / torch.where(mean.isnan(), torch.ones_like(mean), mean), seen
 
 
 @formula(

@@ -66,7 +66,7 @@ def decide(
             whole = with_fields(whole, selected=Field(run(selector, picked), whole.segments))
     share = 1.0 if counts is None else share_of(recipe.weighting, whole.segments, counts)
     weights = _weights(whole, recipe, keep, share)
-    if counts is not None and share != 1.0:
+    if share != 1.0:
         refuse_own_denominators(recipe)
     if recipe.observed is not None:
         weights[OBSERVED_SHARE] = observed_share(whole, whole.fields.held("advantage").dtype)

@@ -92,7 +92,7 @@ def _extremes(low: Number, high: Number) -> tuple[Number, Number, Number]:
 
 
 def _bounded(log_value: float) -> float:
-    return math.exp(log_value if -LOG_BOUND < log_value < LOG_BOUND else math.copysign(LOG_BOUND, log_value))
+    return math.exp(max(min(log_value, LOG_BOUND), -LOG_BOUND))
 
 
 def drift_by_age(logratio: PerToken, version: Tensor, now: int) -> dict[str, Metric]:

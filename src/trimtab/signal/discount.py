@@ -22,8 +22,6 @@ def discounted_sum(values: PerToken, segments: Segments, discount: float) -> Per
     block owes to the later ones is the same sum over blocks: one number per block, discounted by a block's length.
     """
     blocks = blocks_of(segments)
-    if blocks.longest <= 1:
-        return values.clone()
     lanes, width = min(BLOCK, blocks.longest), blocks.width
     table = values.new_zeros(lanes * width).scatter_(0, blocks.place, values)
     rows = [table[lane * width : (lane + 1) * width] for lane in range(lanes)]
@@ -39,8 +37,6 @@ def discounted_sum(values: PerToken, segments: Segments, discount: float) -> Per
 def discounted_sum_each(values: PerToken, segments: Segments, discount: PerSequence) -> PerToken:
     """The same with a discount of its own for each sequence."""
     blocks = blocks_of(segments)
-    if blocks.longest <= 1:
-        return values.clone()
     lanes, width, count = min(BLOCK, blocks.longest), blocks.width, blocks.segments.num_tokens
     each = torch.nn.functional.pad(to_tokens(discount, blocks.segments), (0, width - count))
     table = values.new_zeros(lanes * width).scatter_(0, blocks.place, values).reshape(lanes, width)
@@ -48,7 +44,7 @@ def discounted_sum_each(values: PerToken, segments: Segments, discount: PerSeque
         _ = table[lane].addcmul_(table[lane + 1], each)
     if blocks.longest > BLOCK:
         reach = each ** torch.arange(BLOCK, 0, -1, dtype=values.dtype, device=values.device)[:, None]
-        total = discounted_sum_each(table[0, :count].clone(), blocks.segments, discount**BLOCK)
+        total = discounted_sum_each(table[0].narrow(0, 0, count), blocks.segments, discount**BLOCK)
         later = torch.where(blocks.is_last, torch.zeros_like(total), total.roll(-1))
         _ = table.addcmul_(reach, torch.nn.functional.pad(later, (0, width - count)))
     return table.reshape(-1).index_select(0, blocks.place)

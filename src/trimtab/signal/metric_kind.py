@@ -38,9 +38,7 @@ class Mean(NamedTuple):
 
     def value(self) -> tuple[Number, "bool | Tensor"]:
         """The number, and whether there is one."""
-        count = self.count
-        divisor = count.clamp(min=1) if isinstance(count, Tensor) else count if count > 1 else 1.0
-        return self.total / divisor, count > 0 if self.absent else True
+        return self.total / larger(self.count, 1.0), self.count > 0 if self.absent else True
 
 
 class Sum(NamedTuple):
@@ -67,7 +65,7 @@ class Extremum(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor, sign: int, among: Tensor | None = None) -> "Extremum":
-        signed = sign * values.detach().double()
+        signed = sign * values.detach()
         if among is not None:
             signed = torch.where(among, signed, torch.full_like(signed, -torch.inf))
         return cls(signed.max() if signed.numel() else signed.new_full((), -torch.inf), sign)
@@ -125,7 +123,7 @@ def moments(values: Array, among: Array | None = None) -> tuple[Number, Number, 
     """Sum, count, mean, and the sum of squares around the mean, of what is chosen."""
     total, count = _sums(values, among)
     mean = total / larger(count, 1.0)
-    exact = cast("Array", values.astype(np.float64) if isinstance(values, np.ndarray) else values.detach().double())
+    exact = cast("Array", values.astype(np.float64) if isinstance(values, np.ndarray) else values.double())
     return total, count, mean, _sums((exact - mean) ** 2, among)[0]
 
 
@@ -153,11 +151,6 @@ def _plain_sums(values: Array, among: Array | None) -> tuple[float, float]:
 
 def larger(first: Number, second: Number) -> Number:
     """The larger of two; not a number, if the first is none."""
-    if type(first) is type(second) is float:
-        return second if first < second else first
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return torch.maximum(first, second)
-    if isinstance(first, Tensor) or isinstance(second, Tensor):
-        tensor, bound = (first, second) if isinstance(first, Tensor) else (cast("Tensor", second), first)
-        return tensor.clamp(min=cast("float", bound))
-    return second if first < second else first
+    if isinstance(first, Tensor):
+        return torch.maximum(first, second) if isinstance(second, Tensor) else first.clamp(min=second)
+    return second.clamp(min=first) if isinstance(second, Tensor) else max(first, second)

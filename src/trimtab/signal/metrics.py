@@ -59,11 +59,6 @@ class Metrics(Mapping[str, Metric]):
         """Plain numbers; the one place where the device is asked. A metric with nothing to report is left out."""
         found: dict[str, float] = {}
         for name, metric in self.entries.items():
-            if type(metric) is Mean and type(metric[0]) is type(metric[1]) is float:  # most are, so this is written out
-                total, count, absent = cast("tuple[float, float, bool]", metric)
-                if count > 0 or not absent:
-                    found[name] = total / (count if count > 1 else 1.0)
-                continue
             number, is_there = metric.value()
             if isinstance(number, Tensor):
                 return Metrics(_read(self.entries), {}).numbers()
@@ -82,7 +77,7 @@ def _read(entries: Mapping[str, Metric]) -> Mapping[str, Metric]:
     ]
     if not there:
         return entries
-    read = cast("list[float]", torch.stack([value.detach().double() for _, _, value in there]).tolist())
+    read = cast("list[float]", torch.stack([value.double() for _, _, value in there]).tolist())
     plain: dict[str, dict[str, float]] = {}
     for (name, field, _), number in zip(there, read, strict=True):
         plain.setdefault(name, {})[field] = number
