@@ -4,6 +4,7 @@ The parent imports what is slow to import and never Trimtab; each mutant runs in
 text in place of one file of Trimtab. Nothing on disk changes, and no compiled file is read or written for the mutant.
 """
 
+import gc
 import hashlib
 import importlib
 import json
@@ -28,7 +29,11 @@ PRELOADED = (
     "hypothesis.strategies", "rich.console", "typer", "jaxtyping", "beartype", "pytest", "sympy",
     "_hypothesis_pytestplugin", "unittest.mock",
 )  # fmt: skip
-QUIET = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=no", "-W", "ignore")
+QUIET = (
+    "-q", "-x", "--no-header", "--tb=no", "-W", "ignore", "--assert=plain",
+    *(word for plugin in ("cacheprovider", "xdist", "anyio", "unraisableexception") for word in ("-p", f"no:{plugin}")),
+)  # fmt: skip
+"""A thousand short runs: no report, no rewritten assertions, and no plugin that the tests do not use."""
 SLOWEST = 600.0
 """Seconds that one file of tests may take on a very busy machine."""
 QUICK = 20
@@ -136,6 +141,7 @@ def preload() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     importlib.import_module("torch").set_num_threads(1)
+    gc.freeze()  # a fork never looks at what was there before it
 
 
 def plant(file: Path, source: bytes) -> None:

@@ -11,6 +11,7 @@ from trimtab.errors import SignalError
 from trimtab.signal import Recipe, SignalBatch, Term, decide, part, prepare, recipe, step, token_loss
 from trimtab.signal.fast.choice import Path, use_path
 from trimtab.signal.objective import TokenLoss
+from trimtab.signal.tensors import as_on_a_device
 from trimtab.signal.update import MicroBatch
 
 LOGP = torch.tensor([-1.0, -2.0, -3.0, -4.0, -5.0, -6.0], dtype=torch.float64)
@@ -201,3 +202,14 @@ def test_refused(case: tuple[Callable[[], object], str]) -> None:
 def _micro(chosen: Recipe) -> MicroBatch:
     (micro,) = decide(next(prepare(batch(), chosen)[0].updates(1))).split(num=1)
     return micro
+
+
+def test_a_term_on_the_environments_tokens_is_the_same_on_a_device() -> None:
+    chosen = made(observed=Term(0.5))
+    loss, _, observed, _ = run(chosen, 2)
+    with as_on_a_device():
+        there, _, seen, _ = run(chosen, 2)
+        with pytest.raises(SignalError, match=r"logp_observed has shape \[2, 1\] for 2 tokens"):
+            _ = token_loss(_micro(chosen), LOGP, logp_observed=OBSERVED[:2, None])
+    torch.testing.assert_close(there, loss, rtol=1e-15, atol=0)
+    assert torch.equal(seen, observed)
