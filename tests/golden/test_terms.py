@@ -118,6 +118,14 @@ def test_no_right_answer_and_no_word_of_the_environment_weigh_nothing() -> None:
     assert (numbers["weight/nll"], numbers["weight/observed"]) == (0, 0)
 
 
+def test_a_single_token_of_the_environment_weighs_all() -> None:
+    one = SignalBatch.from_tokens([1, 2], reward=[1.0, 0.0], group=[0, 0], observed=[0, 1], logp_old=LOGP[:3])
+    (micro,) = decide(next(prepare(one, made(observed=Term(0.5)))[0].updates(1))).split(num=1)
+    numbers = token_loss(micro, LOGP[:3].clone().requires_grad_(), logp_observed=OBSERVED[:1]).metrics.numbers()
+    assert numbers["loss/observed"] == pytest.approx(0.5 * 0.5)
+    assert numbers["weight/observed"] == 1
+
+
 def test_an_answer_that_was_not_scored_is_not_right() -> None:
     one = SignalBatch.from_tokens([1, 1, 1], reward=[5.0, 1.0, 0.0], scored=[False, True, True], group=[0, 0, 0])
     prepared, _ = prepare(one, made(nll=Term(1.0, on="rewarded")))
