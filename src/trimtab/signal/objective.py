@@ -110,11 +110,11 @@ def token_loss(
     kl = kl_in_loss(recipe, available, logp_current, keep)
     terms = {"policy": policy.loss}
     others, value_seen = regularisers(part, available, keep, kl, logp_current, entropy, value)
-    if recipe.observed is not None and logp_observed is not None:
-        others["observed"] = recipe.observed.coef * observed_term(part, logp_observed)
+    if logp_observed is not None:
+        others["observed"] = observed_term(part, logp_observed)
     terms |= others
     loss = torch.stack(list(terms.values())).sum() if others else policy.loss
-    loss = loss if micro.data_parallel == 1 else micro.data_parallel * loss
+    loss = micro.data_parallel * loss
     weights = weight_sums(part)
     _watch(loss, sum(weights.values()), micro)
     entries = loss_metrics(part, terms, weights, keep, importance, policy, late) | value_seen | token_means(kl, entropy)
@@ -198,5 +198,4 @@ def step(losses: Iterable[TokenLoss]) -> StepResult:
     metrics = joined[0].metrics
     for other in joined[1:]:
         metrics = metrics.merge(other.metrics)
-    parts = [one.loss.detach() for one in joined]
-    return StepResult(torch.stack(parts).sum() if len(parts) > 1 else parts[0], metrics)
+    return StepResult(torch.stack([one.loss.detach() for one in joined]).sum(), metrics)
