@@ -50,7 +50,7 @@ ROUNDED = ("normalize.each_key", "advantage.turns_by_state", "advantage.turn_rew
 NAMES = [
     name for name, one in catalog().items()
     if one.stage == "normalize" or name in SETTINGS
-    or name in ("advantage.turns_by_state", "keep.prefix_budget")
+    or name in ("advantage.turns_by_state", "advantage.optimal_token_baseline", "keep.prefix_budget")
 ]  # fmt: skip
 
 

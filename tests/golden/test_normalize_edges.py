@@ -7,7 +7,7 @@ import torch
 from tests.golden.exact import assert_is, flags, index, tokens
 from torch import Tensor
 
-from trimtab.signal import normalize
+from trimtab.signal import baseline, normalize
 
 ALL, GROUP = flags(1, 1, 1), index(0, 0, 0)
 
@@ -42,3 +42,10 @@ def test_a_raw_reward_is_a_copy() -> None:
     result, _ = normalize.raw(reward, ALL)
     _ = reward.zero_()
     assert_is(result, 1.0, 2.0, 3.0)
+
+
+@pytest.mark.parametrize("num_groups", [0, 2])
+def test_a_batch_without_episodes_has_no_results(num_groups: int) -> None:
+    none = (tokens(), flags(), index(), num_groups)
+    for found in (normalize.leave_one_out(*none, std="others")[0], baseline.best_minus_second(*none)[0]):
+        assert found.shape == (0,)

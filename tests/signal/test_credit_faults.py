@@ -54,7 +54,7 @@ FAULTS = [
     ("advantage.plus_teacher", 1, "outcome_coef * to_tokens", "to_tokens"),
     ("advantage.scaled_by_teacher", 0, "torch.sign(whole) * ", ""),
     ("advantage.scaled_by_teacher", 0, ".clamp(*band)", ""),
-    ("advantage.optimal_token_baseline", 0, "1 - 2 * logp_old.exp()", "1 - logp_old.exp()"),
+    ("advantage.optimal_token_baseline", 0, "1 - 2 * logp_old.double().exp()", "1 - logp_old.double().exp()"),
     ("advantage.optimal_token_baseline", 0, "voters >= 2", "voters >= 1"),
     ("advantage.optimal_token_baseline", 0, "- later", "- later + size"),
     ("advantage.optimal_token_baseline", 0, "torch.where(votes[episode], so_far, 0.0)", "so_far"),

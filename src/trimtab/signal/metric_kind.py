@@ -65,7 +65,7 @@ class Extremum(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor, sign: int, among: Tensor | None = None) -> "Extremum":
-        signed = sign * values.detach()
+        signed = sign * values.detach().double()
         if among is not None:
             signed = torch.where(among, signed, torch.full_like(signed, -torch.inf))
         return cls(signed.max() if signed.numel() else signed.new_full((), -torch.inf), sign)

@@ -4,7 +4,6 @@ It knows names and kinds of numbers; it knows nothing of layouts, levels or form
 """
 
 import hashlib
-import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -85,23 +84,10 @@ def quiet(function: Callable[Taken, Given]) -> Callable[Taken, Given]:
 
     @wraps(function)
     def run(*given: Taken.args, **named: Taken.kwargs) -> Given:
-        if _Here.is_quiet:  # inside another one
+        with np.errstate(all="ignore"):
             return function(*given, **named)
-        _Here.is_quiet = True
-        try:
-            with np.errstate(all="ignore"):
-                return function(*given, **named)
-        finally:
-            _Here.is_quiet = False
 
     return run
-
-
-class _Thread(threading.local):
-    is_quiet: bool = False
-
-
-_Here = _Thread()
 
 
 NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
@@ -143,7 +129,7 @@ def read_all(numbers: Sequence[Array], more: Array) -> list[float]:
     """Single numbers and those of an array; a device is asked once for all of them."""
     if isinstance(more, np.ndarray):
         return [number.item() for number in numbers] + cast("list[float]", more.tolist())
-    return cast("list[float]", torch.cat([*(one.reshape(1) for one in numbers), more.double()]).tolist())
+    return cast("list[float]", torch.cat([*(one.reshape(1) for one in numbers), more]).tolist())
 
 
 def exceeds(first: Tensor, second: Tensor) -> Tensor:
@@ -237,7 +223,8 @@ def as_names(values: object, name: str, device: torch.device | None = None) -> T
 
 
 def _holds_strings(values: Any) -> bool:
-    return getattr(getattr(values, "dtype", None), "kind", "") in ("U", "O") and hasattr(values, "tolist")
+    """An array of texts, or of objects that may be texts."""
+    return getattr(getattr(values, "dtype", None), "kind", "") in ("U", "O")
 
 
 def _hash(text: str) -> int:

@@ -9,11 +9,10 @@ against old) or both (current against rollout). A formula that reads the advanta
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from trimtab.signal.catalogue import Band, Count, Positive, Rule, Unit, formula
 from trimtab.signal.correction import Observations
-from trimtab.signal.layout import Keep, PerToken, Segments, TokenIndex
+from trimtab.signal.layout import Keep, PerSequence, PerToken, Segments, TokenIndex
 from trimtab.signal.reduce import bounded_exp, segment_extreme, sequence_mean, sequence_sum, to_tokens
 
 Level = Literal["token", "sequence"]
@@ -201,7 +200,7 @@ def outward_drift(
     Settings in use: none is published; open-instruct's comes from the upper bound of its band.
     Differs from open-instruct: no lower bound. Its lower bound rejects sequences that hardly drifted.
     """
-    drifted = _beyond(sequence_mean((bounded_exp(logratio) - 1).abs(), segments), segments, limit)
+    drifted = sequence_mean((bounded_exp(logratio) - 1).abs(), segments) > limit
     return ~(to_tokens(drifted, segments) & (advantage * logratio > 0)), {"drifted_sequences": drifted}
 
 
@@ -267,10 +266,7 @@ def _binary_kl(logp: PerToken, logq: PerToken, eps: float) -> PerToken:
     return torch.exp(logp) * (logp - logq) + other_p * torch.log((other_p + eps) / (other_q + eps))
 
 
-def _beyond(value: Tensor, segments: Segments, limit: float) -> Tensor:
-    return (value > limit) & (segments.token_counts > 0)
-
-
-def _within(value: Tensor, segments: Segments, limit: float) -> tuple[Keep, Observations]:
-    over = _beyond(value, segments, limit)
+def _within(value: PerSequence, segments: Segments, limit: float) -> tuple[Keep, Observations]:
+    """Sequences up to the limit; one without tokens has 0."""
+    over = value > limit
     return to_tokens(~over, segments), {"over_high_sequences": over}
