@@ -114,7 +114,7 @@ def token_loss(
         others["observed"] = observed_term(part, logp_observed)
     terms |= others
     loss = torch.stack(list(terms.values())).sum() if others else policy.loss
-    loss = micro.data_parallel * loss
+    loss = loss if micro.data_parallel == 1 else micro.data_parallel * loss
     weights = weight_sums(part)
     _watch(loss, sum(weights.values()), micro)
     entries = loss_metrics(part, terms, weights, keep, importance, policy, late) | value_seen | token_means(kl, entropy)
@@ -198,4 +198,5 @@ def step(losses: Iterable[TokenLoss]) -> StepResult:
     metrics = joined[0].metrics
     for other in joined[1:]:
         metrics = metrics.merge(other.metrics)
-    return StepResult(torch.stack([one.loss.detach() for one in joined]).sum(), metrics)
+    parts = [one.loss.detach() for one in joined]
+    return StepResult(torch.stack(parts).sum() if len(parts) > 1 else parts[0], metrics)

@@ -96,9 +96,9 @@ def refuse_forgotten(recipe: Recipe) -> None:
 
 def role_averages(recipe: Recipe, batch: SignalBatch, memory: Memory) -> dict[str, Any]:
     """The average of each episode's role before this batch; 0 of one that was never seen."""
-    if batch.role is None or "role_average" not in recipe.normalize.formula.inputs:
+    if "role_average" not in recipe.normalize.formula.inputs:
         return {"role_average": None}
-    roles, place = cast("tuple[Tensor, Tensor]", torch.unique(batch.role, return_inverse=True))
+    roles, place = cast("tuple[Tensor, Tensor]", torch.unique(cast("Tensor", batch.role), return_inverse=True))
     known = [memory.get(f"{ROLE}{role}", 0.0) for role in cast("list[int]", roles.tolist())]
     return {"role_average": batch.reward.new_tensor(known).index_select(0, place)}
 
@@ -110,11 +110,15 @@ def next_role_averages(
 
     average' = decay^n * average + (1 - decay^n) * mean of the role's n voters
     """
-    if batch.role is None or "role_average" not in recipe.normalize.formula.inputs:
+    if "role_average" not in recipe.normalize.formula.inputs:
         return {}
-    decay, learned = cast("float", recipe.normalize.settings["decay"]), dict[str, float]()
-    for role in cast("list[int]", torch.unique(batch.role[votes]).tolist()):
-        own, name = reward.double()[votes & (batch.role == role)], f"{ROLE}{role}"
+    roles, decay, learned = (
+        cast("Tensor", batch.role),
+        cast("float", recipe.normalize.settings["decay"]),
+        dict[str, float](),
+    )
+    for role in cast("list[int]", torch.unique(roles[votes]).tolist()):
+        own, name = reward.double()[votes & (roles == role)], f"{ROLE}{role}"
         # Around the lowest, so that the mean of equal rewards is that reward exactly.
         lowest, share = float(own.min()), decay ** len(own)
         learned[name] = share * memory.get(name, 0.0) + (1 - share) * (lowest + float((own - lowest).mean()))

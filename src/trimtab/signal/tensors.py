@@ -4,6 +4,7 @@ It knows names and kinds of numbers; it knows nothing of layouts, levels or form
 """
 
 import hashlib
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -84,10 +85,23 @@ def quiet(function: Callable[Taken, Given]) -> Callable[Taken, Given]:
 
     @wraps(function)
     def run(*given: Taken.args, **named: Taken.kwargs) -> Given:
-        with np.errstate(all="ignore"):
+        if _Here.is_quiet:  # inside another one
             return function(*given, **named)
+        _Here.is_quiet = True
+        try:
+            with np.errstate(all="ignore"):
+                return function(*given, **named)
+        finally:
+            _Here.is_quiet = False
 
     return run
+
+
+class _Thread(threading.local):
+    is_quiet: bool = False
+
+
+_Here = _Thread()
 
 
 NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
