@@ -26,13 +26,20 @@ def given() -> dict[str, Any]:
         "value_after": torch.tensor([0.0, 0.5], requires_grad=True),
         "token_reward": torch.ones(2, 2, requires_grad=True),
         "attention": torch.ones(2, 2, dtype=torch.bool),
+        "baseline": torch.tensor([0.5, 0.25], dtype=torch.float64, requires_grad=True),
+        "rewards": torch.ones(2, 3, dtype=torch.float64, requires_grad=True),
+        "rewards_scored": torch.ones(2, 3, dtype=torch.bool),
+        "role": torch.tensor([0, 1]),
+        "source": torch.tensor([1, 0]),
+        "observed": torch.tensor([2, 3]),
         "extra": {"mine": torch.zeros(2, 2, requires_grad=True)},
     }
 
 
 def held(batch: SignalBatch) -> dict[str, Tensor]:
     names = (*FLOATS, "position", "turn", "version", "reward", "group", "scored", "ended", "length", "sequence_id")
-    return {name: getattr(batch, name) for name in (*names, "value_after", "token_reward")} | dict(batch.extra)
+    more = ("value_after", "token_reward", "baseline", "rewards", "rewards_scored", "role", "source", "observed")
+    return {name: getattr(batch, name) for name in (*names, *more)} | dict(batch.extra)
 
 
 def test_nothing_of_a_batch_carries_gradient() -> None:

@@ -73,6 +73,13 @@ def test_an_episode_is_one_that_has_a_reward() -> None:
         SignalBatch.from_tokens(**counts, episode=[0, 1])
 
 
+def test_without_episodes_every_sequence_is_one_and_nothing_is_looked_up() -> None:
+    levels, values = build(3).levels, torch.arange(3.0)
+    assert levels.one_each
+    assert levels.to_sequences(values) is values
+    assert not build(3, episode=[0, 1, 2]).levels.one_each
+
+
 def test_rewards_and_groups_in_columns_are_refused_though_they_match() -> None:
     refused(r"reward has shape \[2, 1\] and group \[2, 1\]", reward=torch.ones(2, 1), group=torch.tensor([[0], [0]]))
 

@@ -45,3 +45,14 @@ def test_a_large_histogram_counts_every_kth_value_k_times() -> None:
     counts, every_fourth = Histogram.of(values).counts, Histogram.of(values[::4][: Histogram.LARGE]).counts
     assert torch.equal(counts, 4 * every_fourth)
     assert int(counts.sum()) == 4 * Histogram.LARGE
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_values_are_sampled_from_twice_8192_on(elsewhere: bool) -> None:
+    # every second value is 5: counted one by one they fill two bins; of each two the first alone stands for both
+    for num, zeros, fives in ((16_383, 8192, 8191), (16_384, 16_384, 0), (16_385, 16_384, 0), (24_577, 12_288, 12_288)):
+        values = torch.tensor([0.0, 5.0]).repeat(num // 2 + 1)[:num]
+        with as_on_a_device() if elsewhere else nullcontext():
+            counts = Histogram.of(values).counts
+        assert counts.dtype == torch.int64
+        assert (int(counts[7]), int(counts[13]), int(counts.sum())) == (zeros, fives, zeros + fives)

@@ -1,12 +1,15 @@
 """Levels: what is said of a token, a sequence or an episode stays with it."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from trimtab.errors import SignalError
 from trimtab.signal import SignalBatch, prepare, recipe
-from trimtab.signal.layout import Segments
+from trimtab.signal.layout import Levels, Segments, places
 from trimtab.signal.reduce import last_token, sequence_any, sequence_mean, sequence_sum, to_tokens
+from trimtab.signal.tensors import as_on_a_device
 from trimtab.signal.update import select
 
 
@@ -42,3 +45,53 @@ def test_an_episode_cut_into_sequences_votes_once() -> None:
 def test_an_episode_without_a_reward_is_refused_by_its_number(episode: int) -> None:
     with pytest.raises(SignalError, match=f"sequence 1 names episode {episode} but there are 2 rewards"):
         SignalBatch.from_padded([[1], [1]], reward=[1.0, 0.0], group=[4, 4], episode=[0, episode])
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize(
+    ("counts", "firsts", "filled", "num_filled"),
+    [
+        ([2, 0, 3], [0, 2, 2], [True, False, True], 2.0),
+        ([0, 1], [0, 0], [False, True], 1.0),
+        ([0, 0], [0, 0], [False, False], 1.0),  # a divisor is at least 1
+        ([], [], [], 1.0),
+        ([4, 5], [0, 4], [True, True], 2.0),
+    ],
+)
+def test_what_is_known_of_sequences(
+    counts: list[int], firsts: list[int], filled: list[bool], num_filled: float, elsewhere: bool
+) -> None:
+    segments = Segments.from_counts(torch.tensor(counts, dtype=torch.long), sum(counts))
+    with as_on_a_device() if elsewhere else nullcontext():
+        assert segments.num_sequences == len(counts)
+        assert segments.offsets.tolist() == [*firsts, sum(counts)]
+        assert segments.first_token.tolist() == firsts
+        assert segments.everyone.tolist() == list(range(len(counts)))
+        assert segments.sequence_of_token.tolist() == [i for i, count in enumerate(counts) for _ in range(count)]
+        assert segments.filled.tolist() == filled
+        assert tuple(segments.measures.shape) == (len(counts), 2)
+        assert segments.measures.tolist() == [[count, 1] for count in counts]
+        assert str(segments.measures.dtype).removeprefix("torch.") == "float64"
+        assert segments.counted.tolist() == [float(one) for one in filled]
+        assert float(segments.num_filled) == num_filled
+        assert segments.all_filled is (all(filled) and len(counts) > 0 and not elsewhere)
+
+
+def test_plain_sequences_say_which_of_them_begin_where() -> None:
+    for counts, filled, begins in (([2, 0, 3], [0, 2], [0, 2]), ([2, 3], None, [0, 2]), ([0], [], [])):
+        found, first = Segments.from_counts(torch.tensor(counts), sum(counts)).starts
+        assert (None if found is None else found.tolist(), first.tolist()) == (filled, begins)
+
+
+def test_levels_lead_from_tokens_to_episodes() -> None:
+    segments = Segments.from_counts(torch.tensor([4, 3, 2]), 9)
+    levels = Levels(segments, torch.tensor([0, 1, 1]), torch.tensor([0, 0]), 1)
+    assert (levels.num_tokens, levels.num_sequences, levels.num_episodes) == (9, 3, 2)
+    assert levels.to_sequences(torch.tensor([5.0, 7.0])).tolist() == [5.0, 7.0, 7.0]
+    assert levels.episode_of_token.tolist() == [0] * 4 + [1] * 5
+
+
+def test_places_are_plain_numbers() -> None:
+    assert places(torch.tensor([True, False, True])) == [0, 2]
+    assert places(torch.tensor([False, True])) == [1]
+    assert places(torch.zeros(0, dtype=torch.bool)) == []

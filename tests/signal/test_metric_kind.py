@@ -183,11 +183,11 @@ def test_sums_and_counts_are_held_in_float64() -> None:
     for chosen in (None, FIRST):
         metrics = (
             Mean.of(NARROW, chosen), Mean.fraction(NARROW == 1, chosen), Spread.of(NARROW, chosen),
-            SampleSize.of(NARROW, chosen), Sum.of(NARROW), Sum.of(NARROW == 1),
+            SampleSize.of(NARROW, chosen), Sum.of(NARROW), Sum.of(NARROW == 1), Extremum.of(NARROW, 1, chosen),
         )  # fmt: skip
         held = [value for one in metrics for value in one if isinstance(value, torch.Tensor)]
         assert {value.dtype for value in held} == {torch.float64}
-        assert len(held) == 12
+        assert len(held) == 13
 
 
 @pytest.mark.parametrize("first", [1.0, torch.tensor(1.0)])

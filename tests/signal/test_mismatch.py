@@ -8,8 +8,10 @@ import torch
 
 from trimtab.signal import Metrics, SignalBatch, Stage, part, prepare, recipe, use_metrics
 from trimtab.signal.agreement import Agreement, Quotient
+from trimtab.signal.layout import Segments
 from trimtab.signal.metric_names import metric_spec
 from trimtab.signal.metrics import as_data, from_data
+from trimtab.signal.mismatch import mismatch
 
 OLD, ROLLOUT = [0.5, 0.4, 0.2], [0.25, 0.8, 0.2]
 RATIO = [2.0, 0.5, 1.0]
@@ -149,3 +151,23 @@ def test_a_quotient_of_float32_numbers_is_summed_in_float64() -> None:
     many = torch.tensor([2.0**24, 1.0, 1.0])
     assert Quotient.of(many, torch.ones(1)).total.item() == 2**24 + 2
     assert Quotient.of(torch.ones(1), many).over.item() == 2**24 + 2
+
+
+def test_a_single_token_tells_the_two_directions_apart() -> None:
+    # p = 1/2, q = 1/4: ratio 2, and back 1/2 - 1 + log 2; the middle is 3/8, so p / m = 4/3 and q / m = 2/3
+    found = mismatch(logs([0.5]), logs([0.25]), Segments.from_counts(torch.tensor([1]), 1), torch.tensor([True]))
+    numbers = Metrics(found, {}).numbers()
+    assert numbers["k3_reverse_engine/token_mean"] == pytest.approx(log(2) - 0.5)
+    assert numbers["k3_engine_kept/token_mean"] == pytest.approx(1 - log(2))
+    assert numbers["js_engine/token_mean"] == pytest.approx((4 / 3 - 1 - log(4 / 3) + 2 / 3 - 1 - log(2 / 3)) / 2)
+    assert numbers["perplexity_ratio/sequence_mean"] == pytest.approx(0.5)
+    # k3 = 1 - log 2 over -log q = 2 log 2
+    assert numbers["k3_engine_per_entropy/token"] == pytest.approx((1 - log(2)) / (2 * log(2)))
+
+
+def test_float32_log_probs_are_compared_in_float64() -> None:
+    torch.manual_seed(0)
+    old, rollout = -torch.rand(50) * 5, -torch.rand(50) * 5
+    who = (Segments.from_counts(torch.tensor([20, 30]), 50), torch.arange(50) % 3 > 0)
+    narrow, wide = mismatch(old, rollout, *who), mismatch(old.double(), rollout.double(), *who)
+    assert Metrics(narrow, {}).numbers() == pytest.approx(Metrics(wide, {}).numbers(), rel=1e-12)

@@ -87,10 +87,9 @@ FAULTS = [
     ("Voters.bounded", 'self.extreme(result, "amax"))', "None)"),
     ("Voters.bounded", 'self.extreme(result, "amin")', "None"),
     ("leave_one_out", "group.voters - votes.to(torch.long)", "group.voters"),
-    ("whiten", "int(voters) == votes.shape[0] >= 2", "int(voters) >= 2"),
-    ("whiten", "voting(values, -torch.inf).amax()", "values.amax()"),
-    ("whiten", "(0.0 - mean) / scale", "0.0 * mean"),
-    ("whiten", "(highest - mean) / scale", "highest / scale"),
+    ("whiten", "bool(votes.all())", "bool(votes.any())"),
+    ("whiten", "voting(whitened, -torch.inf).amax()", "whitened.amax()"),
+    ("whiten", "voting(whitened, torch.inf).amin()", "whitened.amin()"),
     ("whiten", "counted.dot(counted)", "counted.abs().sum()"),
     ("whiten", "sqrt(variance + eps)", "sqrt(variance) + eps"),
 ]  # fmt: skip
@@ -119,7 +118,7 @@ def test_whitening_has_the_same_bits_with_and_without_masks(
     torch.manual_seed(0)
     values, votes = torch.randn(1001, dtype=dtype), torch.ones(1001, dtype=torch.bool)
     short = whiten(values, votes)
-    monkeypatch.setattr(normalize, "whiten", edited(whiten, 'votes.device.type == "cpu" and', "False and"))
+    monkeypatch.setattr(normalize, "whiten", edited(whiten, "is_plain(votes) and", "False and"))
     assert torch.equal(normalize.whiten(values, votes), short)
 
 

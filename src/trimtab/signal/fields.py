@@ -104,7 +104,7 @@ def _where(values: Array, flags: Array) -> Array:
 
 def everything(segments: Segments) -> Field:
     """Flags that are true at every token."""
-    return Field(segments.measures[:, 1] > 0, segments, True)
+    return Field(torch.ones_like(segments.token_counts, dtype=torch.bool), segments, True)
 
 
 def ones(segments: Segments, dtype: torch.dtype) -> Field:

@@ -19,7 +19,7 @@ def renumbered(group: Tensor) -> tuple[Tensor, int]:
 def group_index(group: Tensor) -> tuple[Tensor, Array]:
     """Any group names as 0, 1, … in their order; how many there are, and whether one has a single episode."""
     if not group.numel():
-        return group.clone(), host(torch.zeros(2, dtype=torch.long, device=group.device))
+        return torch.empty_like(group), host(torch.zeros(2, dtype=torch.long, device=group.device))
     if is_plain(group):
         index, sizes = _numbered(group.numpy())
         return torch.from_numpy(index), np.array([len(sizes), 1 in sizes])
@@ -27,8 +27,8 @@ def group_index(group: Tensor) -> tuple[Tensor, Array]:
     begins = torch.ones_like(ordered, dtype=torch.bool)
     begins[1:] = ordered[1:] != ordered[:-1]
     rank = begins.cumsum(0)
-    ends = begins.roll(-1)  # the last one ends where the first begins
-    return torch.empty_like(order).scatter_(0, order, rank - 1), torch.stack([rank[-1], (begins & ends).any().long()])
+    lone = (begins & begins.roll(1)).any()  # one begins right after another, or the first after the last
+    return torch.empty_like(order).scatter_(0, order, rank - 1), torch.stack([rank[-1], lone.long()])
 
 
 def _numbered(group: Array) -> tuple[Array, Array]:

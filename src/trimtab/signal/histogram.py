@@ -45,7 +45,7 @@ class Histogram:
 
 
 _EDGES = np.array(Histogram.EDGES, dtype=np.float32)
-BEYOND = np.where(_EDGES < 0, np.nextafter(_EDGES, np.float32(0)), _EDGES)
+BEYOND = np.maximum(_EDGES, np.nextafter(_EDGES, np.float32(0)))
 """Each edge as the least number beyond it, so that a negative value on an edge lies outside too."""
 UPPER = 1 if sys.byteorder == "little" else 0
 BIN_OF_UPPER = np.searchsorted(BEYOND, (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32), side="right").astype(

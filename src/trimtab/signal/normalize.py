@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trimtab.signal.catalogue import Finite, NonNegative, Rule, formula
 from trimtab.signal.layout import EpisodeFlag, EpisodeIndex, PerEpisode
+from trimtab.signal.tensors import is_plain
 from trimtab.signal.voters import Level, Voters, refuse_lone
 
 Normalized = tuple[PerEpisode, EpisodeFlag]
@@ -137,7 +138,7 @@ def _in_units_of(
     low = torch.where(theirs, beside, torch.inf).amin(1, keepdim=True)
     mean = low + torch.where(theirs, beside - low, 0.0).sum(1, keepdim=True) / count
     squares = torch.where(theirs, beside - mean, 0.0).square().sum(1)
-    spread = torch.sqrt(squares / (count.squeeze(1) - 1).clamp(min=1))
+    spread = torch.sqrt(squares / (count.squeeze(1) - 1))  # of one, not a number
     return torch.where(spread > 0, result / (spread + eps), result)
 
 
@@ -150,26 +151,23 @@ def whiten(
     gets no more than the voters themselves span: its result is bounded to [min, max] of theirs, as in mean_std.
     """
     if not values.numel():
-        return values.clone()
+        return torch.empty_like(values)
     voters = votes.count_nonzero()
     # Where numbers are read back at no cost, a batch in which everyone votes is spared the masks.
-    everyone = votes.device.type == "cpu" and int(voters) == votes.shape[0] >= 2
+    everyone = is_plain(votes) and bool(votes.all())
 
     def voting(items: Tensor, otherwise: float) -> Tensor:
         return items if everyone else torch.where(votes, items, otherwise)
 
-    lowest = voting(values, torch.inf).amin().double()
+    lowest = voting(values, torch.inf).amin()
     # As in Voters.average: equal values have exactly that mean. A copy of our own, so every step is taken in place.
     above = values.to(torch.float64, copy=True).sub_(lowest)
     mean = voting(above, 0.0).sum() / voters
     centred = above.sub_(mean)
     counted = voting(centred, 0.0)
     variance = counted.dot(counted) / (voters - 1)
-    scale = torch.where(variance > 0, torch.sqrt(variance + eps), 1.0)
-    whitened = centred.div_(scale)
-    if everyone:
-        return whitened.to(values.dtype)
-    # A larger value never gives a smaller result, so the voters' extremes are those of their values.
-    highest = voting(values, -torch.inf).amax().double() - lowest
-    bounded = whitened.clamp((0.0 - mean) / scale, (highest - mean) / scale)
-    return torch.where(voters >= 2, bounded, 0.0).to(values.dtype)
+    whitened = centred.div_(torch.sqrt(variance + eps))
+    if not everyone:
+        whitened = whitened.clamp(voting(whitened, torch.inf).amin(), voting(whitened, -torch.inf).amax())
+    # The variance of one voter is not a number, and that of none is -0.
+    return torch.where(variance > 0, whitened, 0.0).to(values.dtype)

@@ -164,8 +164,8 @@ plant(
     "returns_are_the_advantages",
     undefined(formula("advantage.reward_to_go", gamma=1.0)),
     "signal.advantage:discounted_sum",
-    "if blocks.longest <= 1:\n        return values.clone()",
-    "if blocks.longest <= 1:\n        return values",
+    "return table.index_select(0, blocks.place)",
+    "return values if blocks.longest <= 1 else table.index_select(0, blocks.place)",
     Edit("signal.advantage:reward_to_go", "return returns, returns.clone()", "return returns, returns"),
 )
 plant(
@@ -180,7 +180,7 @@ plant(
     "no_aliasing",
     "clips_advantages_in_place",
     pipeline("reinforce_plus_plus", clip_advantage=0.5),
-    "signal.credit:_shaped",
+    "signal.credit:shaping_steps",
     "torch.where(batch.scored, batch.reward, 0.0)",
     "batch.reward.mul_(batch.scored)",
     Edit("signal.door:reward_of", ", copy=True", ""),

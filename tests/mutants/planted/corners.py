@@ -46,8 +46,8 @@ plant(
     "whitening_of_a_single_token",
     whitened(),
     "signal.normalize:whiten",
-    "scale = torch.where(variance > 0, torch.sqrt(variance + eps), 1.0)",
-    "scale, voters = torch.sqrt(variance), voters + 2",
+    "torch.where(variance > 0, whitened, 0.0)",
+    "whitened",
 )
 plant(
     "degenerate_bounded",
