@@ -51,5 +51,6 @@ def huber_clipped(
 
 
 def _huber(error: PerToken, width: float) -> PerToken:
-    far = width * (error.abs() - 0.5 * width)
-    return torch.where(error.abs() < width, 0.5 * error.square(), far)
+    size = error.abs()
+    near = size.clamp(max=width)
+    return near * (size - 0.5 * near)
