@@ -24,7 +24,7 @@ def observed_share(whole: Slice, dtype: torch.dtype) -> Field:
 
 
 def observed_term(part: Slice, logp_observed: PerToken) -> Scalar:
-    """A coefficient times the mean negative log-likelihood of the environment's tokens: this micro-batch's part of it.
+    """The mean negative log-likelihood of the environment's tokens, times coef: this micro-batch's part of it.
 
     -coef * sum_t logp_t / n,   n the environment's tokens of the whole update
 

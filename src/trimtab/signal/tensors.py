@@ -143,7 +143,7 @@ def read_all(numbers: Sequence[Array], more: Array) -> list[float]:
     """Single numbers and those of an array; a device is asked once for all of them."""
     if isinstance(more, np.ndarray):
         return [number.item() for number in numbers] + cast("list[float]", more.tolist())
-    return cast("list[float]", torch.cat([*(one.reshape(1) for one in numbers), more]).tolist())
+    return cast("list[float]", torch.cat([*(one.reshape(1) for one in numbers), more.double()]).tolist())
 
 
 def exceeds(first: Tensor, second: Tensor) -> Tensor:

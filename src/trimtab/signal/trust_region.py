@@ -124,7 +124,7 @@ def binary_kl(
     if level == "sequence":
         return _within(sequence_mean(choices[direction], segments), segments, limit)
     over = choices[direction] > limit
-    outward = advantage * (logp_later - logp_earlier) > 0
+    outward = _pulls(advantage, logp_later - logp_earlier)
     return ~(over & outward) if by_sign else ~over, {"over_high_tokens": over}
 
 
@@ -201,7 +201,7 @@ def outward_drift(
     Differs from open-instruct: no lower bound. Its lower bound rejects sequences that hardly drifted.
     """
     drifted = sequence_mean((bounded_exp(logratio) - 1).abs(), segments) > limit
-    return ~(to_tokens(drifted, segments) & (advantage * logratio > 0)), {"drifted_sequences": drifted}
+    return ~(to_tokens(drifted, segments) & _pulls(advantage, logratio)), {"drifted_sequences": drifted}
 
 
 @formula(
@@ -270,3 +270,8 @@ def _within(value: PerSequence, segments: Segments, limit: float) -> tuple[Keep,
     """Sequences up to the limit; one without tokens has 0."""
     over = value > limit
     return to_tokens(~over, segments), {"over_high_sequences": over}
+
+
+def _pulls(advantage: PerToken, logratio: PerToken) -> Keep:
+    """Whether the advantage carries the token on in the direction in which it has moved."""
+    return advantage * logratio > 0
