@@ -172,7 +172,7 @@ def test_the_others_in_our_words(tmp_path: Path) -> None:
         ("verl", "python x algorithm.lam=0.95\n", "lam = 0.95 does nothing: adv_estimator = grpo has no lambda"),
         ("verl", "python x algorithm.adv_estimator=mine\n", "no baseline is written"),
         ("verl", "python x actor_rollout_ref.rollout.n=$1\n", r"rollout.n = \$1 is only known when it runs"),
-        ("verl", "python x data.train_batch_size=64\n", "data.train_batch_size is given with 2 values, 256, 64: the last one counts."),
+        ("verl", "python x data.train_batch_size=64\n", "is given with 2 values, 256, 64: the last one counts."),
         ("slime", "python x --use-kl-loss --kl-loss-coef 0.0 --opsm-delta 0.1\n", "opsm_delta = 0.1 does nothing"),
         ("openrlhf", "python x --algo.dynamic_filtering_range 0.1 0.9\n", "dynamic_filtering_enable is off"),
         ("areal", "  m2_threshold: 0.04\n  gae_lambda: 0.9\n", None),

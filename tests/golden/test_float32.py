@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trimtab.signal import catalog
 from trimtab.signal.layout import Segments
+from trimtab.signal.turns import turn_reward_to_go
 
 NUM, GROUPS, F32 = 40, 4, torch.float32
 STREAM = torch.Generator().manual_seed(0)
@@ -50,7 +51,7 @@ ROUNDED = ("normalize.each_key", "advantage.turns_by_state", "advantage.turn_rew
 NAMES = [
     name for name, one in catalog().items()
     if one.stage == "normalize" or name in SETTINGS
-    or name in ("advantage.turns_by_state", "keep.prefix_budget")
+    or name in ("advantage.turns_by_state", "advantage.optimal_token_baseline", "keep.prefix_budget")
 ]  # fmt: skip
 
 
@@ -64,3 +65,14 @@ def test_float32_numbers_give_what_their_float64_copies_give(name: str) -> None:
             if isinstance(mine, Tensor):
                 near = 2e-6 if name in ROUNDED else 0.0
                 torch.testing.assert_close(mine, exact.to(mine.dtype), rtol=near, atol=near)
+
+
+def test_turns_are_compared_in_double_precision() -> None:
+    """With turns of one token nothing is rounded before the comparison, so it gives the bits of float64."""
+    reward, alone = GIVEN["reward"], Segments.from_counts(torch.ones(NUM, dtype=torch.long), NUM)
+    more = (
+        torch.zeros(NUM, dtype=torch.long), GIVEN["votes"], torch.arange(NUM), GIVEN["group_of_episode"], GROUPS, alone
+    )  # fmt: skip
+    mine, _ = turn_reward_to_go(reward, *more, compared="group")
+    exact, _ = turn_reward_to_go(reward.double(), *more, compared="group")
+    assert torch.equal(mine, exact.float())

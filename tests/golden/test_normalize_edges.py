@@ -9,7 +9,7 @@ from tests.golden.exact import assert_is, assert_near, flags, index, tokens
 from torch import Tensor
 
 from trimtab.errors import SignalError
-from trimtab.signal import normalize, part
+from trimtab.signal import baseline, normalize, part
 
 ALL, GROUP = flags(1, 1, 1), index(0, 0, 0)
 
@@ -44,6 +44,13 @@ def test_a_raw_reward_is_a_copy() -> None:
     result, _ = normalize.raw(reward, ALL)
     _ = reward.zero_()
     assert_is(result, 1.0, 2.0, 3.0)
+
+
+@pytest.mark.parametrize("num_groups", [0, 2])
+def test_a_batch_without_episodes_has_no_results(num_groups: int) -> None:
+    none = (tokens(), flags(), index(), num_groups)
+    for found in (normalize.leave_one_out(*none, std="others")[0], baseline.best_minus_second(*none)[0]):
+        assert found.shape == (0,)
 
 
 @pytest.mark.parametrize("votes", [(), (0, 0, 0), (1, 0, 0)])

@@ -1,5 +1,6 @@
 """keep.second_moment and keep.second_moment_by_sign, squares and means by hand."""
 
+import torch
 from tests.golden.exact import assert_is, index, tokens
 
 from trimtab.signal import second_moment
@@ -27,6 +28,9 @@ def test_keep_second_moment_by_sign() -> None:
         keep, seen = second_moment.second_moment_by_sign(far, pull, key, limit=limit)
         assert_is(keep, *kept)
         assert keep.equal(~seen["over_high_tokens"])
+    # a token that did not move is none of them and dilutes no mean: 0.04 and 0.16 have 0.1, not 0.2 / 3
+    still, up = tokens(0.0, 0.2, 0.4), tokens(1.0, 1.0, 1.0)
+    assert_is(second_moment.second_moment_by_sign(still, up, index(0, 1, 2), limit=0.08)[0], 1, 1, 0)
     # a token of advantage 0 has no sign and stays; a lone one beyond the limit goes
     assert_is(
         second_moment.second_moment_by_sign(tokens(9.0, -0.5), tokens(0.0, -1.0), index(1, 0), limit=0.2)[0], 1, 0
@@ -35,3 +39,12 @@ def test_keep_second_moment_by_sign() -> None:
     tied, pull = tokens(0.5, -0.5, 0.1), tokens(1.0, -1.0, 1.0)
     assert_is(second_moment.second_moment_by_sign(tied, pull, index(7, 5, 9), limit=0.15)[0], 0, 1, 1)
     assert second_moment.second_moment_by_sign(tokens(), tokens(), index(), limit=0.2)[0].numel() == 0
+
+
+def test_a_mean_on_the_limit_stays_and_is_taken_in_float64() -> None:
+    assert_is(second_moment.second_moment(tokens(0.5), index(0), limit=0.25)[0], 1)
+    assert_is(second_moment.second_moment_by_sign(tokens(0.5), tokens(1.0), index(0), limit=0.25)[0], 1)
+    # eleven equal float32 numbers have their own value for a mean; added up in float32, they do not
+    far = torch.full((11,), 0.3)
+    keep, _ = second_moment.second_moment(far, torch.arange(11), limit=float(far[0].square()))
+    assert_is(keep, *[1] * 11)

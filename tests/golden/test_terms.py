@@ -11,6 +11,7 @@ from trimtab.errors import SignalError
 from trimtab.signal import Recipe, SignalBatch, Term, decide, part, prepare, recipe, step, token_loss
 from trimtab.signal.fast.choice import Path, use_path
 from trimtab.signal.objective import TokenLoss
+from trimtab.signal.tensors import as_on_a_device
 from trimtab.signal.update import MicroBatch
 
 LOGP = torch.tensor([-1.0, -2.0, -3.0, -4.0, -5.0, -6.0], dtype=torch.float64)
@@ -117,6 +118,14 @@ def test_no_right_answer_and_no_word_of_the_environment_weigh_nothing() -> None:
     assert (numbers["weight/nll"], numbers["weight/observed"]) == (0, 0)
 
 
+def test_a_single_token_of_the_environment_weighs_all() -> None:
+    one = SignalBatch.from_tokens([1, 2], reward=[1.0, 0.0], group=[0, 0], observed=[0, 1], logp_old=LOGP[:3])
+    (micro,) = decide(next(prepare(one, made(observed=Term(0.5)))[0].updates(1))).split(num=1)
+    numbers = token_loss(micro, LOGP[:3].clone().requires_grad_(), logp_observed=OBSERVED[:1]).metrics.numbers()
+    assert numbers["loss/observed"] == pytest.approx(0.5 * 0.5)
+    assert numbers["weight/observed"] == 1
+
+
 def test_an_answer_that_was_not_scored_is_not_right() -> None:
     one = SignalBatch.from_tokens([1, 1, 1], reward=[5.0, 1.0, 0.0], scored=[False, True, True], group=[0, 0, 0])
     prepared, _ = prepare(one, made(nll=Term(1.0, on="rewarded")))
@@ -208,3 +217,14 @@ def test_counts_of_a_step_that_is_here_whole_refuse_no_term_and_change_no_weight
     plain, counted = decide(update), decide(update, counts=trimtab.Counts(tokens=6, sequences=3))
     for name in ("weight_policy", "weight_nll"):
         torch.testing.assert_close(counted.whole.fields[name], plain.whole.fields[name], rtol=0, atol=0)
+
+
+def test_a_term_on_the_environments_tokens_is_the_same_on_a_device() -> None:
+    chosen = made(observed=Term(0.5))
+    loss, _, observed, _ = run(chosen, 2)
+    with as_on_a_device():
+        there, _, seen, _ = run(chosen, 2)
+        with pytest.raises(SignalError, match=r"logp_observed has shape \[2, 1\] for 2 tokens"):
+            _ = token_loss(_micro(chosen), LOGP, logp_observed=OBSERVED[:2, None])
+    torch.testing.assert_close(there, loss, rtol=1e-15, atol=0)
+    assert torch.equal(seen, observed)

@@ -4,19 +4,37 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.golden.exact import assert_is, lengths, tokens
+from tests.golden.exact import assert_is, flags, index, lengths, tokens
 from torch import Tensor
 
 from trimtab import formula
 from trimtab.errors import SignalError
-from trimtab.signal import Part, SignalBatch, Stage, advantage, decide, prepare, recipe, step, token_loss
+from trimtab.signal import (
+    Part,
+    SignalBatch,
+    Stage,
+    advantage,
+    decide,
+    prepare,
+    recipe,
+    step,
+    teacher,
+    token_loss,
+    turns,
+)
 from trimtab.signal.catalogue import of
 from trimtab.signal.discount import discounted_sum
 from trimtab.signal.layout import PerToken
 
+AT_0 = tokens(0.0, 0.0)
 CREDITS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
     "broadcast": lambda: advantage.broadcast(tokens(0.5, -2.0), lengths(1, 1)),
     "reward_to_go": lambda: advantage.reward_to_go(tokens(0.5, -2.0), lengths(1, 1)),
+    "plus_teacher": lambda: teacher.plus_teacher(tokens(0.5, -2.0), AT_0, AT_0, lengths(1, 1)),
+    "scaled_by_teacher": lambda: teacher.scaled_by_teacher(tokens(0.5, -2.0), AT_0, AT_0, lengths(1, 1)),
+    "turn_reward_to_go": lambda: turns.turn_reward_to_go(
+        tokens(0.5, -2.0), index(0, 0), flags(1, 1), index(0, 1), index(0, 0), 1, lengths(1, 1)
+    ),
 }
 
 

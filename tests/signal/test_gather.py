@@ -155,6 +155,31 @@ def test_what_every_ranks_model_says_is_joined_in_the_order_of_the_update() -> N
     assert first.tolist() == sorted(first.tolist())  # sequence after sequence, token after token
 
 
+class Alone:
+    """A single rank."""
+
+    def concat(self, local: Tensor) -> list[Tensor]:
+        return [local]
+
+    def sum(self, local: Tensor) -> Tensor:
+        return local
+
+
+def test_what_a_model_says_is_joined_without_its_gradient_and_without_gaps() -> None:
+    whole, mine = gather(batch_on(0), Alone(), 0)
+    update = next(iter(prepare(whole, recipe("reinforce"))[0].updates(1)))
+    said = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+    found = gather_tokens(update, said, mine, Alone())
+    assert not found.requires_grad
+    assert_is(found, 1, 2, 3, 4)
+    with pytest.raises(SignalError, match=r"gather_tokens: 1 of 4 tokens are nan or belong to no rank"):
+        _ = gather_tokens(update, torch.tensor([1.0, 2.0, torch.nan, 4.0]), mine, Alone())
+    with pytest.raises(SignalError, match=r"2 of 4 tokens are nan or belong to no rank"):
+        _ = gather_tokens(update, torch.tensor([3.0, 4.0]), mine[1:], Alone())
+    with pytest.raises(SignalError, match=r"there are \[4, 1\] values for the 4 tokens of this rank's 3 sequences"):
+        _ = gather_tokens(update, said[:, None], mine, Alone())
+
+
 def test_a_process_group_returns_what_it_was_given() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

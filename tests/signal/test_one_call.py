@@ -198,6 +198,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"recipe": recipe("tis", loss={"formula": "covariance_clipped"}), "counts": Counts(1000, 100)},
         "decides across the whole step, and this call holds a part of it",
     ),
+    "tokens of the environment in rows of another width": (
+        {"recipe": recipe("tis", observed=0.1), "observed": torch.zeros(1, 9)},
+        r"observed has shape \[1, 9\] and mask \[12, 9\], so tokens do not match",
+    ),
+    "an entropy in half precision": (
+        {"entropy": torch.zeros(ROWS, 9, dtype=torch.float16)},
+        "^loss: entropy is float16, so differences of log-probs round away",
+    ),
+    "a value of integers": ({"value": torch.zeros(ROWS, 9, dtype=torch.long)}, r"^loss: value holds torch\.int64"),
     "no ranks": ({"ranks": 0}, "ranks = 0 is not possible"),
     "no scale": ({"grad_scale": 0.0}, "grad_scale = 0.0 is not possible"),
     "advantages of other rows": ({"advantage": [1.0, 2.0]}, "advantage has 2 entries for 12 rows"),

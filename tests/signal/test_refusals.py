@@ -336,6 +336,15 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: prepare(build(), recipe("gspo", advantage=part("advantage.reward_to_go", gamma=0.5))),
         r"the advantage varies inside sequences \[0, 1\]",
     ),
+    **{
+        f"advantages that vary under {name}": (
+            lambda name=name: prepare(
+                build(), recipe("gspo", loss=name, advantage=part("advantage.reward_to_go", gamma=0.5))
+            ),
+            rf"the advantage varies inside sequences \[0, 1\], but policy_loss\.{name} shares",
+        )
+        for name in ("geometric_of_clipped", "geometric_soft_gated")
+    },
     "too many updates": (lambda: list(prepared_tis().updates(2)), "2 optimiser steps from 1 groups that train"),
     "a second step with old = current": (
         lambda: list(prepare(build(group=torch.tensor([0, 0])), recipe("tis", old="current"))[0].updates(2)),

@@ -86,6 +86,26 @@ def test_one_reward_has_no_spread_yet() -> None:
     assert state.memory == {"reward_count": 1.0, "reward_mean": 3.0, "reward_m2": 0.0}
 
 
+def test_who_does_not_vote_is_not_divided_by_a_spread_that_is_not_there() -> None:
+    # a reward that is not scored is 0
+    one = SignalBatch.from_tokens([1, 1], reward=[3.0, 5.0], group=[0, 0], scored=[True, False])
+    assert prepare(one, recipe("reinforce", normalize="running"))[0].advantage.tolist() == [0.0, -3.0]
+
+
+def test_what_is_remembered_is_computed_in_float64() -> None:
+    rewards = torch.tensor([0.1, 0.2, 0.4])
+    exact, logp = [float(one) for one in rewards], torch.full((3,), -1.0)
+    given = SignalBatch.from_tokens([1] * 3, reward=rewards, group=[0] * 3, role=[0] * 3, logp_old=logp)
+    assert given.dtype == torch.float32
+    # the mean is the lowest and the mean distance to it, so that equal rewards have themselves for a mean
+    mean = exact[0] + ((exact[1] - exact[0]) + (exact[2] - exact[0])) / 3
+    _, state = prepare(given, recipe("reinforce", normalize=BY_ROLE))
+    assert state.memory == {"role_average_0": (1 - 0.5**3) * mean}
+    given = SignalBatch.from_tokens([1] * 3, reward=rewards, group=[0] * 3, logp_old=logp)
+    _, state = prepare(given, recipe("reinforce", normalize="running"))
+    assert state.memory["reward_mean"] == pytest.approx(sum(exact) / 3, rel=1e-15)
+
+
 def test_rewards_that_never_differed_are_not_divided() -> None:
     prepared, _ = prepare(batch(0.0, [0.1, 0.1]), recipe("reinforce", normalize="running"))
     assert prepared.advantage.tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
@@ -150,10 +170,21 @@ def test_a_role_that_nobody_reads_and_a_reader_without_roles_are_refused() -> No
         prepare(SignalBatch.from_tokens([1], reward=[1.0], group=[0]), chosen)
 
 
-def test_one_call_knows_no_earlier_batch() -> None:
-    chosen, logp = recipe("reinforce", normalize=BY_ROLE), torch.full((2, 1), -1.0, requires_grad=True)
-    rows = {"mask": [[1], [1]], "reward": [1.0, 0.0], "group": [0, 0], "role": [0, 1]}
-    with pytest.raises(SignalError, match="a call knows of none, so every average would be 0"):
+@pytest.mark.parametrize("formula", [BY_ROLE, "running"])
+def test_one_call_knows_no_earlier_batch(formula: object) -> None:
+    chosen, logp = recipe("reinforce", normalize=formula), torch.full((2, 1), -1.0, requires_grad=True)
+    rows = {"mask": [[1], [1]], "reward": [1.0, 0.0], "group": [0, 0]}
+    rows |= {"role": [0, 1]} if "role" in chosen.needs else {}
+    with pytest.raises(SignalError, match="compares with what earlier batches earned, and a call of loss knows of no"):
         trimtab.loss(logp, recipe=chosen, **rows)
     loss, _ = trimtab.loss(logp, recipe=chosen, advantage=[1.0, 0.0], **rows)
     assert loss.item() == pytest.approx(0.5)
+
+
+def test_one_call_does_not_steer() -> None:
+    logp = torch.full((1, 1), -1.0, requires_grad=True)
+    given = {"mask": [[1]], "reward": [2.0], "group": [0], "logp_old": [[-1.0]], "logp_ref": [[-1.0]]}
+    with pytest.raises(SignalError, match=r"to kl.target = 0.1 .* keeps nothing, so the coefficient would stay 0.5"):
+        trimtab.loss(logp, recipe=steered(), **given)
+    loss, _ = trimtab.loss(logp, recipe=steered(target=None), **given)
+    assert loss.item() == pytest.approx(-2.0)  # one answer of reward 2, no KL, no baseline

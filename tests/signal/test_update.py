@@ -78,6 +78,20 @@ def test_shares_of_ranks_begin_at_rank_0_and_sequence_0() -> None:
             wrong()
 
 
+def test_parts_are_cut_where_the_caller_says() -> None:
+    batch = SignalBatch.from_padded([[1]] * 4, reward=[1.0, 0.0, 1.0, 0.0], group=[0, 0, 1, 1])
+    first, second = (decide(one) for one in prepare(batch, recipe("dr_grpo", loss="reinforce"))[0].updates(2))
+    assert [micro.sequences.tolist() for micro in first.split(parts=[[1], [], [0]])] == [[1], [], [0]]
+    assert [micro.sequences.tolist() for micro in second.split(parts=[index(3, 2)])] == [[3, 2]]
+    for parts, named in (([[0]], 1), ([[0, 1], [1]], 3), ([], 0), ([[0, 2]], 2)):
+        with pytest.raises(SignalError, match=f"parts names {named} sequences and this update has 2, not each of them"):
+            first.split(parts=parts)
+    with pytest.raises(SignalError, match="name one of max_tokens, num and parts"):
+        first.split(num=1, parts=[[0, 1]])
+    with pytest.raises(SignalError, match="name one of max_tokens, num and parts"):
+        first.split()
+
+
 def spend(scale: float) -> Decided:
     step = decided()
     for micro in step.split(num=2):

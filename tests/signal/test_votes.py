@@ -5,8 +5,9 @@ import torch
 from tests.golden.exact import assert_is, assert_near, flags, log, tokens
 
 from trimtab.signal import KL, SignalBatch, part, prepare, recipe
+from trimtab.signal.fields import Field
 from trimtab.signal.normalize import leave_one_out, mean_std, whiten
-from trimtab.signal.vote import constant_groups
+from trimtab.signal.vote import constant_groups, ended_episodes, groups_outside, votes_and_trains
 
 
 def batch_of(reward: list[float], group: list[int], width: int = 1, **fields: object) -> SignalBatch:
@@ -87,3 +88,37 @@ def test_a_kl_in_the_sequence_reward_is_not_counted_again_on_its_way_to_the_toke
     batch = batch_of([3.0, 1.0], [0, 0], 2, logp_old=OLD, logp_ref=REF)
     chosen = recipe("reinforce_plus_plus", kl=KL(part("kl.k1"), 0.5, "sequence_reward"), whiten=False)
     assert_near(prepare(batch, chosen)[0].advantage, *(3 - LOG2 / 2,) * 2, *(1 - LOG2 / 2,) * 2)
+
+
+def cut_off() -> SignalBatch:
+    """Three episodes in one group: of two sequences whose first was cut off, of two that ended, of one that was cut."""
+    return SignalBatch.from_tokens(
+        [1, 1, 1, 1, 1], reward=[1.0, 0.0, 2.0], group=[0, 0, 0], episode=[0, 0, 1, 1, 2], ended=[0, 1, 1, 1, 0]
+    )
+
+
+def test_an_episode_ended_if_none_of_its_sequences_was_cut_off() -> None:
+    ended = ended_episodes(cut_off())
+    assert ended is not None
+    assert_is(ended, 0, 1, 0)
+
+
+def test_an_episode_votes_if_one_of_its_sequences_is_left_and_all_of_them_ended() -> None:
+    batch = cut_off()
+    left = Field(flags(1, 1, 0, 1, 0), batch.segments)
+    for not_ended, votes, trains in (
+        ("train", (1, 1, 0), (1, 1, 1, 1, 1)),
+        ("zero", (0, 1, 0), (1, 1, 1, 1, 1)),
+        ("suppress", (0, 1, 0), (0, 0, 1, 1, 0)),
+    ):
+        found, training = votes_and_trains(batch, recipe("reinforce", not_ended=not_ended), left)
+        assert_is(found, *votes)
+        assert_is(training, *trains)
+
+
+def test_groups_are_judged_by_the_mean_of_their_voters_and_not_without_any() -> None:
+    # groups: one voter of 0.5 beside a 9 that does not vote; nobody votes; one voter of 1; voters of 0 and 1
+    batch = batch_of([0.5, 9.0, 0.5, 0.5, 1.0, 7.0, 0.0, 1.0], [0, 0, 1, 1, 2, 2, 3, 3])
+    votes = flags(1, 0, 0, 0, 1, 0, 1, 1)
+    assert_is(groups_outside(batch, votes, (0.0, 1.0)), 0, 0, 1, 0)
+    assert_is(groups_outside(batch, votes, (0.5, 1.5)), 1, 0, 0, 1)

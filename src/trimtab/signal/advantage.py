@@ -148,7 +148,8 @@ def temporal_errors(
 
 
 def _next_value(value: PerToken, boundary: PerSequence, segments: Segments) -> PerToken:
-    """The value one token later, and `boundary` after the last."""
-    ends = torch.arange(1, value.shape[0] + 1, device=value.device)
-    is_last = ends == to_tokens(segments.offsets[1:], segments)
-    return torch.where(is_last, to_tokens(boundary, segments), value.roll(-1))
+    """The value one token later, and `boundary` after the last. A sequence without tokens writes past the end."""
+    num_tokens = value.shape[0]
+    last = torch.where(segments.token_counts > 0, segments.offsets[1:] - 1, num_tokens)
+    later = torch.nn.functional.pad(value[1:], (0, 2))
+    return later.index_put_((last,), boundary)[:num_tokens]

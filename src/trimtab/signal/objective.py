@@ -110,8 +110,8 @@ def token_loss(
     kl = kl_in_loss(recipe, available, logp_current, keep)
     terms = {"policy": policy.loss}
     others, value_seen = regularisers(part, available, keep, kl, logp_current, entropy, value)
-    if recipe.observed is not None and logp_observed is not None:
-        others["observed"] = recipe.observed.coef * observed_term(part, logp_observed)
+    if logp_observed is not None:
+        others["observed"] = observed_term(part, logp_observed)
     terms |= others
     loss = torch.stack(list(terms.values())).sum() if others else policy.loss
     loss = loss if micro.data_parallel == 1 else micro.data_parallel * loss

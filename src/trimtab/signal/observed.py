@@ -24,16 +24,19 @@ def observed_share(whole: Slice, dtype: torch.dtype) -> Field:
 
 
 def observed_term(part: Slice, logp_observed: PerToken) -> Scalar:
-    """The mean negative log-likelihood of the environment's tokens: this micro-batch's part of it.
+    """The mean negative log-likelihood of the environment's tokens, times coef: this micro-batch's part of it.
 
-    -sum_t logp_t / n,   n the environment's tokens of the whole update
+    -coef * sum_t logp_t / n,   n the environment's tokens of the whole update
 
     Differs from prime-rl's ECHO: it divides by its own tokens of the micro-batch, so its gradient depends on the split.
     """
+    term = part.recipe.observed
+    assert term is not None  # check_observed has looked
     counts, share = (as_torch(part.fields.held(name).values) for name in (OBSERVED, OBSERVED_SHARE))
-    each = torch.where(counts > 0, share / counts, torch.zeros_like(share))
-    weight = each.to(logp_observed.dtype).repeat_interleave(counts, output_size=logp_observed.shape[0])
-    return -(weight * logp_observed).sum()
+    # Where a sequence holds none, 0 / 0 is repeated 0 times.
+    each = (share / counts).to(logp_observed.dtype)
+    weight = each.repeat_interleave(counts, output_size=logp_observed.shape[0])
+    return -term.coef * (weight * logp_observed).sum()
 
 
 def check_observed(part: Slice, given: Tensor | None) -> None:

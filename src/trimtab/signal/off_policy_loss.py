@@ -42,8 +42,8 @@ def geometric_of_clipped(
 ) -> Losses:
     """The geometric mean of a sequence's ratios, each clipped on the side to which its advantage pulls.
 
-    l_t = -A_t * exp(mean over kept tokens of u),   u_t = min(d_t, log(band[1])) if A_t > 0, max(d_t, log(band[0])) if
-    A_t < 0,   d_t = logp_current_t - logp_anchor_t
+    l_t = -A_t * exp(mean over kept tokens of u),   u_t = min(d_t, log(band[1])) if A_t > 0, max(d_t, log(band[0]))
+    elsewhere,   d_t = logp_current_t - logp_anchor_t
 
     geometric_clipped clips the mean, this one what goes into it: a clipped token loses its own gradient only.
     Settings in use: 0.4 both ways in log-ratios, (0.67, 1.49).

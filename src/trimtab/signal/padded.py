@@ -19,6 +19,7 @@ from trimtab.signal.layout import PerToken, Scalar, places
 from trimtab.signal.objective import TokenLoss, step, token_loss
 from trimtab.signal.preparation import Prepared, prepare
 from trimtab.signal.state import SignalState
+from trimtab.signal.steering import refuse_forgotten
 from trimtab.signal.tensors import Numbers, as_count, as_flags, as_number, as_tensor
 from trimtab.signal.update import Update, select
 
@@ -160,11 +161,8 @@ def _prepare(
             f"loss: {' and '.join(missing)} is missing, which recipe {recipe.name!r} needs {why}. Give one reward and "
             "one group name per row" + (", or drop no groups." if advantage is not None else ", or advantage=….")
         )
-    if advantage is None and "role_average" in recipe.normalize.formula.inputs:
-        raise SignalError(
-            f"loss: {recipe.normalize.formula.name} compares with what earlier batches earned, and a call knows of "
-            "none, so every average would be 0. Pass advantage=…, or use prepare and hand on the state it returns."
-        )
+    if advantage is None:
+        refuse_forgotten(recipe)
     flags = as_flags(mask, "SignalBatch: trainable")
     rows = range(flags.shape[0] if flags.ndim else 0)
     batch = SignalBatch.from_padded(

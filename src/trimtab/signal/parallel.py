@@ -145,7 +145,7 @@ def _alike(batch: SignalBatch, reducer: Reducer) -> SignalBatch:
     """
     mine = {name: _dtype(getattr(batch, name)) for name in (*TOKENS, *SEQUENCES, *EPISODES)}
     mine |= {f"extra.{name}": _dtype(values) for name, values in batch.extra.items()}
-    told = [len(batch.segments.token_counts), _dtype(torch.empty(0, dtype=batch.dtype)), mine]
+    told = [len(batch.segments.token_counts), _named(batch.dtype), mine]
     text = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8).to(batch.reward.device)
     said = [json.loads(piece.cpu().numpy().tobytes()) for piece in reducer.concat(text)]
     full = [(rank, theirs) for rank, (size, _, theirs) in enumerate(said) if size]
@@ -166,7 +166,11 @@ def _alike(batch: SignalBatch, reducer: Reducer) -> SignalBatch:
 
 
 def _dtype(values: Tensor | None) -> str:
-    return "absent" if values is None else str(values.dtype).removeprefix("torch.")
+    return "absent" if values is None else _named(values.dtype)
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _emptied(batch: SignalBatch, dtype: str, kinds: dict[str, str]) -> SignalBatch:

@@ -15,12 +15,11 @@ CURRENT_SHARE = "current_share:"
 def current_share(version: TokenIndex, now: int, dtype: torch.dtype) -> PerToken:
     """How far the old policy is on its way from the sampler to the current policy, per token.
 
-    share_t = clamp((now - 1 - version_t) / (now - version_t), 0, 1); 0 where version_t >= now
+    share_t = 1 - 1 / max(now - version_t, 1)
 
     now = 5: a token of version 4 has 0, so its old policy is its sampler; of version 3 it has 1/2, of version 1 3/4.
     """
-    age = (now - version).to(dtype)
-    return torch.where(age > 0, (age - 1) / age.clamp(min=1), torch.zeros_like(age)).clamp(0, 1)
+    return 1 - 1 / (now - version).to(dtype).clamp(min=1)
 
 
 def interpolated(logp_current: PerToken, logp_rollout: PerToken, share: PerToken) -> PerToken:

@@ -32,7 +32,7 @@ def logp(logits: Tensor, ids: Tensor, *, temperature: float = 1.0) -> Tensor:
 
 def logp_and_entropy(logits: Tensor, ids: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Log-prob of `ids`, and the entropy of each distribution in nats; both carry a gradient."""
-    _check(logits, ids, temperature)
+    _check(logits, ids, temperature, logits.shape[-1:])
     rows = logits.reshape(-1, logits.shape[-1])
     found = cast("tuple[Tensor, Tensor]", _FromLogits.apply(rows, ids.reshape(-1), float(temperature)))
     return found[0].reshape(ids.shape), found[1].reshape(ids.shape)
@@ -56,7 +56,7 @@ def logp_from_hidden(
             f"logp_from_hidden: hidden has shape {list(hidden.shape)} and weight {list(weight.shape)}, so there are no "
             "logits. Give weight as [vocabulary, width] and hidden as [..., width]."
         )
-    _check(hidden, ids, temperature, vocabulary=weight.shape[0])
+    _check(hidden, ids, temperature, weight.shape[:1])
     rows = hidden.reshape(-1, hidden.shape[-1])
     found = cast(
         "tuple[Tensor, Tensor]",
@@ -65,7 +65,7 @@ def logp_from_hidden(
     return found[0].reshape(ids.shape), found[1].reshape(ids.shape)
 
 
-def _check(values: Tensor, ids: Tensor, temperature: float, *, vocabulary: int | None = None) -> None:
+def _check(values: Tensor, ids: Tensor, temperature: float, vocabulary: torch.Size) -> None:
     if not values.dtype.is_floating_point or ids.dtype.is_floating_point or values.shape[:-1] != ids.shape:
         raise SignalError(
             f"logp: logits or hidden states are {list(values.shape)} of {values.dtype} and ids {list(ids.shape)} of "
@@ -73,12 +73,17 @@ def _check(values: Tensor, ids: Tensor, temperature: float, *, vocabulary: int |
         )
     if not 0 < temperature < float("inf"):
         raise SignalError(f"logp: temperature is {temperature}. It divides the logits: a number above 0.")
-    if not (vocabulary or values.shape[-1]):
+    if not any(vocabulary):
         raise SignalError("logp: the vocabulary is empty, so there is no distribution. Give logits of every token.")
 
 
 def _wide(values: Tensor) -> Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def _empty(values: Tensor) -> Tensor:
+    """Nothing, of the kind that is computed with."""
+    return _wide(values.new_empty(()))
 
 
 def _forward(logits: Tensor, ids: Tensor, temperature: float, room: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,7 +154,7 @@ def _spans(rows: int, vocabulary: int, chunk: int) -> list[tuple[int, int]]:
 class _FromLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        spans, like = _spans(logits.shape[0], logits.shape[1], _at_once(logits)), _wide(logits[:0])
+        spans, like = _spans(logits.shape[0], logits.shape[1], _at_once(logits)), _empty(logits)
         kept, room = like.new_empty((3, len(ids))), _room(like, spans, logits.shape[1])
         for start, stop in spans:
             for place, values in enumerate(_forward(_wide(logits[start:stop]), ids[start:stop], temperature, room)):
@@ -167,7 +172,7 @@ class _FromLogits(torch.autograd.Function):
         if by[0] is None and by[1] is None:
             return None, None, None
         gradient, spans = torch.empty_like(logits), _spans(logits.shape[0], logits.shape[1], _at_once(logits))
-        room = _room(_wide(logits[:0]), spans, logits.shape[1])
+        room = _room(_empty(logits), spans, logits.shape[1])
         for start, stop in spans:
             rows = slice(start, stop)
             given = _wide(logits[rows])
@@ -201,7 +206,7 @@ class _FromHidden(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
         head, offset = _wide(weight), None if bias is None else _wide(bias)
-        like, vocabulary = _wide(hidden[:0]), weight.shape[0]
+        like, vocabulary = _empty(hidden), weight.shape[0]
         kept, spans = like.new_empty((3, len(ids))), _spans(len(ids), vocabulary, chunk)
         table, room = _tables(like, spans, vocabulary)
         for start, stop in spans:
@@ -225,7 +230,7 @@ class _FromHidden(torch.autograd.Function):
         head, offset = _wide(weight), None if bias is None else _wide(bias)
         to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         to_weight = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
-        to_bias = torch.zeros_like(offset) if offset is not None and ctx.needs_input_grad[2] else None
+        to_bias = torch.zeros_like(cast("Tensor", offset)) if ctx.needs_input_grad[2] else None
         spans = _spans(len(ids), weight.shape[0], ctx.chunk)
         table, room = _tables(head, spans, weight.shape[0])
         for start, stop in spans:

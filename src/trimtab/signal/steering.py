@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
 from trimtab.signal.composition import Recipe
 from trimtab.signal.layout import EpisodeFlag, PerEpisode
@@ -19,6 +20,8 @@ REACH = 0.2
 """The relative error of a KL counts up to this: Ziegler et al. 2019, arXiv:1909.08593, sec. 2.2."""
 COEF = "kl_coef"
 RUNNING = ("reward_count", "reward_mean", "reward_m2")
+EARLIER = frozenset({"running_mean", "running_std", "role_average"})
+"""What a formula may read of earlier batches."""
 ROLE = "role_average_"
 """In front of a role's number, the name of its average."""
 
@@ -76,11 +79,26 @@ def running(memory: Memory, batch: SignalBatch) -> dict[str, Any]:
     return {"running_mean": batch.reward.new_tensor(mean), "running_std": batch.reward.new_tensor(spread)}
 
 
+def refuse_forgotten(recipe: Recipe) -> None:
+    """Raise where rewards meet what earlier batches left, in a call that keeps nothing from one to the next."""
+    if EARLIER & set(recipe.normalize.formula.inputs):
+        raise SignalError(
+            f"loss: {recipe.normalize.formula.name} compares with what earlier batches earned, and a call of loss "
+            "knows of none. Pass advantage=…, or use prepare and hand on the state it returns."
+        )
+    if recipe.kl is not None and recipe.kl.target is not None:
+        raise SignalError(
+            f"loss: recipe {recipe.name!r} steers its KL to kl.target = {recipe.kl.target:g} from batch to batch, and "
+            f"a call of loss keeps nothing, so the coefficient would stay {recipe.kl.coef:g}. Use prepare and hand on "
+            "the state it returns, or leave target out."
+        )
+
+
 def role_averages(recipe: Recipe, batch: SignalBatch, memory: Memory) -> dict[str, Any]:
     """The average of each episode's role before this batch; 0 of one that was never seen."""
-    if batch.role is None or "role_average" not in recipe.normalize.formula.inputs:
+    if "role_average" not in recipe.normalize.formula.inputs:
         return {"role_average": None}
-    roles, place = cast("tuple[Tensor, Tensor]", torch.unique(batch.role, return_inverse=True))
+    roles, place = cast("tuple[Tensor, Tensor]", torch.unique(cast("Tensor", batch.role), return_inverse=True))
     known = [memory.get(f"{ROLE}{role}", 0.0) for role in cast("list[int]", roles.tolist())]
     return {"role_average": batch.reward.new_tensor(known).index_select(0, place)}
 
@@ -92,11 +110,15 @@ def next_role_averages(
 
     average' = decay^n * average + (1 - decay^n) * mean of the role's n voters
     """
-    if batch.role is None or "role_average" not in recipe.normalize.formula.inputs:
+    if "role_average" not in recipe.normalize.formula.inputs:
         return {}
-    decay, learned = cast("float", recipe.normalize.settings["decay"]), dict[str, float]()
-    for role in cast("list[int]", torch.unique(batch.role[votes]).tolist()):
-        own, name = reward.double()[votes & (batch.role == role)], f"{ROLE}{role}"
+    roles, decay, learned = (
+        cast("Tensor", batch.role),
+        cast("float", recipe.normalize.settings["decay"]),
+        dict[str, float](),
+    )
+    for role in cast("list[int]", torch.unique(roles[votes]).tolist()):
+        own, name = reward.double()[votes & (roles == role)], f"{ROLE}{role}"
         # Around the lowest, so that the mean of equal rewards is that reward exactly.
         lowest, share = float(own.min()), decay ** len(own)
         learned[name] = share * memory.get(name, 0.0) + (1 - share) * (lowest + float((own - lowest).mean()))

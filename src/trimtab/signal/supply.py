@@ -1,7 +1,9 @@
 """What a batch supplies: the only place that says which token fields formulas may read and which go with an update."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
+
+from torch import Tensor
 
 from trimtab.errors import SignalError
 from trimtab.signal.batch import SignalBatch
@@ -57,8 +59,8 @@ def populations(batch: SignalBatch, recipe: Recipe) -> dict[str, Field]:
     if recipe.nll is not None and recipe.nll.on == "rewarded":
         right = batch.scored & (batch.reward > 0)
         found[REWARDED] = Field(batch.levels.to_sequences(right), batch.segments, True)
-    if recipe.observed is not None and batch.observed is not None:
-        found[OBSERVED] = Field(batch.observed, batch.segments, True)
+    if recipe.observed is not None:
+        found[OBSERVED] = Field(cast("Tensor", batch.observed), batch.segments, True)
     return found
 
 

@@ -125,4 +125,4 @@ def _share(total: Number, count: Number) -> Mean:
 
 
 def _count_of(flags: Tensor) -> Number:
-    return float(np.count_nonzero(flags.numpy())) if is_plain(flags) else flags.count_nonzero().double()
+    return float(np.count_nonzero(flags.numpy())) if is_plain(flags) else flags.count_nonzero()

@@ -237,7 +237,8 @@ def as_names(values: object, name: str, device: torch.device | None = None) -> T
 
 
 def _holds_strings(values: Any) -> bool:
-    return getattr(getattr(values, "dtype", None), "kind", "") in ("U", "O") and hasattr(values, "tolist")
+    """An array of texts, or of objects that may be texts."""
+    return getattr(getattr(values, "dtype", None), "kind", "") in ("U", "O")
 
 
 def _hash(text: str) -> int:

@@ -1,7 +1,5 @@
 """A baseline for every token of a group: the only place that compares sequences at the same step of time."""
 
-from typing import cast
-
 import torch
 
 from trimtab.signal.advantage import PROMISES, Credit
@@ -39,18 +37,20 @@ def optimal_token_baseline(
     field of the batch. Steps are trainable tokens, so tool output does not shift them.
     Where fewer than two voters have a step t, b_t = 0: nobody is compared with itself.
     """
-    returns = discounted_sum(token_reward, segments, 1.0)
-    size = (1 - 2 * logp_old.exp() + pi_squared).double()
+    if not segments.num_tokens:
+        return token_reward.clone(), token_reward.clone()
+    returns = discounted_sum(token_reward.double(), segments, 1.0)
+    size = 1 - 2 * logp_old.double().exp() + pi_squared
     later = discounted_sum(size, segments, 1.0) - size
     so_far = to_tokens(sequence_sum(size, segments), segments) - later
     owner = segments.sequence_of_token
     step = torch.arange(segments.num_tokens, device=owner.device) - to_tokens(segments.first_token, segments)
-    longest = cast("int", segments.token_counts.max().item()) if segments.num_sequences else 0
+    longest = int(segments.token_counts.max())
     episode = episode_of_sequence.index_select(0, owner)
     place, count = group_of_episode[episode] * longest + step, num_groups * longest
     voting = torch.where(votes[episode], so_far, 0.0)
-    paid = torch.where(votes[episode], so_far * returns.double(), 0.0)
+    paid = torch.where(votes[episode], so_far * returns, 0.0)
     voters = segment_sum(votes[episode].to(torch.long), place, count)
     mean = segment_sum(paid, place, count) / (segment_sum(voting, place, count) + eps)
-    baseline = torch.where(voters >= 2, mean, 0.0).index_select(0, place).to(returns.dtype)
-    return returns - baseline, returns
+    baseline = torch.where(voters >= 2, mean, 0.0).index_select(0, place)
+    return (returns - baseline).to(token_reward.dtype), returns.to(token_reward.dtype)

@@ -9,11 +9,10 @@ against old) or both (current against rollout). A formula that reads the advanta
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from trimtab.signal.catalogue import Band, Count, Positive, Rule, Unit, formula
 from trimtab.signal.correction import Observations
-from trimtab.signal.layout import Keep, PerToken, Segments, TokenIndex
+from trimtab.signal.layout import Keep, PerSequence, PerToken, Segments, TokenIndex
 from trimtab.signal.reduce import bounded_exp, segment_extreme, sequence_mean, sequence_sum, to_tokens
 
 Level = Literal["token", "sequence"]
@@ -125,7 +124,7 @@ def binary_kl(
     if level == "sequence":
         return _within(sequence_mean(choices[direction], segments), segments, limit)
     over = choices[direction] > limit
-    outward = advantage * (logp_later - logp_earlier) > 0
+    outward = _pulls(advantage, logp_later - logp_earlier)
     return ~(over & outward) if by_sign else ~over, {"over_high_tokens": over}
 
 
@@ -201,8 +200,8 @@ def outward_drift(
     Settings in use: none is published; open-instruct's comes from the upper bound of its band.
     Differs from open-instruct: no lower bound. Its lower bound rejects sequences that hardly drifted.
     """
-    drifted = _beyond(sequence_mean((bounded_exp(logratio) - 1).abs(), segments), segments, limit)
-    return ~(to_tokens(drifted, segments) & (advantage * logratio > 0)), {"drifted_sequences": drifted}
+    drifted = sequence_mean((bounded_exp(logratio) - 1).abs(), segments) > limit
+    return ~(to_tokens(drifted, segments) & _pulls(advantage, logratio)), {"drifted_sequences": drifted}
 
 
 @formula(
@@ -267,10 +266,12 @@ def _binary_kl(logp: PerToken, logq: PerToken, eps: float) -> PerToken:
     return torch.exp(logp) * (logp - logq) + other_p * torch.log((other_p + eps) / (other_q + eps))
 
 
-def _beyond(value: Tensor, segments: Segments, limit: float) -> Tensor:
-    return (value > limit) & (segments.token_counts > 0)
-
-
-def _within(value: Tensor, segments: Segments, limit: float) -> tuple[Keep, Observations]:
-    over = _beyond(value, segments, limit)
+def _within(value: PerSequence, segments: Segments, limit: float) -> tuple[Keep, Observations]:
+    """Sequences up to the limit; one without tokens has 0."""
+    over = value > limit
     return to_tokens(~over, segments), {"over_high_sequences": over}
+
+
+def _pulls(advantage: PerToken, logratio: PerToken) -> Keep:
+    """Whether the advantage carries the token on in the direction in which it has moved."""
+    return advantage * logratio > 0

@@ -4,7 +4,7 @@ A turn is a run of trainable tokens of one sequence with the same `turn`. Reward
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Num
@@ -14,7 +14,6 @@ from trimtab.errors import SignalError
 from trimtab.signal.advantage import PROMISES, Credit, temporal_errors
 from trimtab.signal.catalogue import NonNegative, Unit, formula
 from trimtab.signal.discount import discounted_sum
-from trimtab.signal.group import renumbered
 from trimtab.signal.layout import (
     EpisodeFlag,
     EpisodeIndex,
@@ -166,9 +165,9 @@ def turns_by_state(
     returns = discounted_sum(turns.sum(token_reward), turns.segments, gamma)
     rewards = _rewards_of_episodes(token_reward, outcome, episode_of_sequence, len(votes), segments)
     group = Voters.of("group", votes, group_of_episode, num_groups)
-    names, num_states = renumbered(state.index_select(0, turns.starts))
-    place, num_places = renumbered(group_of_episode[episode] * num_states + names)
-    alike = Voters.of("group", votes[episode], place, num_places)
+    both = torch.stack([group_of_episode[episode], state.index_select(0, turns.starts).to(torch.long)])
+    distinct, place = cast("tuple[Tensor, Tensor]", torch.unique(both, dim=1, return_inverse=True))
+    alike = Voters.of("group", votes[episode], place, distinct.shape[1])
     advantage = _among(group, rewards, std, eps)[episode] + coef * _among(alike, returns, std, eps)
     return turns.to_tokens(advantage.to(returns.dtype)), turns.to_tokens(returns)
 
@@ -181,7 +180,7 @@ def _among(voters: Voters, values: Tensor, std: Literal["group", "none"], eps: f
     if std == "group":
         spread = voters.spread(centred, 1)
         scaled = torch.where(spread > 0, centred / (spread + eps), centred)
-    return torch.where(voters.voters >= 2, voters.bounded(scaled), 0.0)
+    return torch.where(voters.voters == 0, 0.0, voters.bounded(scaled))  # a lone voter is its own mean: 0
 
 
 def _rewards_of_episodes(

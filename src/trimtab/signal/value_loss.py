@@ -1,6 +1,7 @@
 """Value losses: one number per token, to be minimised, never averaged."""
 
 import torch
+from torch.nn.functional import huber_loss
 
 from trimtab.signal.catalogue import Ceiling, Positive, formula
 from trimtab.signal.layout import PerToken
@@ -46,10 +47,5 @@ def huber_clipped(
     Settings in use: width is 10 in AReaL.
     """
     held = value_old.detach() + (value - value_old.detach()).clamp(-reach, reach)
-    free, bounded = _huber(value - returns.detach(), width), _huber(held - returns.detach(), width)
+    free, bounded = (huber_loss(one, returns.detach(), reduction="none", delta=width) for one in (value, held))
     return torch.maximum(free, bounded), {"clipped_tokens": bounded > free}
-
-
-def _huber(error: PerToken, width: float) -> PerToken:
-    far = width * (error.abs() - 0.5 * width)
-    return torch.where(error.abs() < width, 0.5 * error.square(), far)

@@ -4,7 +4,7 @@ It knows rewards and votes as plain numbers and flags, and no formula.
 """
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -70,7 +70,7 @@ class Voters:
         order = torch.argsort(self.place, stable=True)
         first = (size.cumsum(0) - size).index_select(0, self.place)
         seat = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device)) - first
-        width = max(cast("int", size.max().item()), 1) if size.numel() else 1
+        width = int(size.max()) if len(order) else 1
         table = values.new_zeros(self.count, width).index_put((self.place, seat), values)
         there = torch.zeros_like(table, dtype=torch.bool).index_put((self.place, seat), self.votes)
         own = torch.arange(width, device=seat.device) == seat[:, None]
