@@ -91,3 +91,11 @@ def test_a_shift_needs_a_mean_to_move() -> None:
             part("normalize.mean_std", mean="none", shift=shift)
         assert part("normalize.mean_std", mean="batch", shift=shift).settings["shift"] == shift
     assert part("normalize.mean_std", mean="none", shift=0.0).settings["mean"] == "none"
+
+
+def test_a_silent_float32_value_gets_exactly_what_the_best_voter_gets() -> None:
+    # 2^24 - 0.1 is no float32, and nearly all voters are so close to the mean that the rounding would show
+    values, votes = torch.full((1002,), 2.0**24), torch.ones(1002, dtype=torch.bool)
+    values[0], values[1001], votes[1001] = 0.1, 2.0**25, False
+    found = normalize.whiten(values, votes)
+    assert found[1001].item() == found[1].item()

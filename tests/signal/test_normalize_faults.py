@@ -88,8 +88,9 @@ FAULTS = [
     ("Voters.bounded", 'self.extreme(result, "amin")', "None"),
     ("leave_one_out", "group.voters - votes.to(torch.long)", "group.voters"),
     ("whiten", "bool(votes.all())", "bool(votes.any())"),
-    ("whiten", "voting(whitened, -torch.inf).amax()", "whitened.amax()"),
-    ("whiten", "voting(whitened, torch.inf).amin()", "whitened.amin()"),
+    ("whiten", "voting(values, -torch.inf).amax()", "values.amax()"),
+    ("whiten", "(0.0 - mean) / scale", "0.0 * mean"),
+    ("whiten", "(highest - mean) / scale", "highest / scale"),
     ("whiten", "counted.dot(counted)", "counted.abs().sum()"),
     ("whiten", "sqrt(variance + eps)", "sqrt(variance) + eps"),
 ]  # fmt: skip

@@ -166,8 +166,12 @@ def whiten(
     centred = above.sub_(mean)
     counted = voting(centred, 0.0)
     variance = counted.dot(counted) / (voters - 1)
-    whitened = centred.div_(torch.sqrt(variance + eps))
-    if not everyone:
-        whitened = whitened.clamp(voting(whitened, torch.inf).amin(), voting(whitened, -torch.inf).amax())
-    # The variance of one voter is not a number, and that of none is -0.
-    return torch.where(variance > 0, whitened, 0.0).to(values.dtype)
+    # Nothing is above 0 where voters agree, where there is one (not a number) and where there is none.
+    scale = torch.where(variance > 0, torch.sqrt(variance + eps), torch.inf)
+    whitened = centred.div_(scale)
+    if everyone:
+        return whitened.to(values.dtype)
+    # A larger value never gives a smaller result, so the voters' extremes are those of their values.
+    highest = voting(values, -torch.inf).amax().double() - lowest
+    bounded = whitened.clamp((0.0 - mean) / scale, (highest - mean) / scale)
+    return torch.where(variance > 0, bounded, 0.0).to(values.dtype)

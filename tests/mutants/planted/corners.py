@@ -46,8 +46,8 @@ plant(
     "whitening_of_a_single_token",
     whitened(),
     "signal.normalize:whiten",
-    "torch.where(variance > 0, whitened, 0.0)",
-    "whitened",
+    "scale = torch.where(variance > 0, torch.sqrt(variance + eps), torch.inf)",
+    "scale, variance = torch.sqrt(variance), variance.nan_to_num(1.0)",
 )
 plant(
     "degenerate_bounded",
