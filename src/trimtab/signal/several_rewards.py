@@ -65,8 +65,7 @@ def each_key(
     total, signal = rewards.new_zeros(len(votes)), torch.zeros_like(votes)
     for key, weight in enumerate(weights):
         scored = rewards_scored[:, key]
-        values = torch.where(scored, rewards[:, key], 0.0)
-        result, enough = mean_std(values, votes & scored, group_of_episode, num_groups, ddof=ddof, eps=eps)
+        result, enough = mean_std(rewards[:, key], votes & scored, group_of_episode, num_groups, ddof=ddof, eps=eps)
         total = total + weight * torch.where(scored, result, 0.0)
         signal = signal | (enough & scored)
     white = whiten(total, votes & signal) if whitened else total
