@@ -61,6 +61,44 @@ def test_a_probability_is_at_most_1() -> None:
     assert_is(keep, 1)
 
 
+def test_an_earlier_probability_is_at_most_1_too() -> None:
+    keep, _ = prefix.prefix_budget(logp(0.9999), tokens(1e-4), -UP[:1], lengths(1), limit=1.5e-4)
+    assert_is(keep, 1)
+
+
+def test_a_cost_of_exactly_the_limit_is_kept() -> None:
+    # from 1/2 to 1/4, and nothing was spent before
+    for later, earlier, pull in ((logp(0.25), logp(0.5), -UP[:1]), (logp(0.5), logp(0.25), UP[:1])):
+        keep, seen = prefix.prefix_budget(later, earlier, pull, lengths(1), limit=0.25)
+        assert_is(keep, 1)
+        assert_is(seen["over_high_tokens"], 0)
+        assert_is(seen["over_budget_tokens"], 0)
+
+
+def test_weights_fall_evenly_from_the_first_token_to_the_last() -> None:
+    assert_is(prefix._progress(lengths(1, 2, 0, 3, 5)), 0.0, 0.0, 1.0, 0.0, 0.5, 1.0, 0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@pytest.mark.parametrize("logp_of", [-0.2, -0.3, -0.4, -0.5])
+def test_probabilities_are_taken_in_double_precision(logp_of: float) -> None:
+    """Rounded to float32, each of them is more than 1e-9 off, up or down."""
+    narrow, nothing = torch.tensor([logp_of]), torch.tensor([-1000.0])
+    exact = float(narrow.double().exp())
+    assert abs(float(narrow.exp()) - exact) > 1e-9
+    for later, earlier, pull in ((narrow, nothing, UP[:1]), (nothing, narrow, -UP[:1])):
+        assert_is(prefix.prefix_budget(later, earlier, pull, lengths(1), limit=exact + 1e-10)[0], 1)
+        assert_is(prefix.prefix_budget(later, earlier, pull, lengths(1), limit=exact - 1e-10)[0], 0)
+
+
+def test_a_lone_token_and_one_that_does_not_move() -> None:
+    # alone, a token weighs 1: 0.4 is above 0.15. After it, the limit is 0.15 - 0.36, which even a still token is above;
+    # it moves nowhere, so it stays
+    assert_is(prefix.prefix_budget(logp(0.9), logp(0.5), UP[:1], lengths(1))[0], 0)
+    keep, seen = prefix.prefix_budget(logp(0.9, 0.5), logp(0.5, 0.5), UP[:2], lengths(2))
+    assert_is(seen["over_budget_tokens"], 1, 1)
+    assert_is(keep, 0, 1)
+
+
 def test_a_budget_above_its_bound_is_refused() -> None:
     with pytest.raises(SignalError, match="budget_low must not be above budget_high"):
         part("keep.prefix_budget", budget_low=0.05)

@@ -52,3 +52,11 @@ def test_token_rewards_put_the_reward_on_the_last_token_and_leave_the_kl_alone()
     shaped = reward.token_rewards(kl, tokens(1.0, 9.0, -1.0), lengths(2, 0, 1), kl_coef=0.05)
     assert_near(shaped, -0.1, 0.8, -0.95)
     assert_is(kl, 2.0, 4.0, -1.0)
+
+
+def test_nobody_pays_for_length_beside_voters_without_any() -> None:
+    # group 0: the voters have 0 tokens, who does not vote has 5; group 1: one voter of 1 token pays 0.2 * its reward
+    found = reward.relative_length(
+        tokens(1.0, 1.0, 1.0, 2.0), tokens(0.0, 0.0, 5.0, 1.0), flags(1, 1, 0, 1), index(0, 0, 0, 1), 2, factor=0.2
+    )
+    assert_near(found, 1.0, 1.0, 1.0, 1.6)

@@ -1,6 +1,5 @@
 """keep.second_moment and keep.second_moment_by_sign, squares and means by hand."""
 
-import torch
 from tests.golden.exact import assert_is, index, tokens
 
 from trimtab.signal import second_moment
@@ -41,10 +40,22 @@ def test_keep_second_moment_by_sign() -> None:
     assert second_moment.second_moment_by_sign(tokens(), tokens(), index(), limit=0.2)[0].numel() == 0
 
 
-def test_a_mean_on_the_limit_stays_and_is_taken_in_float64() -> None:
-    assert_is(second_moment.second_moment(tokens(0.5), index(0), limit=0.25)[0], 1)
-    assert_is(second_moment.second_moment_by_sign(tokens(0.5), tokens(1.0), index(0), limit=0.25)[0], 1)
-    # eleven equal float32 numbers have their own value for a mean; added up in float32, they do not
-    far = torch.full((11,), 0.3)
-    keep, _ = second_moment.second_moment(far, torch.arange(11), limit=float(far[0].square()))
-    assert_is(keep, *[1] * 11)
+def test_a_mean_of_exactly_the_limit_is_kept() -> None:
+    # squares 1 and 4: means 1 and 2.5
+    for limit, kept in ((2.5, (1, 1)), (2.4, (1, 0)), (1.0, (1, 0))):
+        assert_is(second_moment.second_moment(tokens(1.0, -2.0), index(0, 1), limit=limit)[0], *kept)
+    assert_is(second_moment.second_moment_by_sign(tokens(2.0), tokens(0.5), index(0), limit=4.0)[0], 1)
+    assert_is(second_moment.second_moment_by_sign(tokens(2.0), tokens(0.5), index(0), limit=3.9)[0], 0)
+
+
+def test_a_token_that_has_not_moved_is_no_company_for_those_that_have() -> None:
+    # with the square 0 beside it, 1 would have a mean of 0.5; alone it is above 0.6
+    keep, _ = second_moment.second_moment_by_sign(tokens(0.0, 1.0), tokens(1.0, 1.0), index(0, 1), limit=0.6)
+    assert_is(keep, 1, 0)
+
+
+def test_squares_add_up_in_double_precision() -> None:
+    # 1 and 2^24 have a mean of 2^23 + 1/2, and float32 would make it 2^23
+    far = tokens(1.0, 4096.0).float()
+    assert_is(second_moment.second_moment(far, index(0, 1), limit=2.0**23 + 0.25)[0], 1, 0)
+    assert_is(second_moment.second_moment(far, index(0, 1), limit=2.0**23 + 0.5)[0], 1, 1)

@@ -1,6 +1,7 @@
 """What is measured of log-ratios and decisions, against numbers counted by hand."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from trimtab.signal.layout import Segments
 from trimtab.signal.metrics import Metrics
 from trimtab.signal.ratio import Ratio
 from trimtab.signal.tally import Tally
+from trimtab.signal.tensors import as_on_a_device
 
 SEGMENTS = Segments.from_counts(torch.tensor([2, 0, 1]), 3)
 
@@ -140,3 +142,12 @@ def test_the_spread_of_ratios_that_are_far_from_one_and_close_together_is_exact(
     apart = torch.tensor([1e-9, -1e-9], dtype=torch.float64).repeat(500)
     numbers = drift("engine", apart, segments).numbers()
     assert numbers["ratio_engine/token_std"] == pytest.approx(1e-9, rel=1e-6)
+
+
+def test_a_ratio_without_tokens_is_empty_on_a_device_too() -> None:
+    for path in (nullcontext(), as_on_a_device()):
+        with path:
+            empty = Ratio(torch.empty(0), Segments.from_counts(torch.zeros(1, dtype=torch.long), 0))
+            assert empty.value().shape == (0,)
+            assert empty.sums.far == empty.sums.moved == empty.sums.around == 0.0
+            assert empty.inside is None

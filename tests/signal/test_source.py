@@ -104,3 +104,11 @@ def test_sources_are_counted() -> None:
 def test_wrong_sources_are_refused(source: object, says: str) -> None:
     with pytest.raises(SignalError, match=says):
         batch(source)
+
+
+def test_log_ratios_of_a_source_are_taken_in_double_precision() -> None:
+    """In float32, -0.1 and a sampler's -1e-9 would be -0.1 apart."""
+    old, rollout = torch.tensor([-0.1] * 5), torch.tensor([-1e-9] * 5)
+    found = told(batch([7, 7, 7], logp_old=old, logp_rollout=rollout))
+    expected = float(rollout[0].double() - old[0].double())
+    assert found["logratio_engine_source_7/token_abs_mean"] == pytest.approx(expected, rel=1e-12)

@@ -9,6 +9,7 @@ import torch
 import trimtab
 from trimtab.errors import SignalError
 from trimtab.signal import SignalBatch, SignalState, prepare, recipe
+from trimtab.signal.steering import next_moments, next_role_averages, role_averages, running
 
 
 def batch(kl: float, reward: list[float] | None = None) -> SignalBatch:
@@ -188,3 +189,42 @@ def test_one_call_does_not_steer() -> None:
         trimtab.loss(logp, recipe=steered(), **given)
     loss, _ = trimtab.loss(logp, recipe=steered(target=None), **given)
     assert loss.item() == pytest.approx(-2.0)  # one answer of reward 2, no KL, no baseline
+
+
+def test_roles_are_averaged_where_a_formula_reads_them() -> None:
+    given = played([1.0, 2.0], [0, 1])
+    votes, memory = torch.tensor([True, True]), {"role_average_1": 0.5}
+    reads, reads_not = recipe("reinforce", normalize=BY_ROLE), recipe("reinforce")
+    assert role_averages(reads, given, memory)["role_average"].tolist() == [0.0, 0.5]
+    assert role_averages(reads_not, given, memory) == {"role_average": None}
+    assert next_role_averages(reads_not, given, given.reward, votes, memory) == {}
+
+
+def test_what_is_remembered_is_added_up_in_double_precision() -> None:
+    # 2^24 + 1 is no number of float32
+    votes, one = torch.tensor([True, True]), played([0.0, 0.0], [0, 0])
+    large = torch.tensor([2.0**24, 1.0])
+    found = next_moments(recipe("reinforce", normalize="running"), large, votes, {})
+    assert found["reward_mean"] == (2**24 + 1) / 2
+    # from -1 up to 2^24 it is 2^24 + 1: the mean lies half of that above -1, and three quarters of it are learned
+    chosen = recipe("reinforce", normalize=BY_ROLE)
+    learned = next_role_averages(chosen, one, torch.tensor([2.0**24, -1.0]), votes, {})
+    assert learned == {"role_average_0": 0.75 * ((2**24 + 1) / 2 - 1)}
+
+
+def test_a_mean_of_a_role_is_taken_from_its_lowest_reward() -> None:
+    # 0.1 + (0.1 + 0.3) / 3 and 0.4 - (0.3 + 0.2) / 3 differ in their last digit
+    rewards = torch.tensor([0.1, 0.2, 0.4], dtype=torch.float64)
+    lowest = 0.1 + float((rewards - 0.1).mean())
+    assert lowest != 0.4 + float((rewards - 0.4).mean())
+    chosen = recipe("reinforce", normalize={**BY_ROLE, "decay": 0.0})
+    found = next_role_averages(chosen, played([0.1, 0.2, 0.4], [0, 0, 0]), rewards, rewards > 0, {})
+    assert found == {"role_average_0": lowest}
+
+
+def test_a_spread_of_one_reward_is_0_and_of_two_has_one_degree_of_freedom() -> None:
+    # squares around the mean 18: of one reward it is nobody's, of two sqrt(18)
+    for count, spread in ((1.0, 0.0), (2.0, sqrt(18)), (3.0, 3.0)):
+        found = running({"reward_count": count, "reward_mean": 1.0, "reward_m2": 18.0}, batch(0.0))
+        assert float(found["running_std"]) == pytest.approx(spread)
+        assert float(found["running_mean"]) == 1

@@ -178,3 +178,30 @@ def test_a_step_says_what_its_kept_tokens_weigh_and_how_many_voters_it_rejected(
 def test_what_was_spent_is_not_compared_at_a_scale_of_0_or_without_end(scale: float) -> None:
     with pytest.raises(SignalError, match="check_spent: grad_scale = "):
         decided().check_spent(grad_scale=scale)
+
+
+def test_parts_are_cut_as_they_are_named_each_sequence_once() -> None:
+    micros = list(decided().split(parts=[index(2, 0), index(), index(1)]))
+    assert [micro.sequences.tolist() for micro in micros] == [[2, 0], [], [1]]
+    for wrong in ([index(0, 1)], [index(0, 1, 2), index(0)], [index(0, 1), index(1)], [index(0, 1, 3)], []):
+        with pytest.raises(SignalError, match=rf"parts names {sum(map(len, wrong))} sequences and this update has 3"):
+            _ = list(decided().split(parts=wrong))
+
+
+def test_shares_of_the_environments_tokens_are_added_up_in_double_precision() -> None:
+    batch = SignalBatch.from_tokens(
+        [1, 1, 1], reward=[1.0, 0.0, 2.0], group=[0, 0, 0], observed=[1, 1, 1], logp_old=torch.full((3,), -1.0)
+    )
+    chosen = recipe("reinforce", normalize="raw", weighting="token_mean", observed=0.5)
+    (micro,) = decide(next(prepare(batch, chosen)[0].updates())).split(num=1)
+    # three times 1/3 of float32 is not 1, and float32 would round it to 1
+    third = float(torch.tensor(1.0) / 3)
+    assert weight_sums(micro.part)["weight_observed"] == third + third + third != 1
+
+
+def test_a_batch_knows_whether_every_sequence_of_it_trains() -> None:
+    for scored, all_train in (([1, 1], True), ([1, 0], False)):
+        batch = SignalBatch.from_tokens([1, 1], reward=[1.0, 0.0], group=[0, 0], scored=scored)
+        prepared, _ = prepare(batch, recipe("reinforce"))
+        assert prepared.all_train == all_train
+        assert next(prepared.updates(1)).sequences.tolist() == [0, 1][: sum(scored)]

@@ -164,7 +164,7 @@ def sequence_quantile(values: PerToken, segments: Segments, share: float) -> Per
     """The quantile of each sequence's tokens, between its two neighbours in proportion; 0 for one without tokens."""
     if not segments.num_tokens:
         return values.new_zeros(segments.num_sequences)
-    by_value = values.argsort(stable=True)
+    by_value = values.argsort()
     ordered = values[by_value[segments.sequence_of_token[by_value].argsort(stable=True)]]
     place = share * (segments.token_counts - 1).clamp(min=0).double()
     below = segments.first_token.clamp(max=segments.num_tokens - 1) + place.long()
