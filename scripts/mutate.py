@@ -1,6 +1,6 @@
 """Plant small bugs in `signal/` and see whether the tests notice.
 
-    .venv/bin/python scripts/mutate.py --seed 0 --mutants 300    a sample; 10 to 20 minutes on two cores
+    .venv/bin/python scripts/mutate.py --seed 0 --mutants 300    a sample; 5 to 10 minutes on two cores
     .venv/bin/python scripts/mutate.py --only vote.py --list     the mutants of one file, without running them
     .venv/bin/python scripts/mutate.py --seed 1 --out score.json
 
@@ -8,7 +8,7 @@ A mutant that no test notices has survived. One that no test can notice is equiv
 names it and derives why; such a mutant is run all the same, and the run fails if a test kills it after all.
 score = killed / (mutants - equivalent); a mutant that runs out of time counts as killed. The exit code is 0 when the
 score is at least --least and at most 5 % of the mutants are equivalent.
-It needs the dev extra and the package `coverage`.
+It needs the dev extra.
 """
 
 import argparse
