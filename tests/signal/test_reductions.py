@@ -106,6 +106,6 @@ def test_nobody_is_compared_with_nobody() -> None:
 
 
 def test_a_spread_among_others_is_that_of_the_voters_beside() -> None:
-    # others of 1: 2 and 4, mean 3, spread sqrt(2), and 1 is 2 below; of 2: mean 2.5, spread sqrt(4.5); of 4: 1.5, sqrt(.5)
+    # others of 1: 2 and 4, mean 3, spread sqrt(2), and 1 is 2 below; of 2: mean 2.5, spread sqrt(4.5); and so on
     found, _ = leave_one_out(tokens(1.0, 2.0, 4.0), flags(1, 1, 1), index(0, 0, 0), 1, std="others", eps=0.0)
     assert_near(found, -2 / 2**0.5, -0.5 / 4.5**0.5, 2.5 / 0.5**0.5)

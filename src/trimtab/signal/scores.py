@@ -73,12 +73,17 @@ def _check(values: Tensor, ids: Tensor, temperature: float, *, vocabulary: int |
         )
     if not 0 < temperature < float("inf"):
         raise SignalError(f"logp: temperature is {temperature}. It divides the logits: a number above 0.")
-    if not (vocabulary or values.shape[-1]):
+    if (values.shape[-1] if vocabulary is None else vocabulary) == 0:
         raise SignalError("logp: the vocabulary is empty, so there is no distribution. Give logits of every token.")
 
 
 def _wide(values: Tensor) -> Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def _like(values: Tensor) -> Tensor:
+    """Nothing, on the same device and in the precision in which these values are computed with."""
+    return _wide(values[:0])
 
 
 def _forward(logits: Tensor, ids: Tensor, temperature: float, room: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,7 +154,7 @@ def _spans(rows: int, vocabulary: int, chunk: int) -> list[tuple[int, int]]:
 class _FromLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        spans, like = _spans(logits.shape[0], logits.shape[1], _at_once(logits)), _wide(logits[:0])
+        spans, like = _spans(logits.shape[0], logits.shape[1], _at_once(logits)), _like(logits)
         kept, room = like.new_empty((3, len(ids))), _room(like, spans, logits.shape[1])
         for start, stop in spans:
             for place, values in enumerate(_forward(_wide(logits[start:stop]), ids[start:stop], temperature, room)):
@@ -167,7 +172,7 @@ class _FromLogits(torch.autograd.Function):
         if by[0] is None and by[1] is None:
             return None, None, None
         gradient, spans = torch.empty_like(logits), _spans(logits.shape[0], logits.shape[1], _at_once(logits))
-        room = _room(_wide(logits[:0]), spans, logits.shape[1])
+        room = _room(_like(logits), spans, logits.shape[1])
         for start, stop in spans:
             rows = slice(start, stop)
             given = _wide(logits[rows])
@@ -201,7 +206,7 @@ class _FromHidden(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
         head, offset = _wide(weight), None if bias is None else _wide(bias)
-        like, vocabulary = _wide(hidden[:0]), weight.shape[0]
+        like, vocabulary = _like(hidden), weight.shape[0]
         kept, spans = like.new_empty((3, len(ids))), _spans(len(ids), vocabulary, chunk)
         table, room = _tables(like, spans, vocabulary)
         for start, stop in spans:
