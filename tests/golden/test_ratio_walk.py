@@ -70,6 +70,7 @@ def test_of_no_token_there_is_nothing_to_sum(on_device: bool) -> None:
     def check() -> None:
         sums = Ratio(tokens(), lengths(0, 0)).sums
         assert (sums.far, sums.moved, sums.around) == (0, 0, 0)
+        assert (sums.low, sums.high) == (math.inf, -math.inf)
 
     if on_device:
         with as_on_a_device():
@@ -99,10 +100,20 @@ def test_the_sums_of_a_product_are_made_of_its_factors_and_its_value_of_its_own_
     assert_near(Ratio(tokens(1.0), lengths(1), factors=(first, second)).value(), math.e)
 
 
+def test_ratios_are_summed_within_their_bounds() -> None:
+    sums = Ratio(tokens(30.0, -30.0), lengths(1, 1)).sums
+    assert sums.moved == pytest.approx(math.exp(20) + math.exp(-20) - 2, rel=1e-12)
+    assert (sums.far, sums.low, sums.high) == (60, -30, 30)
+
+
 def test_a_spread_beside_a_large_mean_keeps_its_digits() -> None:
-    # ratios of 1e6 and 1e6 + 2: squares of 1e12 would leave no digit of the 2 that lie around the mean
-    logs = tokens(*[math.log(1e6), math.log(1e6 + 2)] * 50)
-    ratios = [math.exp(d) for d in logs.tolist()]
-    mean = math.fsum(ratios) / 100
-    expected = math.fsum((r - mean) ** 2 for r in ratios)
-    assert Ratio(logs, lengths(100)).sums.around == pytest.approx(expected, rel=1e-7)
+    # ratios of 3e8, 300 and 750 more: 350, 50 and 400 from the mean. Of squares of 9e16, too few digits would be left
+    logs = tokens(*[math.log(3e8), math.log(3e8 + 300), math.log(3e8 + 750)] * 33)
+    expected = 33 * (350**2 + 50**2 + 400**2)
+    assert Ratio(logs, lengths(99)).sums.around == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_spread_beside_a_small_mean_is_around_it() -> None:
+    # ratios of 1e-6 and 3e-6: each is 1e-6 from the mean
+    logs = tokens(*[math.log(1e-6), math.log(3e-6)] * 50)
+    assert Ratio(logs, lengths(100)).sums.around == pytest.approx(100 * 1e-12, rel=1e-9)

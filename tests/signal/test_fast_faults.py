@@ -59,7 +59,7 @@ FAULTS = [
     ("ratio", "Ratio._walk", "torch.abs(block, out=spare).sum(", "block.sum("),
     ("ratio", "Ratio._product", " or not self.is_within", ""),
     ("ratio", "Ratio._product", "held.value.mul_(second.value)", "held.value"),
-    ("ratio", "Ratio._walk", " and size >= count and self.is_within", ""),
+    ("ratio", "Ratio._walk", " and is_one and self.is_within", ""),
     ("tally", "Tally._flagged", "self._row(flags.tally), self._row(among.values)", "self._row(flags.tally), 0"),
     ("tally", "Tally._flagged", "0 if among is None else self._row(among.values)", "0"),
     ("tally", "Tally.share", "among if of is None else of", "among"),

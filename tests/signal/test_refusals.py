@@ -451,3 +451,11 @@ def test_callers_without_types_are_told_too() -> None:
     assert "takes a micro-batch, not Update. First decide(update)" in said[1]
     assert "recipe is NoneType; give a name" in said[2]
     assert "scope: no entry is called 'tokn'; did you mean 'token'?" in said[3]
+
+
+def test_a_sequence_without_tokens_varies_in_nothing() -> None:
+    batch = SignalBatch.from_tokens([2, 1, 0], reward=[1.0, 0.0, 2.0], group=[0, 0, 0], logp_old=torch.full((3,), -1.0))
+    prepared, _ = prepare(batch, recipe("gspo"), advantage=torch.tensor([1.0, 1.0, -2.0]))
+    assert prepared.advantage.tolist() == [1.0, 1.0, -2.0]
+    with pytest.raises(SignalError, match=r"varies inside sequences \[0\]"):
+        _ = prepare(batch, recipe("gspo"), advantage=torch.tensor([1.0, 2.0, -2.0]))

@@ -5,6 +5,7 @@ taken in float64: beside a large number, the small ones of float32 would vanish.
 """
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -155,31 +156,32 @@ class Ratio:
     def _walk(self, value: PerToken | None) -> RatioSums:
         """Block after block, in place: the log-ratio, then the ratio."""
         count = self.logratio.numel()
-        size = BLOCK if is_plain(self.logratio) else max(count, 1)
+        size = BLOCK if is_plain(self.logratio) else sys.maxsize
+        is_one = count <= size
         far, moved, around, done = 0.0, 0.0, 0.0, 0
         for start in range(0, count, size):
-            block = self.logratio if size >= count else self.logratio[start : start + size]
+            block = self.logratio[start : start + size]
             held = self.__dict__.pop("exact", None)
             num = block.numel()
-            spare = None if value is None or size < count else value  # its memory is at hand, and is written later
+            spare = value if is_one else None  # its memory is at hand, and is written later
             far += read_if_plain(torch.abs(block, out=spare).sum())  # nothing cancels: the log-ratio's digits suffice
-            exact = self._product() if value is None and size >= count else None
+            exact = self._product() if value is None and is_one else None
             if exact is None:
                 exact = _doubled(block) if held is None else held
-                if size >= count and "total" not in self.__dict__:  # while it is at hand
+                if is_one and "total" not in self.__dict__:  # while it is at hand
                     self.__dict__["total"] = sum_of(exact, self.segments)
                 exact = exact if self.is_within else exact.clamp_(-LOG_BOUND, LOG_BOUND)
                 # exp2 is a third faster, and where float32 is asked for, nobody sees its last bit.
                 is_rounded = value is None or value.dtype != exact.dtype
                 _ = exact.mul_(LOG2_E).exp2_() if is_rounded else exact.exp_()
             if value is not None:
-                _ = (value if size >= count else value[start : start + size]).copy_(exact)
+                _ = value[start : start + size].copy_(exact)
             here = read_if_plain(exact.sum()) - num
             # What lies between this block and those before it: Chan et al. 1979.
             apart = (here / num - moved / done) ** 2 * (num * done / (num + done)) if done else 0.0
             around += _around_mean(exact, 1 + here / num) + apart
             moved, done = moved + here, done + num
-            if self._is_factor and size >= count and self.is_within:
+            if self._is_factor and is_one and self.is_within:
                 self._value = exact
         return RatioSums(far, *self._bounds, moved, around)
 
