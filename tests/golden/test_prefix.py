@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.golden.exact import assert_is, index, lengths, tokens
+from tests.golden.exact import assert_is, assert_near, index, lengths, tokens
 from tests.golden.exact import log as logp
 
 from trimtab.errors import SignalError
@@ -108,6 +108,9 @@ def test_quantiles_of_sequences() -> None:
     # 4, 1, 2 | nothing | 7 | 3, 1: place 0.75 * (n - 1) is 1.5, between 2 and 4; 0; 0.75, between 1 and 3
     values = tokens(4.0, 1.0, 2.0, 7.0, 3.0, 1.0)
     assert_is(sequence_quantile(values, lengths(3, 0, 1, 2, 0), 0.75), 3.0, 0.0, 7.0, 2.5, 0.0)
+    # places 0.9 * 11 = 9.9 and 0.3 * 11 = 3.3 of 0, 1, … 11 are their own values, to all digits of float64
+    for share, found in ((0.9, 9.9), (0.3, 3.3)):
+        assert_near(sequence_quantile(tokens(*range(12)), lengths(12), share), found)
     assert_is(sequence_quantile(values, lengths(3, 0, 1, 2, 0), 1.0), 4.0, 0.0, 7.0, 3.0, 0.0)
     assert_is(sequence_quantile(tokens(), lengths(0, 0), 0.5), 0.0, 0.0)
 
