@@ -62,6 +62,7 @@ def test_weighting_given_weight() -> None:
     assert_near(weighting.given_weight(ANY, KEEP, own, by="weights", over="kept"), 1 / 3, 2 / 3, 0, 0, 0, 0)
     assert_near(weighting.given_weight(ANY, KEEP, own, by="tokens"), 1 / 6, 2 / 6, 0, 0, 0, 0)
     assert_near(weighting.given_weight(ANY, KEEP, own, by="tokens", over="kept"), 1 / 3, 2 / 3, 0, 0, 0, 0)
+    assert_near(weighting.given_weight(ANY, KEEP, own / 100), 0.1, 0.2, 0, 0, 0, 0)
     assert_near(weighting.given_weight(ANY, KEEP, 0 * own), 0, 0, 0, 0, 0, 0)
     with pytest.raises(SignalError, match="weight is -1 at token 2, so that token would train the wrong way"):
         weighting.given_weight(ANY, KEEP, tokens(1.0, 1.0, -1.0, 1.0, 1.0, 1.0))
