@@ -1,5 +1,10 @@
+import math
+
+import pytest
+
 from trimtab.config.train import TaskSettings, TrainSettings
 from trimtab.rollout.task import Problem, open_task
+from trimtab.train import warmstart
 from trimtab.train.policy import Policy, new_policy
 from trimtab.train.warmstart import demonstrations, warm_start
 
@@ -30,6 +35,17 @@ def test_supervised_steps_lower_the_loss_however_they_are_cut(policy: Policy, sm
     first = warm_start(policy, small.model_copy(update={"warm_start_steps": 1}))
     last = warm_start(policy, small.model_copy(update={"warm_start_steps": 15, "max_tokens_per_micro_batch": 40}))
     assert last < 0.6 * first
+
+
+def test_it_says_how_far_it_is(policy: Policy, small: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(warmstart, "SAY_SECONDS", math.inf)
+    _ = warm_start(policy, small.model_copy(update={"warm_start_steps": 2}), say=said.append)
+    assert said == []  # a quick one needs no words
+    monkeypatch.setattr(warmstart, "SAY_SECONDS", 0.0)
+    loss = warm_start(policy, small.model_copy(update={"warm_start_steps": 2}), say=said.append)
+    assert [one.split(" supervised")[0] for one in said] == ["warm start: 1 of 2", "warm start: 2 of 2"]
+    assert said[1].endswith(f", {loss:.3f} nats per token")
 
 
 def test_it_stops_when_asked(policy: Policy, small: TrainSettings) -> None:

@@ -90,7 +90,9 @@ class Opening:
         """Begin a new run: warm start, then a learner. Its reference, if any, is the policy after the warm start."""
         if self.settings.warm_start_steps:
             self.progress.stage(f"warm start: {self.settings.warm_start_steps} supervised steps")
-            _ = warm_start(self.policy, self.settings, stopped=lambda: self.world.any(stopped()))
+            _ = warm_start(
+                self.policy, self.settings, stopped=lambda: self.world.any(stopped()), say=self.progress.stage
+            )
         whole = not self.world.any(stopped())
         # Every rank made the same steps; that they are the same to the last bit is not left to chance.
         if self.world.size > 1:

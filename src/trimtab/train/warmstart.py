@@ -1,5 +1,6 @@
 """The only place that trains on given answers: a few supervised steps, so that sampling finds a reward at all."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -20,16 +21,26 @@ from trimtab.train.policy import Policy
 if TYPE_CHECKING:
     from trimtab.config.train import TrainSettings
 
+SAY_SECONDS = 15.0
 PROMPTS_PER_STEP = 128
 """Right answers in one supervised step. 50 such steps teach the format of an answer and about half of the task."""
 
 
-def warm_start(policy: Policy, settings: "TrainSettings", *, stopped: Callable[[], bool] = lambda: False) -> float:
-    """Cross entropy on right answers to training prompts; returns the last loss in nats per token."""
+def warm_start(
+    policy: Policy,
+    settings: "TrainSettings",
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda _: None,
+) -> float:
+    """Cross entropy on right answers to training prompts; returns the last loss in nats per token.
+
+    `say` hears how far it is, every SAY_SECONDS.
+    """
     # A task of another seed: the run itself does not meet the same prompts in the same order again.
     task = open_task(settings.task, stream_seed(settings.seed, "warm start"))
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=settings.warm_start_lr, weight_decay=0.0, fused=True)
-    loss = 0.0
+    loss, said = 0.0, time.monotonic()
     for step in range(settings.warm_start_steps):
         if stopped():
             break
@@ -38,6 +49,9 @@ def warm_start(policy: Policy, settings: "TrainSettings", *, stopped: Callable[[
         optimizer.zero_grad()
         loss = _backward(policy, given, settings.max_tokens_per_micro_batch)
         optimizer.step()
+        if time.monotonic() - said >= SAY_SECONDS:
+            say(f"warm start: {step + 1} of {settings.warm_start_steps} supervised steps, {loss:.3f} nats per token")
+            said = time.monotonic()
     return loss
 
 
