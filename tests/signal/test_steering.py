@@ -93,20 +93,6 @@ def test_who_does_not_vote_is_not_divided_by_a_spread_that_is_not_there() -> Non
     assert prepare(one, recipe("reinforce", normalize="running"))[0].advantage.tolist() == [0.0, -3.0]
 
 
-def test_what_is_remembered_is_computed_in_float64() -> None:
-    rewards = torch.tensor([0.1, 0.2, 0.4])
-    exact, logp = [float(one) for one in rewards], torch.full((3,), -1.0)
-    given = SignalBatch.from_tokens([1] * 3, reward=rewards, group=[0] * 3, role=[0] * 3, logp_old=logp)
-    assert given.dtype == torch.float32
-    # the mean is the lowest and the mean distance to it, so that equal rewards have themselves for a mean
-    mean = exact[0] + ((exact[1] - exact[0]) + (exact[2] - exact[0])) / 3
-    _, state = prepare(given, recipe("reinforce", normalize=BY_ROLE))
-    assert state.memory == {"role_average_0": (1 - 0.5**3) * mean}
-    given = SignalBatch.from_tokens([1] * 3, reward=rewards, group=[0] * 3, logp_old=logp)
-    _, state = prepare(given, recipe("reinforce", normalize="running"))
-    assert state.memory["reward_mean"] == pytest.approx(sum(exact) / 3, rel=1e-15)
-
-
 def test_rewards_that_never_differed_are_not_divided() -> None:
     prepared, _ = prepare(batch(0.0, [0.1, 0.1]), recipe("reinforce", normalize="running"))
     assert prepared.advantage.tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
