@@ -76,15 +76,17 @@ class RememberedWarmStart:
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], tuple[float, dict[str, torch.Tensor]]] = {}
 
-    def __call__(self, policy: Policy, settings: TrainSettings, *, stopped: Callable[[], bool]) -> float:
+    def __call__(
+        self, policy: Policy, settings: TrainSettings, *, stopped: Callable[[], bool], say: Callable[[str], None]
+    ) -> float:
         model = policy.model
         read = {"task", "seed", "warm_start_steps", "warm_start_lr", "max_tokens_per_micro_batch"}
         rewards = {"reward", "reward_seconds", "reward_workers"}  # a right answer is not judged
         key = (digest(model.state_dict()), settings.model_dump_json(include=read, exclude={"task": rewards}))
         if stopped():
-            return warm_start(policy, settings, stopped=stopped)
+            return warm_start(policy, settings, stopped=stopped, say=say)
         if key not in self._known:
-            loss = warm_start(policy, settings, stopped=stopped)
+            loss = warm_start(policy, settings, stopped=stopped, say=say)
             if stopped():
                 return loss
             self._known[key] = loss, {name: value.clone() for name, value in model.state_dict().items()}
