@@ -53,3 +53,10 @@ def test_where_nobody_teaches_nothing_is_scaled(counted: Any) -> None:
     # voters 0 and 0; the 4 does not vote and stands 4 above them
     result, _ = baseline.rescaled_mean(tokens(0.0, 0.0, 4.0), flags(1, 1, 0), index(0, 0, 0), 1, counted=counted)
     assert_is(result, 0.0, 0.0, 4.0)
+
+
+def test_lengths_add_up_in_double_precision() -> None:
+    # 2^24 + 1 is no number of float32: the mean is 1 / (2^24 + 1)
+    lengths_of = torch.tensor([2.0**24, 1.0])
+    found, _ = baseline.length_weighted_mean(tokens(0.0, 1.0), flags(1, 1), lengths_of, index(0, 0), 1)
+    assert found.tolist() == [-1 / (2**24 + 1), 1 - 1 / (2**24 + 1)]
