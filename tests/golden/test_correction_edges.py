@@ -50,3 +50,12 @@ def test_where_no_sequence_trains_importances_are_not_divided() -> None:
     for level in ("token", "sequence", "geometric"):
         found, _ = correction.self_normalised(tokens(0.0, 0.0, 5.0), SEGMENTS, nobody, level=level)
         assert_is(found, 1, 1, 2)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_who_does_not_train_enters_no_mean_even_if_it_is_not_a_number(level: Any) -> None:
+    # the second sequence trains: its one ratio is 2, and so is the mean
+    trains = torch.tensor([False, True])
+    for there in (0.5, torch.nan):
+        found, _ = correction.self_normalised(tokens(there, 0.0, 5.0), SEGMENTS, trains, level=level)
+        assert_is(found[2:], 1)

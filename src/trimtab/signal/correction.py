@@ -95,10 +95,11 @@ def self_normalised(
         share = to_tokens(segments.token_counts, segments).to(values.dtype).reciprocal()
     else:
         share = torch.ones_like(values)
-    share = torch.where(counts, share, torch.zeros_like(share))
-    mean = (values * share).sum() / share.sum()
+    # Who does not train enters no sum, not even as a number times 0: it may be nan.
+    total = torch.where(counts, share, 0.0).sum()
+    mean = torch.where(counts, values * share, 0.0).sum() / total
     # Where nothing trains there is no mean, and nothing is divided.
-    return values / torch.where(mean.isnan(), torch.ones_like(mean), mean), seen
+    return values / torch.where(total > 0, mean, torch.ones_like(mean)), seen
 
 
 @formula(

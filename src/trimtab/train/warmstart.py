@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trimtab.config.train import TrainSettings
 
 SAY_SECONDS = 15.0
+"""Between two words about how far a warm start is; a shorter one needs none."""
 PROMPTS_PER_STEP = 128
 """Right answers in one supervised step. 50 such steps teach the format of an answer and about half of the task."""
 
