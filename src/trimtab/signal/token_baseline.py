@@ -38,7 +38,7 @@ def optimal_token_baseline(
     Where fewer than two voters have a step t, b_t = 0: nobody is compared with itself.
     """
     if not segments.num_tokens:
-        return token_reward.clone(), token_reward.clone()
+        return torch.empty_like(token_reward), torch.empty_like(token_reward)
     returns = discounted_sum(token_reward.double(), segments, 1.0)
     size = 1 - 2 * logp_old.double().exp() + pi_squared
     later = discounted_sum(size, segments, 1.0) - size
